@@ -1,5 +1,5 @@
-"""Whether behaviours are the same in other samples: found in draws of the samples, by each method
-of clustering, and compared (Ben-Hur, Elisseeff and Guyon 2002).
+"""Stability of behaviours: they are found in draws of the samples by each clustering method, and
+the draws are compared (Ben-Hur, Elisseeff and Guyon 2002).
 
 Letters in shape comments: M samples, T steps of each, F features of a step, K methods.
 """
@@ -32,13 +32,12 @@ def stability_schema(num_draws: int) -> Schema:
     Layout::
 
         behaviours_samples_D_N.npy, behaviours_control_D_N.npy
-                                     of draw D: behaviour of each sample by each method of
+                                     draw D: behaviour of each sample by each method of
                                      CLUSTERINGS, NO_CLUSTER for none, NOT_DRAWN (K, N)
-        behaviour_agreement_N.csv    a row a pair of draws, see ``agreements``
-        behaviour_draws_N.csv        a row a draw, see ``counts``
+        behaviour_agreement_N.csv    one row per pair of draws, see ``agreements``
+        behaviour_draws_N.csv        one row per draw, see ``counts``
         behaviour_stability_N.md     both in one table
     """
-
     return Schema(
         "results for {} samples", "analysis/behaviour_stability.py", items={
             **{f"{data}_{draw}": Entry(f"behaviours_{data}_{draw}_{{}}.npy",
@@ -51,21 +50,20 @@ def stability_schema(num_draws: int) -> Schema:
 
 
 def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:
-    """Random subsets of the samples, without repetition, each sorted."""
+    """Draw random subsets of the samples without replacement, each sorted."""
     rng = np.random.default_rng(seed)
     size = max(round(share * num_samples), 1)
     return [np.sort(rng.choice(num_samples, size, replace=False)) for _ in range(number)]
 
 
 def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int) -> np.ndarray:
-    """A control in which samples have nothing in common but the course of each coordinate: the
-    courses of every principal coordinate are exchanged among the samples, of each coordinate
-    independently.
+    """Make a control without behaviours: permute time courses of each principal coordinate among
+    the samples, independently of the other coordinates.
 
-    What clusters are found here are pieces of a cloud of the same extent, and no behaviours.
+    Clusters that are found in the control are pieces of a cloud of the same extent.
 
     Args:
-        features: of all steps (M, T, F).
+        features: features of all steps (M, T, F).
 
     Returns:
         Float32 (M, T, F).
@@ -82,11 +80,11 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
 
 def behaviours_of(features: np.ndarray, config: BehavioursConfig, seed: int,
                   tsne_seed: int) -> np.ndarray:
-    """The behaviour of each sample by each method of CLUSTERINGS, found as
+    """Find the behaviour of each sample by each method of CLUSTERINGS, as
     ``analysis.behaviours.analyse`` does; the methods share one map.
 
     Args:
-        features: of all steps (M, T, F).
+        features: features of all steps (M, T, F).
 
     Returns:
         int64 (K, M).
@@ -104,7 +102,7 @@ def behaviours_of(features: np.ndarray, config: BehavioursConfig, seed: int,
 
 def labels_of_draw(features: np.ndarray, draw: np.ndarray, config: BehavioursConfig, seed: int,
                    tsne_seed: int) -> np.ndarray:
-    """Behaviours of the samples of a draw; NOT_DRAWN for the others, int64 (K, M)."""
+    """Find the behaviours of the samples of a draw; NOT_DRAWN for the others, int64 (K, M)."""
     found = np.full((len(CLUSTERINGS), len(features)), NOT_DRAWN)
     found[:, draw] = behaviours_of(features[draw], config, seed, tsne_seed)
     return found
@@ -112,7 +110,7 @@ def labels_of_draw(features: np.ndarray, draw: np.ndarray, config: BehavioursCon
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How far two draws agree on the samples that are in both.
+    """Agreement of two draws on the samples that are in both.
 
     Attributes:
         adjusted_rand: 1 if the same samples are together, 0 on average for chance (Hubert and
@@ -128,10 +126,10 @@ class Agreement:
 
 
 def agreements(data: str, labels: Sequence[np.ndarray]) -> list[Agreement]:
-    """All pairs of draws.
+    """Compare all pairs of draws.
 
     Args:
-        labels: of ``labels_of_draw``, each (K, M).
+        labels: results of ``labels_of_draw``, each (K, M).
     """
     found = []
     for (one, first), (two, second) in itertools.combinations(enumerate(labels), 2):
@@ -143,7 +141,7 @@ def agreements(data: str, labels: Sequence[np.ndarray]) -> list[Agreement]:
 
 
 def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
-    """How many behaviours there are in each draw, and the share of samples in none."""
+    """Count the behaviours in each draw, and the share of samples in none."""
     return pd.DataFrame([
         {"data": data, "method": method, "draw": draw,
          "behaviours": len(np.unique(row[row > NO_CLUSTER])),
@@ -154,7 +152,7 @@ def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
 
 def report(agreement: pd.DataFrame, draws: pd.DataFrame, config: BehavioursConfig,
            share: float) -> str:
-    """Text in Markdown with a row a method: counts, agreement, and the control's beside it."""
+    """Format a report in Markdown, with counts and agreements of each method and of the control."""
     number = draws["draw"].nunique()
     lines = ["# Are behaviours the same in other samples?", "",
              f"{number} draws of {share:.0%} of {config.num_samples} samples; behaviours were "

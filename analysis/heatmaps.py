@@ -76,11 +76,11 @@ class ColourScale:
 
 
 def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True) -> ColourScale:
-    """From blue to red around 0, as far as the largest number.
+    """Return a scale from blue to red around 0, which ends at the largest number.
 
     Args:
-        square: whether rows and columns are the same things, so that the numbers on the diagonals
-            do not count: the relation of a component to itself is often many times larger
+        square: whether rows and columns are the same components, so that the diagonals are
+            ignored: the relation of a component to itself is often many times larger
             and would wash out everything else.
     """
     stacked = np.abs(np.stack(matrices)).astype(np.float64)
@@ -128,7 +128,7 @@ def plot_matrices(panels: Sequence[Heatmap | None], names: Names,
     """Draw several matrices with the same rows and columns.
 
     Args:
-        panels: row by row; None leaves a place free.
+        panels: matrices row by row; None leaves a position empty.
         scales: one for all, one for each column of panels, or one for each panel.
         columns: panels in a row.
         seriation: the order of rows and columns; None: as they are.

@@ -75,7 +75,7 @@ class _Source:
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
            directions: Directions, behaviours: StepResults | None,
            max_states: int) -> PanelContent:
-    """The content of a panel.
+    """Gather the content of a panel.
 
     Args:
         experiment: its name.
@@ -131,7 +131,7 @@ def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
 
 
 def _check(source: _Source, arrays: SampleArrays, units: int, frame: tuple[int, ...]) -> None:
-    """Refuse samples of another agent or size."""
+    """Raise if samples are of another agent or size."""
     if arrays.hidden_states.shape[2] != units:
         raise UserError(f"the samples in {source.samples.path} have "
                         f"{arrays.hidden_states.shape[2]} hidden units, but the directions are "
@@ -159,9 +159,9 @@ def _steps(samples: list[SampleArrays], projector: Projector) -> PanelSteps:
 
 
 def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
-    """Those of all samples; NO_BEHAVIOUR for one that was not looked at.
+    """Read the behaviours of all samples; NO_BEHAVIOUR for samples that were not analysed.
 
-    Published behaviours do not say whose they are; they count as those of the first samples of the
+    Published behaviours do not name their samples; they are assigned to the first samples of the
     first folder.
     """
     behaviours, settings = folder.read("per_sample"), folder.settings()
@@ -181,7 +181,7 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
 
 def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
             projector: Projector) -> Callable[[int], PanelSample]:
-    """Reads a sample, by its place among those of all folders."""
+    """Return a function that reads a sample, by its position among those of all folders."""
     places = [(source, number) for source in sources for number in source.numbers]
 
     def read(place: int) -> PanelSample:
@@ -201,7 +201,7 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
 
 def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
            shape: tuple[int, ...]) -> np.ndarray:
-    """A field of a sample's saliency."""
+    """Read a field of a sample's saliency."""
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
     path = source.saliency.file_of(field, number, of_type.name)
     if array.shape != shape:
@@ -211,7 +211,7 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
 
 def _saliency_types(sources: list[_Source],
                     matrices: dict[str, str]) -> tuple[SaliencyType, ...]:
-    """The types that any sample has, single directions last.
+    """Return the types that any sample has, single directions last.
 
     Raises:
         UserError: if directions are other ones than the panel's, or a type was read at different
@@ -256,7 +256,7 @@ def _order(name: str) -> tuple:
 
 
 def _function(name: str) -> SaliencyFunction | None:
-    """The function whose saliency has this name; None for one that only published files have."""
+    """Return the function with this name; None for a name that only published files have."""
     bare = name.removesuffix(WITHOUT_ENV_GRADS)
     if bare == DIRECTION:
         return None

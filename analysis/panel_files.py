@@ -130,12 +130,12 @@ class PanelSample:
 
 @dataclasses.dataclass(frozen=True)
 class PanelContent:
-    """All that a panel shows.
+    """Content of a panel.
 
     Attributes:
-        experiment: its name.
-        sets: of samples, each with another name.
-        types: of saliency.
+        experiment: name of the experiment.
+        sets: sets of samples, each with another name.
+        types: types of saliency.
         has_saliency: which types each sample has, bool (N, F).
         frame: H and W.
         steps: of all samples.
@@ -174,7 +174,7 @@ class PanelContent:
 
 
 def panel_size(content: PanelContent) -> int:
-    """Bytes of a panel's folder: those of the numbers, and an estimate of those of the pictures."""
+    """Estimate the size of a panel's folder in bytes; the size of the images is extrapolated."""
     folder = PanelFolder(Path())
     step = max(content.num_samples // _MEASURED, 1)
     pictures = [len(_pictures_script(folder, content, number, content.sample(number)))
@@ -212,7 +212,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
 
 
 def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
-    """The files of data that are neither of one sample nor of one saliency type."""
+    """Yield the data files that belong neither to one sample nor to one saliency type."""
     samples_with = content.has_saliency.sum(axis=0)
     yield folder.data_file("manifest"), {
         "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
@@ -245,7 +245,7 @@ def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:
-    """Pictures (T, H, W, C) side by side, as letters of a WebP file."""
+    """Encode images (T, H, W, C) next to each other, as letters of a WebP file."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)

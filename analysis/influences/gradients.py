@@ -49,24 +49,24 @@ _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action
 
 
 def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
-    """The rows of each behaviour that has any, by its number; -1 is none.
+    """Return the rows of each behaviour that occurs, by its number.
 
     Args:
-        labels: (M,).
+        labels: behaviour of each sample, -1 for none (M,).
     """
     return {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)
             if label >= 0}
 
 
 def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Quantities less their means, divided by their standard deviations over samples and steps.
+    """Standardise quantities over samples and steps.
 
     Args:
         values: (M, T, J).
-        what: their names, for the message.
+        what: names of the quantities, for the message.
 
     Returns:
-        The same shape, and the standard deviations (J,).
+        The standardised quantities (M, T, J), and their standard deviations (J,).
 
     Raises:
         UserError: if one does not vary.
@@ -81,13 +81,13 @@ def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, n
 
 
 def outlier_share(sizes: np.ndarray) -> np.ndarray:
-    """Share of samples whose gradient is an outlier: larger than ``OUTLIER`` times the median.
+    """Return the share of samples whose gradient is larger than ``OUTLIER`` times the median.
 
     A few samples' gradients explode on their way through the simulator and then decide a mean;
     so means are stored, as published, but claims and figures go by medians.
 
     Args:
-        sizes: of the gradient in each sample, not negative (M, …).
+        sizes: size of the gradient in each sample, not negative (M, …).
 
     Returns:
         float64 (…).
@@ -100,23 +100,23 @@ def ic_name(number: int) -> str:
 
 
 def answer_name(function: str) -> str:
-    """Name of a function of ``ANSWERS`` in texts and figures."""
+    """Return the name of an output, a function of ``ANSWERS``, in texts and figures."""
     return _ANSWERS[function]
 
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """Samples as the analyses of influences see them.
+    """Coordinates of the states and outputs of samples.
 
     Attributes:
-        numbers: of the samples (M,).
+        numbers: numbers of the samples (M,).
         ics: coordinates of the state that leaves each step, about the mean of the recorded
             states and in their standard deviations (M, T, I).
         states: the same as hidden units (M, T, D).
-        answers: what the agent answers with, by the function's name, (M, T) each, in standard
-            deviations about the mean over these samples and steps.
-        deviations: those standard deviations, by the same names; of the value in its unit, else
-            in nats.
+        answers: outputs of the agent by the name of the function, (M, T) each, standardised over
+            these samples and steps.
+        deviations: their standard deviations, by the same names; that of the value in its unit,
+            all others in nats.
     """
 
     numbers: list[int]
@@ -128,7 +128,7 @@ class Coordinates:
 
 def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
                      projector: Projector) -> Coordinates:
-    """The coordinates of recorded samples.
+    """Read the coordinates of recorded samples.
 
     Raises:
         UserError: naming a file that is missing, damaged, of another shape or holds NaN; or if
@@ -174,19 +174,19 @@ class Influences:
 
     @property
     def target_names(self) -> list[str]:
-        """For tables: ``IC 3``, or the name of the function."""
+        """Names of the targets in tables: ``IC 3``, or the name of the function."""
         return [*map(ic_name, range(self.num_ics)), *self.answers]
 
 
 class InfluenceReader:
-    """Reads the saliency of samples.
+    """Reads gradients with respect to ICs from the saliency of samples.
 
     Args:
-        samples: the folder of the samples.
-        coordinates: of the samples that are read.
+        samples: folder of the samples.
+        coordinates: coordinates of the samples to read.
         matrices: checksums of the projector's files, by name.
-        settings: of the section ``saliency``; what a published sample, which does not say how
-            its saliency was made, was made with.
+        settings: section ``saliency``; used for published samples, which do not store the
+            settings of their saliency.
 
     Raises:
         UserError: if the settings have more than one step at which functions are read.
@@ -208,11 +208,11 @@ class InfluenceReader:
                             "counts from 0")
 
     def has(self, answer: str, without_env_grads: bool) -> bool:
-        """Whether every sample has saliency of this function of ``ANSWERS``."""
+        """Return whether every sample has saliency of this function of ``ANSWERS``."""
         return not self._first_absent(SaliencyFunction(answer), without_env_grads)
 
     def lacking(self, without_env_grads: bool) -> str:
-        """The first file of the ICs' saliency that is not there; empty if all are."""
+        """Return the first missing file of the ICs' saliency; empty if there is none."""
         for function in self._functions():
             absent = self._first_absent(function, without_env_grads)
             if absent:
@@ -221,7 +221,7 @@ class InfluenceReader:
 
     def read(self, answers: Sequence[str], without_env_grads: bool = False,
              policy: Policy | None = None) -> Influences:
-        """The influences on all ICs and some answers.
+        """Read the influences on all ICs and some outputs.
 
         Args:
             answers: functions of ``ANSWERS``.
@@ -261,7 +261,7 @@ class InfluenceReader:
                 for number in range(self._projector.num_ics)]
 
     def _gradients(self, function: SaliencyFunction, without_env_grads: bool) -> np.ndarray:
-        """Of one function, with respect to the ICs (M, L, I), lags ascending."""
+        """Read the gradients of a function with respect to the ICs (M, L, I), lags ascending."""
         numbers = self._coordinates.numbers
         name = _stored_name(function, without_env_grads)
         num_copies = [self._copies(number, name, function, without_env_grads)
@@ -275,7 +275,7 @@ class InfluenceReader:
 
     def _copies(self, number: int, name: str, function: SaliencyFunction,
                 without_env_grads: bool) -> int:
-        """Copies of a sample, after a look at how its saliency was made."""
+        """Return the number of copies of a sample, after checking the settings of its saliency."""
         found = self._folder.description(number, name)
         if not found:  # a published one
             return self._num_copies
@@ -291,7 +291,7 @@ class InfluenceReader:
         return int(found["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:
-        """See that ICs at the step itself (M, I, I) move themselves and no others."""
+        """Raise unless ICs at the step itself (M, I, I) move themselves and no others."""
         error = np.abs(gradients - np.eye(gradients.shape[1])).max()
         if not error < _IDENTITY_TOLERANCE:
             raise UserError("the gradients of the directions are not those of the directions in "
@@ -300,7 +300,7 @@ class InfluenceReader:
                             f"should move itself by 1 and no other, but is off by {error:.2f}")
 
     def _readout(self, policy: Policy, answer: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Gradients of an answer through the agent's heads alone (M, L, I): 0 but at lag 0."""
+        """Gradients of an output through the agent's heads only (M, L, I): 0 except at lag 0."""
         states = torch.from_numpy(self._coordinates.states[:, self.step])
         if policy.fc_value.in_features != states.shape[-1]:
             raise UserError(f"the agent's heads read {policy.fc_value.in_features} units, but the "
@@ -313,12 +313,12 @@ class InfluenceReader:
 
 
 def _stored_name(function: SaliencyFunction, without_env_grads: bool) -> str:
-    """The function in the names of its files."""
+    """Return the name of a function in the names of its files."""
     return function.name + (WITHOUT_ENV_GRADS if without_env_grads else "")
 
 
 def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
-    """Gradients of an answer with respect to the states (M, D) that the agent's heads read."""
+    """Return gradients of an output with respect to the states (M, D) that the heads read."""
     leaf = states.clone().requires_grad_()
     with torch.enable_grad():
         log_probs = torch.log_softmax(policy.fc_policy(leaf), dim=-1)
@@ -331,10 +331,10 @@ class Inputs:
     """Inputs of the analyses of influences.
 
     Attributes:
-        samples: the folder of samples.
-        coordinates: of the chosen ones.
-        projector: the directions.
-        matrices: checksums of its files, by name.
+        samples: folder of the samples.
+        coordinates: coordinates of the chosen samples.
+        projector: projector to the directions.
+        matrices: checksums of the projector's files, by name.
         labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
     """
 
@@ -350,9 +350,9 @@ class Inputs:
         """Read samples, directions and behaviours.
 
         Args:
-            numbers: of the samples.
+            numbers: numbers of the samples.
             precomputed: folder of the directions, computed from ``num_episodes`` episodes.
-            behaviours: None to leave them out.
+            behaviours: results of the behaviours, or None to leave them out.
 
         Raises:
             UserError: naming what is missing, damaged or does not fit.
@@ -371,7 +371,7 @@ class Inputs:
         return {} if self.labels is None else members(self.labels)
 
     def description(self) -> dict:
-        """For a settings file."""
+        """Settings that identify the inputs."""
         return {"samples_dir": str(self.samples.path), "sample_ids": self.coordinates.numbers,
                 "matrices_sha256": self.matrices,
                 "samples_of_behaviours": None if self.labels is None else {
@@ -380,7 +380,7 @@ class Inputs:
 
 def labels_of(samples: SampleFolder, numbers: Sequence[int],
               behaviours: StepResults) -> np.ndarray:
-    """The behaviour of each of these samples, -1 for none (M,).
+    """Read the behaviour of each of these samples, -1 for none (M,).
 
     Raises:
         UserError: if the file is missing or damaged, or they are of other samples.
@@ -402,7 +402,7 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
 
 
 def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
-    """The samples, directions and behaviours that the flags of ``add_influence_flags`` name.
+    """Read the samples, directions and behaviours that the flags of ``add_influence_flags`` choose.
 
     Raises:
         UserError: naming what is missing, damaged or does not fit.
@@ -428,7 +428,7 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
 
 
 def open_reader(inputs: Inputs, parameters: ParameterSet) -> InfluenceReader:
-    """The reader of these samples' saliency.
+    """Open the saliency of these samples.
 
     Raises:
         UserError: see ``InfluenceReader``.
