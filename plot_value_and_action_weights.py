@@ -9,7 +9,7 @@ import numpy as np
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
-from analysis.readout import UNIT, plot_action_bars, plot_actions, plot_value, readout
+from analysis.hidden_states import UNIT, plot_action_bars, plot_actions, plot_value, readout
 from analysis.state_maps import save_figures
 from common.cli import Parser
 from common.errors import script_main

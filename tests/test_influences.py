@@ -22,6 +22,7 @@ from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.heatmaps import seriate
+from analysis.hidden_states import readout
 from analysis.influence_sentences import influence_sentence
 from analysis.influences.comparison import COMPARISON_FILES, claims_summary
 from analysis.influences.consistency import (
@@ -41,7 +42,6 @@ from analysis.influences.correlation import (
 )
 from analysis.influences.gradients import Influences, members, readout_gradient
 from analysis.parameters import XplotsConfig
-from analysis.readout import readout
 from common.errors import UserError
 from common.parameters import ParameterSet
 from common.results import ResultStore
