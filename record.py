@@ -39,6 +39,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import arm_name
+from interventions.projector import Projector
 from interventions.swaps import open_swap
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
@@ -120,9 +121,10 @@ def main(argv: list[str] | None = None) -> None:
     game_noise = load_action_noise(config.env_name)
     noise = game_noise if game_noise.enabled and not args.no_action_noise else None
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
-                     directions_folder(args, parameters),
-                     parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
-                     args.model_file, compute.device, args.random_directions, args.alter_from_step)
+                     lambda: Projector.load_for(
+                         policy.hidden_state_size, directions_folder(args, parameters),
+                         parameters.get(DirectionFilesConfig).num_episodes, args.model_file),
+                     compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)

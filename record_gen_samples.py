@@ -42,6 +42,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import arm_name
+from interventions.projector import Projector
 from interventions.swaps import configured_name, open_swap
 from maze.level.patch_words import register_maze_words
 
@@ -115,10 +116,10 @@ def main(argv: list[str] | None = None) -> int:
     patches = open_arm(arm, args, policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(common.data_dir)), sampler.episodes(max_samples), size, seed))
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
-                     directions_folder(args, parameters),
-                     parameters.get(DirectionFilesConfig).num_episodes,
-                     policy.hidden_state_size, args.agent_file, compute.device,
-                     args.random_directions)
+                     lambda: Projector.load_for(
+                         policy.hidden_state_size, directions_folder(args, parameters),
+                         parameters.get(DirectionFilesConfig).num_episodes, args.agent_file),
+                     compute.device, args.random_directions)
     kinds: list[tuple[dict, contextlib.AbstractContextManager]] = [
         (description, contextlib.nullcontext())]
     if swap:

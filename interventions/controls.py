@@ -130,10 +130,10 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                                for part in np.array_split(sets, -(-len(sets) // 1000))])
 
     own = moved(np.array([channels]))[0]
-    found = moved(candidates)
-    near = np.abs(found - own) <= NEAR * own
-    order = np.argsort(np.where(near, 0, np.abs(found - own)), kind="stable")[:number]
-    relative = found[order] / own if own else np.where(found[order] > 0, np.inf, 1)
+    changes = moved(candidates)
+    near = np.abs(changes - own) <= NEAR * own
+    order = np.argsort(np.where(near, 0, np.abs(changes - own)), kind="stable")[:number]
+    relative = changes[order] / own if own else np.where(changes[order] > 0, np.inf, 1)
     return [tuple(map(int, candidates[i])) for i in order], relative, near[order]
 
 

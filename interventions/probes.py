@@ -286,12 +286,12 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
          draws: np.ndarray) -> np.ndarray:
     """Area under the curve, mean over classes, for draws (R, E) of levels (R,); NaN where a draw
     lacks a class or has nothing else."""
-    found = [] if classes else [np.full(len(draws), np.nan)]
+    areas = [] if classes else [np.full(len(draws), np.nan)]
     for wins, positive, negative in classes:
         pairs = (draws @ positive) * (draws @ negative)
-        found.append(np.divide(((draws @ wins) * draws).sum(axis=1), pairs,
+        areas.append(np.divide(((draws @ wins) * draws).sum(axis=1), pairs,
                                out=np.full(len(draws), np.nan), where=pairs > 0))
-    return np.mean(found, axis=0)
+    return np.mean(areas, axis=0)
 
 
 def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,

@@ -34,34 +34,34 @@ MIN_SOURCES = 5
 NUM_SETS = 19
 SAME, OTHER = "same", "other"
 
-Found = TypeVar("Found")
+Source = TypeVar("Source")
 
 
-def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Found] | None],
-                 wanted: object, same: bool, num: int, tries: int,
-                 rng: np.random.Generator) -> list[Found]:
-    """Draw sources whose feature is the wanted one, or is not.
+def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] | None],
+                 feature: object, same: bool, num: int, tries: int,
+                 rng: np.random.Generator) -> list[Source]:
+    """Draw sources that have a feature, or do not have it.
 
     Args:
-        propose: a random source and its feature; None if this draw gives no source, such as a
-            level in which the wanted square is a wall.
-        wanted: the target's feature, compared by ``==``.
-        same: whether the sources' feature is to equal it.
-        num: of sources.
-        tries: draws before giving up.
+        propose: draws a source and returns its feature and the source; None if this draw gives no
+            source, such as a level in which the square is a wall.
+        feature: feature of the target, compared by ``==``.
+        same: whether the features of the sources must equal it.
+        num: number of sources.
+        tries: number of draws before giving up.
 
     Raises:
         UserError: if too few sources were found within the tries.
     """
-    found = []
+    sources = []
     for _ in range(tries):
         proposed = propose(rng)
-        if proposed is not None and (proposed[0] == wanted) == same:
-            found.append(proposed[1])
-            if len(found) == num:
-                return found
+        if proposed is not None and (proposed[0] == feature) == same:
+            sources.append(proposed[1])
+            if len(sources) == num:
+                return sources
     which = "the same feature" if same else "another feature"
-    raise UserError(f"only {len(found)} of {num} sources with {which} as the target ({wanted}) "
+    raise UserError(f"only {len(sources)} of {num} sources with {which} as the target ({feature}) "
                     f"were found in {tries} tries; allow more tries, or take fewer sources")
 
 
@@ -220,20 +220,20 @@ def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[i
         for number, one in enumerate(sets)] for sources in (target.same, target.other)])
 
 
-def gathered(levels: Sequence[int], found: np.ndarray, outcomes: Sequence[str],
-             sets: Sequence[tuple[int, ...]], moved: np.ndarray,
-             matched: np.ndarray) -> Scrubbing:
-    """The result of a hypothesis from what was found of each target.
+def collect_scrubbing(levels: Sequence[int], values: np.ndarray, outcomes: Sequence[str],
+                      sets: Sequence[tuple[int, ...]], moved: np.ndarray,
+                      matched: np.ndarray) -> Scrubbing:
+    """Collect the outcomes of all targets.
 
     Args:
-        levels: of the targets (L,).
-        found: from :func:`scrub_target` (L, 2, sets, M).
+        levels: level of each target (L,).
+        values: outcomes from :func:`scrub_target` (L, 2, sets, M).
         outcomes: names, M of them.
-        sets: of channels; the first one is the hypothesis.
+        sets: sets of channels; the first one is the hypothesis.
         moved: from :func:`sizes_moved`.
-        matched: of the random sets, from ``interventions.controls.matched_sets``.
+        matched: whether each random set is matched, see ``interventions.controls.matched_sets``.
     """
-    by_feature = dict(zip((SAME, OTHER), found.transpose(1, 2, 0, 3)))  # (sets, L, M) each
+    by_feature = dict(zip((SAME, OTHER), values.transpose(1, 2, 0, 3)))  # (sets, L, M) each
     return Scrubbing(tuple(outcomes), np.array(levels),
                      {feature: values[0] for feature, values in by_feature.items()},
                      {feature: values[1:] for feature, values in by_feature.items()}, sets, moved,

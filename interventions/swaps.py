@@ -1,14 +1,13 @@
-"""Swaps of directions of the agent's hidden state, as a user asks for them.
+"""Swaps of directions of the agent's hidden state, as they are configured.
 
-One definition for the simulator and for the real environment: a patch of the state that leaves a
-step. Both store the altered states.
+The simulator and the real environment share one definition: a patch of the state after a step. Both
+store the altered states.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -24,9 +23,9 @@ class Swap:
     """A swap of directions in every change of the agent's state.
 
     Attributes:
-        name: for folders, such as ``10_5_to_12_None``.
-        patch: of the agent.
-        description: for the metadata.
+        name: name for folders, such as ``10_5_to_12_None``.
+        patch: patch of the agent.
+        description: settings, for the metadata.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Swap:
 
 
 def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
-    """The name of a swap, for files."""
+    """Return the name of a swap for files."""
     return "_".join(map(str, (*taken, "to", *put)))
 
 
@@ -47,20 +46,17 @@ def configured_name(swap: SwapConfig, random_directions: int | None) -> str | No
     return name if random_directions is None else f"random_{random_directions}_{name}"
 
 
-def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_units: int,
-              agent_file: Path, device: torch.device | str, random_directions: int | None,
+def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, dict[str, str]]],
+              device: torch.device | str, random_directions: int | None,
               from_step: int = 0) -> Swap | None:
-    """The swap that a user asks for, or None if there is none.
+    """Return the configured swap, or None if there is none.
 
     Args:
-        kind: of the directions: "ica" or "pca".
-        folder: of the matrices that define the directions.
-        num_episodes: recorded episodes that they were computed from.
-        num_units: of the agent.
-        agent_file: its file.
-        device: where the states are.
-        random_directions: seed of random directions that take the place of the independent
-            components, see ``Projector.turned``; None for the directions themselves.
+        kind: kind of the directions: "ica" or "pca".
+        load: reads the directions, see ``Projector.load_for``; called if there is a swap.
+        device: device of the states.
+        random_directions: seed of random directions that replace the independent components, see
+            ``Projector.turned``; None for the components themselves.
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
@@ -74,7 +70,7 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
             raise UserError("--random_directions says in which directions to swap, so it needs "
                             "--swap_directions_from and --swap_directions_to")
         return None
-    projector, matrices = Projector.load_for(num_units, folder, num_episodes, agent_file)
+    projector, matrices = load()
     description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices}
     if random_directions is not None:
         if kind != "ica":

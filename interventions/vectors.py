@@ -354,9 +354,9 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
     """
     for begin in range(0, len(frames), FRAMES_PER_BATCH):
         rows = slice(begin, begin + FRAMES_PER_BATCH)
-        found = activations_of(policy, frames[rows], layers,
-                               None if entering is None else entering[rows])
-        yield rows, {layer: values.cpu().numpy() for layer, values in found.items()}
+        outputs = activations_of(policy, frames[rows], layers,
+                                 None if entering is None else entering[rows])
+        yield rows, {layer: values.cpu().numpy() for layer, values in outputs.items()}
 
 
 def _innermost(policy: Policy, layers: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ from interventions.resampling import (
     OTHER,
     SAME,
     channel_changes,
-    gathered,
+    collect_scrubbing,
     scrub_target,
     sizes_moved,
 )
@@ -120,8 +120,8 @@ def main(argv: list[str] | None = None) -> None:
         for place, state in enumerate(with_progress(states, len(states), "level"))],
         ignore_index=True)
     found = table[list(OUTCOMES)].to_numpy().reshape(len(states), 2, len(sets), -1)
-    scrubbing = gathered(seeds, found, tuple(OUTCOMES), sets, drawn["moved"].to_numpy(),
-                         drawn["matched"].to_numpy()[1:])
+    scrubbing = collect_scrubbing(seeds, found, tuple(OUTCOMES), sets, drawn["moved"].to_numpy(),
+                                  drawn["matched"].to_numpy()[1:])
     conditions, contrasts = scrubbing.conditions(args.seed), scrubbing.contrasts(args.seed)
     store.write("conditions", value=conditions)
     store.write("contrasts", value=contrasts)

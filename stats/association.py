@@ -1,6 +1,6 @@
-"""How two numbers of each frame go together, with 95 % intervals by bootstrap over episodes.
+"""Association of two quantities of each frame, with 95 % intervals by bootstrap over episodes.
 
-Letters in shape comments: N frames, E episodes, K numbers, R resamplings.
+Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stats.bootstrap import ClusterBootstrap
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """A number with its interval.
+class Estimate:
+    """A statistic with its interval.
 
     Attributes:
-        value: of all frames; NaN where it is not defined.
+        value: over all frames; NaN if it is not defined.
         low, high: ends of the interval; NaN with a single episode.
     """
 
@@ -28,59 +28,59 @@ class Measured:
 
 
 def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sums of numbers (K, N) over the frames of each episode, in sorted order (E, K)."""
+    """Sum quantities (K, N) over the frames of each episode, in sorted order (E, K)."""
     place = np.unique(episodes, return_inverse=True)[1]
-    return np.stack([np.bincount(place, each) for each in values], axis=1)
+    return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
 
 
 def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
-          bootstrap: ClusterBootstrap) -> Measured:
-    """Of y on x (N,) by least squares."""
-    return _measured(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
+          bootstrap: ClusterBootstrap) -> Estimate:
+    """Slope of the least-squares regression of y on x (N,)."""
+    return _estimate(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
-                     bootstrap: ClusterBootstrap) -> Measured:
-    """Spearman's, of x and y (N,); in resamplings with the ranks among all frames."""
+                     bootstrap: ClusterBootstrap) -> Estimate:
+    """Spearman's correlation of x and y (N,). Resamplings use the ranks among all frames."""
     return correlation(rankdata(x), rankdata(y), episodes, bootstrap)
 
 
 def correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
-                bootstrap: ClusterBootstrap) -> Measured:
-    """Pearson's, of x and y (N,)."""
-    return _measured(_correlation, _moments(x, y), episodes, bootstrap)
+                bootstrap: ClusterBootstrap) -> Estimate:
+    """Pearson's correlation of x and y (N,)."""
+    return _estimate(_correlation, _moments(x, y), episodes, bootstrap)
 
 
 def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
-              bootstrap: ClusterBootstrap) -> Measured:
+              bootstrap: ClusterBootstrap) -> Estimate:
     """Share of the variance of y that x explains linearly (N,)."""
-    return _measured(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
+    return _estimate(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
 
 
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
-          bootstrap: ClusterBootstrap) -> Measured:
-    """Mean of x (N,) by mean of y (N,)."""
-    return _measured(_ratio, np.stack([x, y]), episodes, bootstrap)
+          bootstrap: ClusterBootstrap) -> Estimate:
+    """Mean of x (N,) divided by the mean of y (N,)."""
+    return _estimate(_ratio, np.stack([x, y]), episodes, bootstrap)
 
 
 def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1, x, y, x², y² and x y (6, N), x and y less their means, which loses no digits."""
+    """1, x, y, x², y² and x y (6, N) of centred x and y, so that sums of squares lose no digits."""
     x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)
     return np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y])
 
 
-def _measured(statistic, numbers: np.ndarray, episodes: np.ndarray,
-              bootstrap: ClusterBootstrap) -> Measured:
-    """A number that depends on sums over frames of numbers (K, N) alone.
+def _estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
+              bootstrap: ClusterBootstrap) -> Estimate:
+    """Estimate a statistic that depends only on sums over frames of quantities (K, N).
 
     Args:
-        statistic: sums (…, K) to the number (…).
+        statistic: maps sums (…, K) to the statistic (…).
     """
     sums = by_episode(episodes, numbers)
     ends = (np.nan, np.nan)
     if bootstrap.num_episodes > 1:
         ends = bootstrap.interval_of(lambda draws: statistic(draws @ sums)).tolist()
-    return Measured(float(statistic(sums.sum(axis=0))), *ends)
+    return Estimate(float(statistic(sums.sum(axis=0))), *ends)
 
 
 def _slope(sums: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ class ClusterBootstrap:
     intervals far too narrow. With few episodes these are too narrow still.
 
     Args:
-        episodes: of each window (N,).
+        episodes: episode of each window (N,).
     """
 
     def __init__(self, episodes: np.ndarray, seed: int):
@@ -52,35 +52,35 @@ class ClusterBootstrap:
         return ends
 
     def interval_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Lower and upper end (2,) of any number of a resampling.
+        """Compute the 95 % percentile interval (2,) of any statistic.
 
         Args:
-            statistic: how often each episode was drawn (R, E), episodes in sorted order, to the
-                number (R,), NaN where it is not defined.
+            statistic: maps how often each episode was drawn (R, E), episodes in sorted order, to
+                the statistic of each resampling (R,), NaN if it is not defined.
         """
-        found = statistic(self._draws)
-        if np.isnan(found).all():
+        values = statistic(self._draws)
+        if np.isnan(values).all():
             return np.full(2, np.nan)
-        return np.nanquantile(found, (0.025, 0.975))
+        return np.nanquantile(values, (0.025, 0.975))
 
     def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Lower and upper end (2, T) for the median of values (T, N) minus that of others (T, N).
+        """Compute the interval (2, T) of the median of values (T, N) minus that of others (T, N).
 
-        Both medians of a resampling are of the same draw of episodes, so what episodes have in
-        common cancels out.
+        Both medians of a resampling are over the same draw of episodes, so that the variation
+        shared by both cancels out.
         """
         return np.quantile(self._medians(values) - self._medians(others), (0.025, 0.975), axis=1)
 
     def _medians(self, values: np.ndarray) -> np.ndarray:
-        """The median of the windows drawn, (T, N) to (T, R)."""
-        found = np.empty((len(values), len(self._draws)))
+        """Medians (T, R) of values (T, N) over the windows of each resampling."""
+        medians = np.empty((len(values), len(self._draws)))
         for row, numbers in enumerate(values):
             order = np.argsort(numbers)
             count = self._draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
             half, ordered = count[:, -1:] / 2, numbers[order]
-            found[row] = (ordered[(count >= half).argmax(axis=1)]
-                          + ordered[(count > half).argmax(axis=1)]) / 2
-        return found
+            medians[row] = (ordered[(count >= half).argmax(axis=1)]
+                            + ordered[(count > half).argmax(axis=1)]) / 2
+        return medians
 
     def _by_episode(self, values: np.ndarray) -> np.ndarray:
         """Sums over the windows of each episode, (T, N) to (E, T)."""

@@ -44,7 +44,7 @@ def mcnemar_p(differences: np.ndarray) -> np.ndarray:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p-values after Holm's correction (1979), in their order."""
+    """Correct p-values by Holm's method (1979); their order is kept."""
     p = np.asarray(p)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
@@ -54,6 +54,6 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def share(successes: int, number: int) -> tuple[float, float, float]:
-    """A share of at least one with Wilson's 95 % interval (1927)."""
+    """Share of successes among at least one trial, with Wilson's 95 % interval (1927)."""
     ends = binomtest(int(successes), int(number)).proportion_ci(0.95, method="wilson")
     return successes / number, float(ends.low), float(ends.high)

@@ -53,7 +53,7 @@ from interventions.resampling import (
     NUM_SETS,
     Scrubbing,
     channel_changes,
-    gathered,
+    collect_scrubbing,
     scrub_target,
     sizes_moved,
 )
@@ -182,8 +182,8 @@ def scrub(targets, channels, outcomes, std, seed: int, num_sets: int = NUM_SETS)
     sets = [tuple(channels), *random]
     found = np.stack([scrub_target(target, sets, [seed, place])
                       for place, target in enumerate(targets)])
-    return gathered([target.level for target in targets], found, outcomes, sets,
-                    sizes_moved(changes, sets), matched)
+    return collect_scrubbing([target.level for target in targets], found, outcomes, sets,
+                             sizes_moved(changes, sets), matched)
 
 
 def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:
