@@ -502,10 +502,10 @@ def test_pca_directions(run, samples, simulator):
 
 
 def test_precision_of_the_convolutions_can_be_lowered(run, samples):
-    few = ("--saliency_func_type", "value", "--precision", "bfloat16")
+    few = ("--saliency_func_type", "value", "--precision", "bfloat16", "--sample_ids", 0)
     assert run(samples, *few) == 0
     folder = SaliencyFolder(samples)
-    gradients = folder.stacked_field("images", "value", range(NUM_SAMPLES))
+    gradients = folder.stacked_field("images", "value", [0])
     assert np.isfinite(gradients).all() and gradients[:, COMMON].any(axis=(1, 2, 3)).all()
     assert folder.description(0, "value")["precision"] == "bfloat16"
 
