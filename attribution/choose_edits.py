@@ -114,12 +114,12 @@ def main(argv: list[str] | None = None) -> None:
         store = ResultStore(args.output_dir / PLAYED / hazard.name, failure_files(config.env_name))
         store.open({
             "agent_sha256": checksum, "features_sha256": {
-                layer.name: found.checksum for layer, found in features.items()},
+                layer.name: each.checksum for layer, each in features.items()},
             "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
             "precision": compute.precision, "versions": versions(), "arms": {}}, args.overwrite)
         search = EditSearch(original, {
-            layer.name: (layer.layer.name, found.reducer.directions)
-            for layer, found in features.items()}, functools.partial(play, store, levels))
+            layer.name: (layer.layer.name, each.reducer.directions)
+            for layer, each in features.items()}, functools.partial(play, store, levels))
         best, trials = search.search(hazard, config.env_name, levels.levels, args.strengths,
                                      args.num_features)
         store.finish()

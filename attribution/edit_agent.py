@@ -18,7 +18,7 @@ from agents.edits import Edit, with_edits
 from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of
-from attribution.editing import in_weights, pool_behind, random_edits
+from attribution.editing import RandomEdit, in_weights, pool_behind, random_edits
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
 from attribution.results import LayerFeatures, load_features
@@ -79,35 +79,38 @@ def main(argv: list[str] | None = None) -> None:
         if number >= features.number:
             raise UserError(f"there is no feature {number} of {bottleneck.name}: they are numbered "
                             f"0 to {features.number - 1}")
-    layer = bottleneck.layer.name
-    if args.behind_pool:
-        layer = pool_behind(policy, layer)
+    path = bottleneck.layer.name
+    layer = pool_behind(policy, path) if args.behind_pool else path
     edit = Edit(layer, torch.from_numpy(features.reducer.directions[args.features]), args.strength)
-    said = f"features {', '.join(map(str, args.features))} of {bottleneck.name}"
+    removed = f"features {', '.join(map(str, args.features))} of {bottleneck.name}"
     if args.random_directions is not None:
         if args.data_dir is None:
             raise UserError("--random_directions needs --data_dir, the recording that the features "
                             "were found in")
-        edit, how = random_edit(edit, policy, features, args)
-        said = f"random directions in the place of {said} ({how})"
+        control = draw_control(edit, policy, features, args)
+        edit = control.edit
+        removed = (f"random directions in the place of {removed} (changing {control.relative:.2f} "
+                   "times as much at the same strength, the same at this one)")
     edited = in_weights(policy, edit) if args.in_weights else with_edits(policy, [edit])
     save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
-    print(f"wrote {args.output}: {args.agent_file} without {said}, strength {edit.strength:g}, "
+    print(f"wrote {args.output}: {args.agent_file} without {removed}, strength {edit.strength:g}, "
           f"{'in its weights' if args.in_weights else 'as an edit'}")
 
 
-def random_edit(edit: Edit, policy: Policy, features: LayerFeatures,
-                args: argparse.Namespace) -> tuple[Edit, str]:
-    """A random edit that changes as much, and how its size came out."""
+def draw_control(edit: Edit, policy: Policy, features: LayerFeatures,
+                 args: argparse.Namespace) -> RandomEdit:
+    """Draw a random edit of the same size, measured on the recording of the features.
+
+    Raises:
+        UserError: if the features were found in another recording.
+    """
     recording = Recording(args.data_dir, policy, args.agent_file)
     if features.settings.get("recording_sha256") != recording.sha256:
         raise UserError(f"the features in {args.features_dir} were found in another recording than "
                         f"{args.data_dir}; give that one as --data_dir")
     rows = recording.read(features.observations)
     activations = activations_of(policy, rows.frames, [edit.layer], rows.entering)[edit.layer]
-    [drawn] = random_edits(edit, activations, 1, args.random_directions)
-    return drawn.edit, (f"changing {drawn.relative:.2f} times as much at the same strength, "
-                        "the same at this one")
+    return random_edits(edit, activations, 1, args.random_directions)[0]
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet
                                 ).of(edit) for edit in edits) if edits else math.nan
         sized.append(dataclasses.replace(
             condition, value=dataclasses.replace(run_of(condition), moved=moved)))
-        drawn = [random_edits(edit, outputs[edit.layer], number, seed) for edit in edits]
-        for place, group in enumerate(zip(*drawn)):
+        candidates = [random_edits(edit, outputs[edit.layer], number, seed) for edit in edits]
+        for place, group in enumerate(zip(*candidates)):
             replaced = [control.edit for control in group]
             controls.append(Condition(
                 f"control_{place:03d}_{condition.label}", f"control {place}", condition.pattern,
