@@ -59,9 +59,10 @@ CLAIMS = ClaimsTable({
               "object score of each layer"),
     12: Claim("odd frames have a large residual", "rank correlation of its share with |advantage|"),
 }, "python -m attribution.table", (
-    "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "
-    "the row does not say otherwise. A change is given as the number without and with the edit. "
-    "Holds: by the interval; in row R7 what is claimed, by interval, p after Holm and controls.",),
+    "Brackets hold 95 % intervals: Wilson's for rates, otherwise a bootstrap over episodes or "
+    "levels unless the measure says otherwise. The number of an effect is the change that the edit "
+    "causes. A finding holds if its interval does; in row R7 also p (McNemar, Holm's correction) "
+    "and the comparison with random edits.",),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",

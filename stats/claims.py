@@ -1,14 +1,15 @@
 """Published claims and our own measurements of them, as a table on disk.
 
-``findings.csv`` has one row per measured number, ``table.md`` one row per published claim, and
-``findings.png``, if any number is tested, one panel per tested row.
+``findings.csv`` has one row per measured number. ``table.md`` has one row per published claim, with
+one number per agent and whether the claim holds, and below it all numbers of each claim.
+``findings.png``, if any number is tested, has one panel per tested row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from matplotlib.lines import Line2D
 
 from common.files import atomic_path
 from common.palette import BLUE, DPI, VERMILION
-from common.tables import markdown_escaped, read_table, write_table
+from common.tables import markdown_escaped, markdown_table, read_table, write_table
 from stats.significance import LEVEL, holm
 
 FINDINGS_NAME, TABLE_NAME, FIGURE_NAME = "findings.csv", "table.md", "findings.png"
@@ -36,10 +37,14 @@ class Claim:
     Attributes:
         published: the claim, with numbers and how many levels they are of.
         measured: how it is measured here.
+        tested: whether the primary number of the row tests the claim itself.
+        is_null: whether it claims that there is no effect.
     """
 
     published: str
     measured: str
+    tested: bool = True
+    is_null: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,19 +96,6 @@ class Finding:
         return cls(levels, measure, effect.effect, effect.low_95, effect.high_95, num_levels,
                    effect.unaltered, effect.p_holm, effect.altered, effect.p, effect.p_control,
                    **more)
-
-    def text(self) -> str:
-        """Format the number in a few words."""
-        numbers = (f"{_short(self.base)} to {_short(self.altered)}" if np.isfinite(self.altered)
-                   else _short(self.value))
-        ends = ("" if np.isnan(self.low_95)
-                else f"{_short(self.low_95)} to {_short(self.high_95)}")
-        if np.isfinite(self.altered):
-            ends = f"change {self.value:+.3g}" + (f", {ends}" if ends else "")
-        elif np.isfinite(self.base):
-            ends += f"; base {_short(self.base)}"
-        verdict = "" if self.holds is None else ": **holds**" if self.holds else ": does not hold"
-        return f"{self.measure}: {numbers}" + (f" ({ends})" if ends else "") + verdict
 
 
 def _short(number: float) -> str:
@@ -169,24 +161,79 @@ class ClaimsTable:
 
     def markdown(self, findings: Mapping[str, Sequence[Finding]],
                  reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame) -> str:
-        """Format the table as Markdown, with a row per claim and a column per agent.
+        """Format the claims, one row each with one number per agent, and all numbers below.
 
         Args:
             findings, reasons: as in :meth:`write`.
             table: of :func:`findings_table`.
         """
-        names = " | ".join(map(markdown_escaped, findings))
-        lines = [f"| # | published | measured here as | {names} |",
-                 "| --- " * (3 + len(findings)) + "|"]
+        names = {agent: markdown_escaped(agent) for agent in findings}
+        summary, details = [], []
         for row, claim in self.claims.items():
-            cells = []
-            for agent in findings:
+            cells, rows = [], []
+            for agent, name in names.items():
                 own = table[(table["agent"] == agent) & (table["row"] == row)]
-                cells.append(_cell(own) if len(own) else
-                             f"no number: {reasons[agent].get(row, 'it has not been run')}")
-            texts = (text.replace("|", "\\|") for text in (claim.published, claim.measured, *cells))
-            lines.append(" | ".join((f"| {self.letter}{row}", *texts)) + " |")
-        return "\n".join([*lines, "", *(f"{note}\n" for note in self.notes)])
+                cells.append(_headline(claim, own))
+                rows += [[name, *cells_of] for cells_of in _numbers(own)]
+            summary.append([f"{self.letter}{row}", _escaped(claim.published), *cells])
+            details += ["", f"## {self.letter}{row}. {_escaped(claim.published)}", "",
+                        f"Measured here as: {_escaped(claim.measured)}."]
+            details += [f"\n{name}: no number, because "
+                        f"{reasons[agent].get(row, 'it has not been run')}."
+                        for agent, name in names.items()
+                        if table[(table["agent"] == agent) & (table["row"] == row)].empty]
+            if rows:
+                details += ["", *markdown_table(_NUMBER_COLUMNS, rows)]
+        return "\n".join([*markdown_table(["#", "published", *names.values()], summary),
+                          *(f"{note}\n" for note in self.notes), *details, ""])
+
+
+_NUMBER_COLUMNS = ("agent", "measure", "number", "95 %", "without", "p (Holm)", "controls", "")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _headline(claim: Claim, rows: pd.DataFrame) -> str:
+    """Format the one number of a claim and an agent, and whether the claim holds."""
+    shown = rows[rows["shown"].astype(bool)]
+    if shown.empty:
+        return "not measured"
+    primary = shown[shown["primary"].astype(bool)]
+    judged = shown[shown["holds"].notna()]
+    choices = primary if claim.tested and len(primary) else judged if len(judged) else shown
+    row = choices.iloc[0]
+    if row["holds"] is not None and not pd.isna(row["holds"]):
+        verdict = "**holds**" if row["holds"] else "**does not hold**"
+    elif not (claim.tested and row["primary"]) or (claim.is_null and not row["claimed"]):
+        verdict = "not tested"
+    else:
+        verdict = "**holds**" if row["claimed"] != claim.is_null else "**does not hold**"
+    return f"{_value(row)}{_interval(row)}<br>{verdict}"
+
+
+def _value(row: pd.Series) -> str:
+    is_effect = np.isfinite(row["altered"])
+    return f"{row['value']:+.3f}" if is_effect else _short(row["value"])
+
+
+def _interval(row: pd.Series) -> str:
+    if np.isnan(row["low_95"]):
+        return ""
+    return f" ({_short(row['low_95'])} to {_short(row['high_95'])})"
+
+
+def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield the cells of each shown number, behind the agent's name."""
+    for _, row in rows[rows["shown"].astype(bool)].iterrows():
+        verdict = "" if pd.isna(row["holds"]) else "holds" if row["holds"] else "does not hold"
+        if row["primary"]:
+            verdict = "claimed" if row["claimed"] else "not claimed"
+        yield [_escaped(row["measure"]), _value(row), _interval(row).strip(" ()"),
+               _short(row["base"]) if np.isfinite(row["base"]) else "",
+               f"{row['p_table']:.2g}" if row["primary"] else "",
+               f"{row['p_control']:.2g}" if row["primary"] else "", verdict]
 
 
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
@@ -213,18 +260,6 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
                             & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
-
-
-def _cell(rows: pd.DataFrame) -> str:
-    parts = []
-    names = [field.name for field in dataclasses.fields(Finding)]
-    for row in rows[rows["shown"].astype(bool)].itertuples():
-        text = Finding(**{name: getattr(row, name) for name in names}).text()
-        if row.primary:
-            text = (f"**{text}**, p = {row.p_table:.2g}, controls {row.p_control:.2g}: "
-                    + ("**claimed**" if row.claimed else "not claimed"))
-        parts.append(text)
-    return "<br>".join(parts)
 
 
 def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:

@@ -1,6 +1,7 @@
 """The article's table: its numbers are those of the studies; where there are none it says why."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -67,17 +68,17 @@ def studies(tmp_path):
 
 
 def made(path, tmp_path, *more):
-    """Findings by row and measure, and the lines of the table."""
+    """Findings by row and measure, and the numbers of each row in the table."""
     assert table.main(["--studies", str(path), "--output_dir", str(tmp_path / "table"), *more]) == 0
     found = pd.read_csv(tmp_path / "table" / "findings.csv")
-    lines = (tmp_path / "table" / "table.md").read_text().splitlines()[2:]
-    return found.set_index(["row", "measure"]), [line for line in lines if line.startswith("| R")]
+    _, *details = (tmp_path / "table" / "table.md").read_text().split("\n## ")
+    return found.set_index(["row", "measure"]), details
 
 
 def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
     path, cells, steps = studies
     found, lines = made(path, tmp_path)
-    assert [line.split(" ")[1] for line in lines] == [f"R{row}" for row in range(1, 13)]
+    assert [line.split(".")[0] for line in lines] == [f"R{row}" for row in range(1, 13)]
     for layer in LAYERS:
         sizes = np.abs(cells[layer])
         pairs = np.sort(sizes[..., :-1].reshape(len(sizes), -1), axis=1)
@@ -108,8 +109,8 @@ def test_a_row_without_a_study_says_which(studies, tmp_path):
     for row, script in ((1, "attribution.checks"), (5, "attribution.failure_causes"),
                         (7, "failure_causes"), (8, "--invisible"), (9, "fewer than six agents"),
                         (11, "attribution.objects")):
-        assert "no number: " in lines[row - 1] and script in lines[row - 1]
-    assert lines[5].count("\\|V(t)") == 1 and all(line.count(" | ") == 3 for line in lines)
+        assert "no number, because " in lines[row - 1] and script in lines[row - 1]
+    assert lines[5].count("\\|V(t)") == 1
 
 
 def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, capsys):
@@ -123,8 +124,9 @@ def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp
     assert "'block2'" in capsys.readouterr().err.replace("block2?", "'block2'")
     two = ["--studies", str(path), str(path), "--labels", "one", "other"]
     assert table.main([*two, "--layers", "block3", "block2", "--output_dir", str(tmp_path)]) == 0
-    cells = (tmp_path / "table.md").read_text().splitlines()[4].split(" | ")
-    assert "block3" in cells[-2] and "block2" not in cells[-2] and "block2" in cells[-1]
+    third = (tmp_path / "table.md").read_text().split("\n## ")[3]
+    assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
+        ("one", "block3"), ("other", "block2")]
     assert table.main([*two, "--layers", "block3", "block2", "block2"]) == 2
     assert "3 layers for 2 agents" in capsys.readouterr().err
     assert table.main(["--studies", str(path), str(path)]) == 2
@@ -167,25 +169,25 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     pd.DataFrame([{"label": "no saw", "hazard": "saw", "blindness": 0.4, "low_95": 0.2,
                    "high_95": 0.6}]).to_csv(causes / "blindness.csv", index=False)
     found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
-    assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
-            in lines[2])
-    assert lines[5].count("in 1 000") == 1 and lines[5].endswith(
-        "median of the features (lowest to highest): 8 (7.500 to 8.500) |")
+    assert ("| object score minus that of features of activations, block2 | 0.030 "
+            "| -0.010 to 0.070 |" in lines[2])
+    assert lines[5].count("in 1 000") == 1
+    assert "median of the features (lowest to highest) | 8 | 7.500 to 8.500 |" in lines[5]
     one = found.loc[(6, "block2, feature 2 (coin): frames in 1 000 with it strongly active away "
                         "from one")]
     assert one[["value", "low_95", "high_95"]].tolist() == [7.5, 5, 9]
     found, lines = made(path, tmp_path, "--labels", "mine")
     assert "block2" not in lines[2] + lines[5]
     assert (found["agent"] == "mine").all()
-    assert "coin, block3: density: 2.250 (1.100 to 3.500): **holds**" in lines[0]
-    assert "saw, block3: density: 1.200 (0.900 to 3.500): does not hold" in lines[0]
+    assert "| coin, block3: density | 2.250 | 1.100 to 3.500 |  |  |  | holds |" in lines[0]
+    assert "| saw, block3: density | 1.200 | 0.900 to 3.500 |  |  |  | does not hold |" in lines[0]
     assert "lava" not in lines[0] and "enemy" not in lines[0]
-    assert "fails by saw: 0.060 (0.010 to 0.200)" in lines[4] and "0.300" not in lines[4]
+    assert "| fails by saw | 0.060 | 0.010 to 0.200 |" in lines[4] and "0.300" not in lines[4]
     assert lines[6].count("fails by saw") == 1 and len(found.loc[7]) == 2
-    assert ("no saw: fails by saw: 0.060 to 0.300 (change +0.24, 0.100 to 0.400): **holds**"
+    assert ("| no saw: fails by saw | +0.240 | 0.100 to 0.400 | 0.060 |  |  | holds |"
             in lines[6])
-    assert "no saw: blindness for saw: 0.400 (0.200 to 0.600)" in lines[7]
-    assert "object score, block2: 0.800 (0.700 to 0.900; base 0.500)" in lines[10]
+    assert "| no saw: blindness for saw | 0.400 | 0.200 to 0.600 |" in lines[7]
+    assert "| object score, block2 | 0.800 | 0.700 to 0.900 | 0.500 |" in lines[10]
     assert set(found.index.get_level_values("row")) == set(CLAIMS.claims) - {9}
     damaged = json.loads((path / "objects" / "block2" / "names.json").read_text())
     del damaged["features"]

@@ -67,12 +67,15 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
             [theirs.unaltered, theirs.altered, theirs.effect, theirs.low_95, theirs.high_95,
              theirs.p_control], rtol=1e-5)
         assert mine.num_levels == 12
-    lines = (tmp_path / "table.md").read_text().splitlines()[2:]
-    numbers = [int(line.split("|")[1]) for line in lines if line.startswith("|")]
+    summary, *details = (tmp_path / "table.md").read_text().split("\n## ")
+    lines = [line for line in summary.splitlines()[2:] if line.startswith("|")]
+    numbers = [int(line.split("|")[1]) for line in lines]
     assert numbers == list(range(1, 19)) == list(CLAIMS.claims)
-    assert "0.900 (0.800 to 0.950)" in lines[0]
-    assert "no number: no agents with other regions" in lines[2]
-    assert "no number: retargeting has not been run to its end" in lines[15]
+    assert "| 0.900 (0.800 to 0.950)<br>not tested |" in lines[0]
+    assert "not measured" in lines[2] and "no agents with other regions" in details[2]
+    assert "retargeting has not been run to its end" in details[15]
+    [mine] = found[(found["row"] == 6) & found["primary"]].itertuples()
+    assert f"{mine.value:+.3f} (" in lines[5] and "holds**" not in lines[6].replace("does not", "")
     with Image.open(tmp_path / "findings.png") as picture:
         assert picture.width > 400  # two panels
 
@@ -84,6 +87,18 @@ def test_a_table_without_a_test_has_no_figure(studies, tmp_path):
     assert (tmp_path / "findings.png").is_file()
     CLAIMS.write(tmp_path, {"a": [shown]}, {"a": {}})
     assert not (tmp_path / "findings.png").exists()
+
+
+@pytest.mark.parametrize(("row", "change", "verdict"), (
+    (6, {}, "**holds**"), (6, {"p": 0.9}, "**does not hold**"), (7, {}, "**does not hold**"),
+    (7, {"p": 0.9}, "not tested"), (8, {}, "not tested"), (2, {"primary": False}, "not tested"),
+    (2, {"primary": False, "holds": True}, "**holds**")))
+def test_a_claim_holds_if_what_it_says_is_claimed(row, change, verdict, tmp_path):
+    finding = Finding("", "x", 1.0, 0.5, 1.5, 10, 0.0, altered=1.0, p=0.001, p_control=0.04,
+                      primary=True, shown=True, row=row)
+    CLAIMS.write(tmp_path, {"a": [dataclasses.replace(finding, **change)]}, {"a": {}})
+    line = (tmp_path / "table.md").read_text().splitlines()[row + 1]
+    assert line.endswith(f"| +1.000 (0.500 to 1.500)<br>{verdict} |")
 
 
 def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
@@ -129,8 +144,9 @@ def test_nothing_is_claimed_that_one_condition_speaks_against(change):
                    shown=True, row=6)
     made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
     assert made["claimed"].tolist() == [True, False]
-    text = CLAIMS.markdown({"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made)
-    assert ": **claimed** |" in text
+    line = CLAIMS.markdown({"a": [good], "b": []}, {"a": {}, "b": {}}, made).splitlines()[7]
+    assert line.endswith("<br>**holds** | " + line.split(" | ")[-1])
+    assert "<br>**does not hold** |" in line
 
 
 @pytest.fixture(scope="module")

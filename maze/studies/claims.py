@@ -27,10 +27,11 @@ CLAIMS = ClaimsTable({
              "P(other) is unchanged (52 forks)",
              "probabilities at the decision square, c = −1; controls: vectors with permuted cells, "
              "Gaussian vectors of the same norm"),
-    7: Claim("plus it: nothing much", "the same, c = +1; the primary number is the log-odds"),
+    7: Claim("plus it: nothing much", "the same, c = +1; the primary number is the log-odds",
+             is_null=True),
     8: Claim("a random vector ruins the field (pictures)",
              "whole fields; 20 Gaussian vectors with the norm of the cheese vector, with the range "
-             "of the 20 means"),
+             "of the 20 means", tested=False),
     9: Claim("another level's vector acts if its cheese is at the same square, often at 2 squares "
              "or fewer off, else not; the mean of 100 levels does nothing (pictures)",
              "row 6 with vectors of other levels"),
@@ -43,7 +44,7 @@ CLAIMS = ClaimsTable({
               "P(corner) at the decision square by coefficient"),
     13: Claim("both vectors act together (pictures)",
               "cheese −1, corner +1, both; the interaction is the departure of the log-odds from "
-              "the sum"),
+              "the sum", tested=False),
     14: Claim("11 of 128 channels follow the cheese; one is +0.6 at the cheese and −0.2 elsewhere "
               "(by eye)", "channels chosen on 100 levels that follow it on 100 others; mean at the "
               "cheese, after the mean elsewhere"),
@@ -61,12 +62,10 @@ CLAIMS = ClaimsTable({
               "to .85 at a base rate of .68 (1 000 forks)",
               "best layer of each probe on held-out levels; base: without features"),
 }, "python -m maze.table", (
-    "Brackets: 95 % intervals; shares Wilson's, others by bootstrap over levels. An effect is "
-    "given as the number without and with the patch, and its change. **Bold**: the one number of a "
-    "row that is tested: p of a paired sign-flip test after Holm's correction over the agent's "
-    "column, and the share of matched controls with as large an effect. Claimed: both are at most "
-    "0.05 and the interval leaves 0 out.",
-    "Agents that one teacher taught share what they have of it: where they agree, that is partly "
-    "inheritance. Their model cards say how close they stayed.",
-    "Row 17: the published numbers are a norm that shrinks with a maze's size, which findings.csv "
-    "also has."))
+    "Brackets hold 95 % intervals: Wilson's for shares, otherwise a bootstrap over levels. The "
+    "number of an effect is the change that the patch causes. A claim holds if its tested number "
+    "does: the interval excludes 0, and p (paired sign flips, Holm's correction over the agent's "
+    "column) and the share of matched controls with as large an effect are at most 0.05.",
+    "Agents that share a teacher share part of what it knows; their model cards say how much.",
+    "Row 17: the published numbers are a norm that shrinks with the size of a maze; findings.csv "
+    "has it, too."))
