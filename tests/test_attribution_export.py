@@ -28,8 +28,11 @@ from attribution.advantages import (
     estimated_scale,
     find_advantage_settings,
 )
+from attribution.page_contents import AttributedAgent, read_labels
 from attribution.page_files import AttributionPageFolder
+from attribution.results import ACTIVATIONS, read_features
 from common.config import save_settings
+from common.errors import UserError
 from envs.procgen_env import EnvConfig
 
 
@@ -43,77 +46,71 @@ def folder(attribution_export):
     return AttributionPageFolder(attribution_export.page_file.parent)
 
 
-def refused(run, output, capsys, *more, **changed):
+@pytest.fixture(scope="module")
+def foreign(run, tmp_path_factory):
+    """Files that do not belong to the run, by the flags of attribution.page."""
+    path = tmp_path_factory.mktemp("foreign")
+    save_agent(path / "agent_file", tiny_policy(seed=1))
+    for flag, source in (("data_dir", run.recording.path),
+                         ("attribution_dir", run.attributions.path),
+                         ("features_dir", run.folder / "features")):
+        shutil.copytree(source, path / flag)
+    index = path / "data_dir" / "idx_to_episode.csv"
+    shutil.rmtree(path / "data_dir" / "episode_00005")
+    index.write_text("".join(line for line in index.open() if not line.endswith(",5\n")))
+    directions = path / "features_dir" / MAP / "directions.npy"
+    np.save(directions, np.load(directions)[::-1])
+    (path / "attribution_dir" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
+    return path
+
+
+def refused(run, output, capsys, *more):
     """The sentence with which attribution.page refuses; nothing may be left of its output."""
-    argv = run.arguments(output, *more)
-    for flag, value in changed.items():
-        argv[argv.index(f"--{flag}") + 1] = str(value)
     before = sorted(output.rglob("*")) if output.exists() else None
-    assert attribution_page.main(argv) == 2
+    assert attribution_page.main(run.arguments(output, *more)) == 2
     assert (sorted(output.rglob("*")) if output.exists() else None) == before
     assert not list(output.parent.glob(".*partial*"))
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_path, capsys):
-    output = tmp_path / "page"
-    other = tmp_path / "model_1.pth"
-    save_agent(other, tiny_policy(seed=1))
-    assert "was recorded with another agent than" in refused(
-        run, output, capsys, agent_file=other)
-    shutil.copytree(run.recording.path, tmp_path / "data")
-    index = tmp_path / "data" / "idx_to_episode.csv"
-    shutil.rmtree(tmp_path / "data" / "episode_00005")
-    index.write_text("".join(line for line in index.open() if not line.endswith(",5\n")))
-    assert "are of another recording: its checksum is" in refused(
-        run, output, capsys, data_dir=tmp_path / "data")
-    shutil.copytree(run.folder / "features", tmp_path / "features")
-    directions = tmp_path / "features" / MAP / "directions.npy"
-    np.save(directions, np.load(directions)[::-1])
-    message = refused(run, output, capsys, features_dir=tmp_path / "features")
-    assert f"to the layer '{MAP}' are of features with the checksum" in message
-    assert "which python -m attribution.attribute writes" in refused(
-        run, output, capsys, attribution_dir=tmp_path)
-    shutil.copytree(run.attributions.path, tmp_path / "attribution")
-    (tmp_path / "attribution" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
-    assert "trajectory_00001.npz" in refused(
-        run, output, capsys, attribution_dir=tmp_path / "attribution")
+@pytest.mark.parametrize(("flag", "words"), [
+    ("agent_file", "was recorded with another agent than"),
+    ("data_dir", "are of another recording: its checksum is"),
+    ("features_dir", f"to the layer '{MAP}' are of features with the checksum"),
+    ("attribution_dir", "trajectory_00001.npz"),
+    ("exp_name", "page holds other data")])
+def test_what_does_not_belong_together_is_refused(flag, words, run, foreign, tmp_path, capsys):
+    if flag == "exp_name":  # whichever; the output folder holds another file
+        (tmp_path / "page").mkdir()
+        (tmp_path / "page" / "notes.txt").write_text("mine")
+    assert words in refused(run, tmp_path / "page", capsys, f"--{flag}", str(foreign / flag))
 
 
-def shown_activations(folder):
-    """Names of the layers whose activations a page has."""
-    manifest = read_script(folder.data_file("manifest"))
-    kinds = [output["kind"] for output in manifest["outputs"]]
-    return [layer["name"] for layer in manifest["layers"]
-            if "activation" in [kinds[output] for output in layer["outputs"]]]
+def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run, monkeypatch):
+    def shown(activations):
+        agent = AttributedAgent(run.agent, run.recording.path, run.attributions.path,
+                                run.folder / "features", run.folder / "objects", activations)
+        return [layer for layer in agent.layers if ACTIVATIONS in agent.outputs_at(layer)]
 
-
-def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(
-        run, folder, tmp_path, capsys, monkeypatch):
-    assert shown_activations(folder) == [MAP, UNITS]
-    assert shown_activations(exported(run, tmp_path / "one", "--activations", MAP)) == [MAP]
-    assert shown_activations(exported(run, tmp_path / "none", "--activations")) == []
-    assert "a layer 'block4' whose activations could be shown (did you mean 'block3'?)" in refused(
-        run, tmp_path / "page", capsys, "--activations", "block4")
+    assert (shown(None), shown([MAP]), shown([])) == ([MAP, UNITS], [MAP], [])
+    with pytest.raises(UserError, match=r"a layer 'block4' whose .* \(did you mean 'block3'\?\)"):
+        shown(["block4"])
     monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # of block3's 64
-    assert shown_activations(exported(run, tmp_path / "small")) == [UNITS]
+    assert shown(None) == [UNITS]
 
 
 @pytest.mark.parametrize(("labels", "words"), [
-    ({"block4": {"1": "x"}}, "a layer 'block4', which is not shown (did you mean 'block3'?)"),
+    ({"block4": {"1": "x"}}, r"a layer 'block4', which is not shown \(did you mean 'block3'\?\)"),
     ({MAP: {"6": "x"}}, "a name for feature '6' of block3, whose features are numbered 1 to 5"),
     ({MAP: {"0": "x"}}, "feature '0'"), ({MAP: {"1": 3}}, "no text of at most 60 letters"),
     ({MAP: {"1": "x" * 61}}, "no text of at most 60 letters"), ([1], "holds no names of features")])
-def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path, capsys):
+def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path):
     (tmp_path / "labels.json").write_text(json.dumps(labels))
-    assert words in refused(run, tmp_path / "page", capsys, "--labels",
-                            str(tmp_path / "labels.json"))
+    with pytest.raises(UserError, match=words):
+        read_labels(tmp_path / "labels.json", {MAP: read_features(run.folder / "features", MAP)})
 
 
-def test_a_folder_of_something_else_is_left_alone(run, tmp_path, capsys):
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "notes.txt").write_text("mine")
-    assert "page holds other data" in refused(run, tmp_path / "page", capsys)
+def test_a_reward_scale_is_positive(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         attribution_page.main(run.arguments(tmp_path / "x", "--reward_scale", "-1"))
     assert "must be auto, raw or a number above 0, not '-1'" in capsys.readouterr().err
@@ -137,22 +134,17 @@ def test_rewards_have_the_unit_that_is_known(run, tmp_path):
     rows = pd.concat([run.recording.steps(number) for number in range(6)])
     agent = load_agent(run.agent)
     save_agent(tmp_path / "model_1.pth", agent, origin=AgentOrigin(2.0, gamma=0.9, lmbda=0.8))
-    assert find_advantage_settings(tmp_path / "model_1.pth", "auto", rows) == AdvantageSettings(2.0,
-                                                                                                0.9,
-                                                                                                0.8)
-    assert find_advantage_settings(tmp_path / "model_1.pth", "raw", rows) == AdvantageSettings(1.0,
-                                                                                               0.9,
-                                                                                               0.8)
-    assert find_advantage_settings(tmp_path / "model_1.pth", 3.0, rows).reward_scale == 3
-    assert find_advantage_settings(run.agent, "auto",
-                                   rows) == AdvantageSettings(estimated_scale(rows), GAMMA, LAMBDA)
+    files = [tmp_path / "model_1.pth", run.agent]
     for number, config in enumerate((tiny_config(gamma=0.5), tiny_config(normalize_rew=False))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        save_agent(folder / "model_1.pth", agent)
-        save_settings(folder, TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), config, 0,
-                                            64, 1, 1, "", "float32", 2))
-    assert find_advantage_settings(tmp_path / "0" / "model_1.pth", "auto",
-                                   rows) == AdvantageSettings(
-        estimated_scale(rows, 0.5), 0.5, LAMBDA)
-    assert find_advantage_settings(tmp_path / "1" / "model_1.pth", "auto", rows).reward_scale == 1
+        files.append(tmp_path / str(number) / "model_1.pth")
+        files[-1].parent.mkdir()
+        save_agent(files[-1], agent)
+        save_settings(files[-1].parent, TrainSettings(
+            "t", "tiny", EnvConfig("fruitbot", "easy"), config, 0, 64, 1, 1, "", "float32", 2))
+    for file, scale, expected in (
+            (files[0], "auto", (2.0, 0.9, 0.8)), (files[0], "raw", (1.0, 0.9, 0.8)),
+            (files[0], 3.0, (3.0, 0.9, 0.8)),
+            (files[1], "auto", (estimated_scale(rows), GAMMA, LAMBDA)),
+            (files[2], "auto", (estimated_scale(rows, 0.5), 0.5, LAMBDA))):
+        assert find_advantage_settings(file, scale, rows) == AdvantageSettings(*expected)
+    assert find_advantage_settings(files[3], "auto", rows).reward_scale == 1

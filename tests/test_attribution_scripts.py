@@ -446,9 +446,10 @@ def test_a_killed_run_resumes_and_ends_with_the_same_files(script, agent, data, 
     monkeypatch.setattr(features, "BATCHES_PER_PART", 1)
 
     def run(name):
-        arguments = (features_arguments(agent, data, tmp_path / name) if script is features else
-                     attribution_arguments(agent, data, found, tmp_path / name, "--num_steps", "6"))
-        return script.main(arguments)
+        if script is features:
+            return features.main(features_arguments(agent, data, tmp_path / name, "block3"))
+        return attribute.main(attribution_arguments(
+            agent, data, found, tmp_path / name, "--layers", "block3", "--num_steps", "6"))
 
     assert run("whole") == 0
     for call in (4, 6):  # features: behind the parts; attributions: a trajectory, the summary
