@@ -212,11 +212,11 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     # Shards also divide what a finished folder lacks.
     for name in ("memory_2", "gradient_activation"):
         (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
-    assert run(output, "--shard", "2/2") == 0
-    assert run(output, "--join") == 2
-    assert "out lacks shard 1/2" in capsys.readouterr().err
-    assert run(output, "--shard", "1/2") == run(output, "--join") == 0
-    assert contents(output) == contents(alone)
+        assert run(output, "--shard", "2/2") == 0
+        assert run(output, "--join") == 2
+        assert "out lacks shard 1/2" in capsys.readouterr().err
+        assert run(output, "--shard", "1/2") == run(output, "--join") == 0
+        assert contents(output) == contents(alone)
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path):
