@@ -459,6 +459,17 @@ def test_scripts_accept_every_documented_command():
     assert num_commands > 100
 
 
+def test_documents_name_files_that_exist():
+    """Modules and YAML files in code font, and the targets of links."""
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"),
+                     *(ROOT / "pretrained").glob("*/README.md")):
+        text = document.read_text()
+        named = [ROOT / name for name in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yml))`", text)]
+        links = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
+        for path in (*named, *links):
+            assert path.exists(), f"{document.name} names {path}"
+
+
 def test_commands_of_different_documents_write_to_different_folders():
     """Else the second is refused, or goes on with what the first has made."""
     found = {}
