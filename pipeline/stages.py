@@ -382,12 +382,6 @@ def _given(flag: str, value: object | None) -> tuple[str, ...]:
     return () if value is None else (flag, str(value))
 
 
-def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path], str]:
-    """Number of the files that match patterns and have a name of this kind."""
-    return lambda output: (
-        f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
-
-
 def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
     """Number of saliency maps, and how alike those of different functions are."""
     def result(output: Path) -> str:
