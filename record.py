@@ -86,7 +86,7 @@ def parser() -> Parser:
 
 
 def steps_table(episode: Episode) -> pd.DataFrame:
-    """The rows of an episode's CSV that are known before it has its place in the index."""
+    """Return the rows of an episode's CSV without their position in the index."""
     return pd.DataFrame({
         "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
         "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args, args.model_file)
     edit = cheese_region(config, args.cheese_region, args.model_file)
     num_slots = load_agent_config(args.param_name).n_envs
-    if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
+    if args.shard != WHOLE:  # fewer half-empty batches at the end of each shard
         num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(args.model_file, compute.device)
     game_noise = load_action_noise(config.env_name)
@@ -140,11 +140,11 @@ def main(argv: list[str] | None = None) -> None:
         "versions": versions(),
     }, args.overwrite, args.shard, args.num_episodes)
 
-    asked = args.shard.of(list(enumerate(all_levels)))
-    levels = [(number, level) for number, level in asked if not writer.has(number)]
-    already = len(asked) - len(levels)
-    if already:
-        print(f"{already} of {len(asked)} episodes are already there")
+    own_levels = args.shard.of(list(enumerate(all_levels)))
+    levels = [(number, level) for number, level in own_levels if not writer.has(number)]
+    num_finished = len(own_levels) - len(levels)
+    if num_finished:
+        print(f"{num_finished} of {len(own_levels)} episodes are already there")
     started, frames, solved = time.monotonic(), 0, 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
                              PlayOptions(alter_logits=noise, edit=edit,

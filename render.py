@@ -56,7 +56,7 @@ def parser() -> Parser:
 
 
 def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
-    """Write the videos of an episode, and say so."""
+    """Write the videos of an episode, and print a line about it."""
     views = {"person": episode.person_views,
              "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
                        for frame in episode.frames)}

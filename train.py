@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> int:
-    """Train as the flags say, together with the other processes."""
+    """Train with the settings of the flags, together with the other processes."""
     compute = resolve_compute(args.device, args.gpu_device, args.precision, world.local_rank)
     if args.resume:
         folder = args.resume
@@ -116,7 +116,7 @@ def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> i
 
 
 def checksum(teacher_file: str) -> str:
-    """Checksum of a teacher, "" without one.
+    """Return the checksum of a teacher, or "" without one.
 
     Raises:
         UserError: if the file is missing or no agent.
@@ -128,7 +128,7 @@ def checksum(teacher_file: str) -> str:
 
 
 def resumed_settings(args, explicit: set[str]) -> TrainSettings:
-    """The settings of the run to resume, with those flags that may change."""
+    """Return the settings of the run to resume, with the flags that may change."""
     if not (args.resume / RESUME_NAME).is_file():
         raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
     for name in sorted(explicit - RESUMABLE):
