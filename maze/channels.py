@@ -7,10 +7,13 @@ of random channels. Probes say what each layer holds. A killed run goes on.
 
 from __future__ import annotations
 
-import argparse
 import functools
+import re
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.agent_file import load_agent
 from agents.layers import Layer, all_layers
@@ -20,17 +23,36 @@ from common.cli import Parser, count, from_zero, set_up_logging
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
+from common.palette import BLUE, DPI, VERMILION
 from common.results import ResultStore
+from common.tables import markdown_table
 from interventions.flags import REFERENCE_SIZE
+from interventions.tracking import SCORES
 from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.state import game_of
-from maze.studies.channel_report import plot, report
-from maze.studies.channel_sets import LAYER, map_layer
-from maze.studies.multiplied import Decisions, effects, factor
-from maze.studies.probing import got_cheese, probes
-from maze.studies.results import CHANNEL_FILES
-from maze.studies.tracks import CHOOSING, REPORTING, choose, score
+from maze.studies.channels import (
+    CENTRED,
+    CHANNEL_FILES,
+    CHEESE,
+    CHOOSING,
+    OBJECTS,
+    OUTCOMES,
+    PUBLISHED,
+    REPORTING,
+    Decisions,
+    choose_channels,
+    draw_got_cheese,
+    find_map,
+    multiply_channels,
+    probe_layers,
+    tracking_scores,
+)
+from maze.studies.vectors import LAYER
+from stats.report import PATCHES, format_interval
+from stats.report import report as effect_report
+
+_METRICS = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log-loss (nats)", "r2": "R²"}
 
 
 def parser() -> Parser:
@@ -61,8 +83,8 @@ def main(argv: list[str] | None = None) -> None:
     check_num_mazes(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
-    layers = layers_asked(policy, args)
-    factors = factors_asked(args)
+    layers, multiplied_layer = parse_layers(policy, args.layers, args.layer)
+    factors = [parse_factor(text) for text in args.factors]
     args.num_mazes *= 2
     states = levels_of(args)
     env = game_of(states)
@@ -72,40 +94,40 @@ def main(argv: list[str] | None = None) -> None:
     for state in states:
         state.grid.cheese  # noqa: B018  refuses none and several
     if args.dry_run:
-        for name, of in sets.items():
-            print(f"{name}: {' '.join(str(state.level_seed) for state in of)}")
+        for name, levels in sets.items():
+            print(f"{name}: {' '.join(str(state.level_seed) for state in levels)}")
         return
     store = ResultStore(args.output_dir, CHANNEL_FILES)
     store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "levels": {name: [state.level_seed for state in of] for name, of in sets.items()},
+        "levels": {name: [state.level_seed for state in levels] for name, levels in sets.items()},
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
-        "layers": [layer.name for layer in layers], "layer": args.layer, "factors": args.factors,
-        "num_forks": len(decisions.states),
+        "layers": [layer.name for layer in layers], "layer": multiplied_layer.name,
+        "factors": args.factors, "num_forks": len(decisions.states),
         "num_channels": args.num_channels, "num_controls": args.num_controls,
         "num_shuffles": args.num_shuffles, "seed": args.seed, "precision": compute.precision,
         "versions": versions()}, args.overwrite)
     scores = pd.concat([
         store.compute("scores", name, function=functools.partial(
-            score, policy, compute, layers, of, name, args.seed))
-        for name, of in sets.items()], ignore_index=True)
-    chosen = choose(scores[scores["set"] == CHOOSING], args.num_channels)
+            tracking_scores, policy, compute, layers, levels, name, args.seed))
+        for name, levels in sets.items()], ignore_index=True)
+    chosen = choose_channels(scores[scores["set"] == CHOOSING], args.num_channels)
     scores["chosen"] = pd.MultiIndex.from_frame(scores[["layer", "channel"]]).isin(chosen)
-    multiplied = [channel for layer, channel in chosen if layer == args.layer]
-    table = pd.DataFrame()
+    multiplied = [channel for layer, channel in chosen if layer == multiplied_layer.name]
+    effects = pd.DataFrame()
     if multiplied:
         reference = reference_frames(env, {state.level_seed for state in states},
-                                       REFERENCE_SIZE, args.seed)
+                                     REFERENCE_SIZE, args.seed)
         groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
-        table = store.compute("effects", function=lambda: effects(
-            decisions, map_layer(policy, args.layer), groups, factors, reference,
-            args.num_controls, args.seed))
-    read = store.compute("probes", function=lambda: probes(
-        policy, layers, states, got_cheese(policy, compute, states, args.seed), args.seed,
+        effects = store.compute("effects", function=lambda: multiply_channels(
+            decisions, multiplied_layer, groups, factors, reference, args.num_controls, args.seed))
+    probes = store.compute("probes", function=lambda: probe_layers(
+        policy, layers, states, draw_got_cheese(policy, compute, states, args.seed), args.seed,
         args.num_shuffles))
-    store.write("report", value=report(scores, args.layer, table, read, len(decisions.states)))
+    store.write("report", value=report(scores, multiplied_layer.name, effects, probes,
+                                       len(decisions.states)))
     with store.file("figure") as temporary:
-        plot(temporary, scores, read)
+        plot(temporary, scores, probes)
     store.write("channels", value=scores)
     for layer in layers:
         print(f"{layer.name}: " + (", ".join(str(channel) for name, channel in chosen
@@ -114,31 +136,131 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {store.file_of('channels')}")
 
 
-def layers_asked(policy: Policy, args: argparse.Namespace) -> list[Layer]:
-    """The layers of ``--layers``, and that of ``--layer``, in order of computation.
+def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
+                 ) -> tuple[list[Layer], Layer]:
+    """Return the layers to score and probe, in order of computation, and the one to multiply.
+
+    Args:
+        names: ``--layers``.
+        multiplied: ``--layer``, which is scored, too.
 
     Raises:
-        UserError: if one is no layer, or has no cells.
+        UserError: if there is no such layer, or it has no cells.
     """
     maps = [layer for layer in all_layers(policy) if layer.is_map]
-    names = args.layers or ([layer.name for layer in maps if layer.name.endswith("resadd")]
-                            or [layer.name for layer in maps])
-    asked = {map_layer(policy, name).name for name in names}
-    args.layer = map_layer(policy, args.layer).name
-    return [layer for layer in maps if layer.name in asked | {args.layer}]
+    names = names or ([layer.name for layer in maps if layer.name.endswith("resadd")]
+                      or [layer.name for layer in maps])
+    layer = find_map(policy, multiplied)
+    chosen = {find_map(policy, name).name for name in names} | {layer.name}
+    return [other for other in maps if other.name in chosen], layer
 
 
-def factors_asked(args: argparse.Namespace) -> list[tuple[float, float]]:
-    """The factors of positive and negative parts.
+def parse_factor(text: str) -> tuple[float, float]:
+    """Return the factors of the positive and negative parts.
+
+    Args:
+        text: ``2`` for both, or parts as in ``positive:2,negative:0``; a missing part is kept.
 
     Raises:
-        UserError: if a text is none.
+        UserError: if the text has another form.
     """
-    try:
-        return [factor(text) for text in args.factors]
-    except ValueError as error:
+    number = r"-?\d+(?:\.\d+)?"
+    if re.fullmatch(number, text):
+        return float(text), float(text)
+    parts = dict(re.findall(f"(positive|negative):({number})(?:,|$)", text))
+    if not parts or ",".join(f"{name}:{value}" for name, value in parts.items()) != text:
         raise UserError("--factors takes numbers such as -1, or positive:2,negative:0 for the "
-                        f"two parts, not {error}") from None
+                        f"two parts, not '{text}'")
+    return float(parts.get("positive", 1)), float(parts.get("negative", 1))
+
+
+def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.DataFrame,
+           num_forks: int) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        scores: tracking scores, with ``chosen``.
+        layer: name of the layer whose channels were multiplied.
+        effects: of the multiplied channels; empty if none was chosen.
+    """
+    sizes = scores.drop_duplicates("set").set_index("set")["num_levels"]
+    lines = [
+        "# Channels that follow the cheese", "",
+        f"Chosen on {sizes['choosing']} levels: channels whose hit rate, contrast and specificity "
+        "are above the largest of any channel with permuted squares, and in which the cheese "
+        f"stands out more than a wall at the same squares. Numbers are of {sizes['reporting']} "
+        "other levels. Contrasts are in standard deviations of a channel; mouse and wall are what "
+        "the same channel shows of these.", ""]
+    chosen = scores[(scores["set"] == REPORTING) & scores["chosen"]]
+    by_thing = {thing: chosen[(chosen["thing"] == thing) & (chosen["mapping"] == PUBLISHED)
+                              ].set_index(["layer", "channel"]) for thing in OBJECTS}
+    rows = [(name, str(channel), *(f"{row[score]:.3f}" for score in SCORES), f"{row['at']:.3g}",
+             f"{row['elsewhere']:.3g}",
+             *(f"{by_thing[thing].loc[(name, channel), 'contrast']:.2f}" for thing in OBJECTS[1:]),
+             "yes" if row["tracks"] else "no")
+            for (name, channel), row in by_thing[CHEESE].iterrows()]
+    lines += markdown_table(
+        ("layer", "channel", "hit rate", "contrast", "specificity", "at the cheese", "elsewhere",
+         "contrast: mouse", "contrast: wall", "above chance here, too"), rows)
+    cheese = chosen[chosen["thing"] == CHEESE].groupby("mapping")["contrast"].mean()
+    if len(cheese):
+        lines += [f"Mean contrast of these with the cells of the published mapping: "
+                  f"{cheese[PUBLISHED]:.3f}; with those whose field of view is centred on the "
+                  f"square: {cheese[CENTRED]:.3f}.", ""]
+    lines += ["## Probes", "", "Linear, trained, chosen and tested on different levels; 95 % "
+              "intervals over levels. Base: without reading the layer. Shuffled: labels shuffled "
+              "between levels.", ""]
+    lines += markdown_table(("layer", "target", "metric", "score (95 %)", "base", "shuffled"), [
+        (row.layer, row.target, _METRICS[row.metric],
+         format_interval(row.score, row.low_95, row.high_95, ".3f"), f"{row.base:.3f}",
+         f"{row.shuffled:.3f}") for row in probes.itertuples()])
+    if effects.empty:
+        lines += ["## Multiplied channels", "", f"No channel of {layer} was chosen, so none was "
+                  "multiplied."]
+        return "\n".join(lines)
+    multiplied = effect_report(
+        effects, OUTCOMES, PATCHES, f"Positive and negative parts of the chosen channels of "
+        f"{layer}, multiplied, at the decision squares of {num_forks} forks among the levels that "
+        "are reported.")
+    return "\n".join(lines) + "\n" + multiplied.replace("\n#", "\n##").replace("# ", "## ", 1)
+
+
+def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
+    """Draw the hit rate against the contrast of each channel by layer, and the probes by target."""
+    shown = scores[(scores["set"] == REPORTING) & (scores["mapping"] == PUBLISHED)
+                   & (scores["thing"] == CHEESE)]
+    layers, targets = list(shown["layer"].unique()), list(probes["target"].unique())
+    columns = max(len(layers), -(-len(targets) // 2))
+    figure = Figure(figsize=(3.2 * columns, 9.5), layout="constrained")
+    panels = figure.subplots(3, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.axis("off")
+    for axes, layer in zip(panels[0], layers):
+        part = shown[shown["layer"] == layer]
+        axes.axis("on")
+        axes.axhline(part["hit_rate_threshold"].iloc[0], color="#888888", linewidth=0.8)
+        axes.axvline(part["contrast_threshold"].iloc[0], color="#888888", linewidth=0.8)
+        axes.scatter(part["contrast"], part["hit_rate"], s=14,
+                     color=np.where(part["chosen"], VERMILION, BLUE))
+        for row in part[part["chosen"]].itertuples():
+            axes.annotate(str(row.channel), (row.contrast, row.hit_rate), fontsize=8)
+        axes.set(title=layer.removeprefix("embedder."), xlabel="contrast of the cheese (sd)",
+                 ylabel="hit rate", ylim=(-0.03, 1.06))
+    for axes, target in zip(panels[1:].flat, targets):
+        part = probes[(probes["target"] == target) & probes["metric"].isin(("accuracy", "r2"))]
+        places = np.arange(len(part))
+        axes.axis("on")
+        axes.errorbar(places, part["score"], np.array([part["score"] - part["low_95"],
+                                                       part["high_95"] - part["score"]]),
+                      color=BLUE, marker="o", markersize=4, linewidth=1.2, label="probe")
+        axes.plot(places, part["base"], color="black", linewidth=0.8, label="base")
+        axes.plot(places, part["shuffled"], color="#888888", linestyle=":", label="shuffled")
+        axes.set_xticks(places, [name.removeprefix("embedder.") for name in part["layer"]],
+                        rotation=60, ha="right", fontsize=7)
+        axes.set(title=target, ylabel=_METRICS[part["metric"].iloc[0]])
+    panels[1, 0].legend(fontsize=8)
+    figure.suptitle("Channels that follow the cheese (red: chosen on other levels), and probes")
+    figure.savefig(path, dpi=DPI, format="png")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import Grid, kind_of
 from maze.level.patch_words import marked_squares, register_maze_words
 from maze.level.state import WORLD_DIMS, MazeState, as_played, draw, game_of
-from maze.studies.own_vectors import add_own_vector_flags, own_vectors
+from maze.studies.vectors import add_own_vector_flags, own_vectors
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 

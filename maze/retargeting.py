@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
@@ -21,8 +22,10 @@ from common.cli import Parser, set_up_logging, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
+from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
+from common.tables import markdown_table
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
@@ -30,20 +33,24 @@ from interventions.patches import SetTo
 from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.state import game_of
-from maze.studies.channel_sets import (
+from maze.studies.channels import (
     add_channel_flags,
-    channels_asked,
-    map_layer,
+    find_map,
+    parse_channels,
     write_nothing_chosen,
 )
-from maze.studies.results import RETARGETING_FILES
-from maze.studies.retarget_report import by_part, effects, plot, report
-from maze.studies.retargets import (
+from maze.studies.retargeting import (
     MOVED_CHEESE,
-    Retargeted,
-    Setting,
-    targets_of,
+    PATCHED,
+    RETARGETING_FILES,
+    UNPATCHED,
+    CellPatch,
+    RetargetedLevel,
+    compare_controls,
+    draw_targets,
+    means_by_part,
 )
+from stats.report import format_interval, format_p, format_range
 
 
 def parser() -> Parser:
@@ -79,19 +86,14 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--value and --others must be finite numbers")
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
-    layer = map_layer(policy, args.layer)
-    channels = channels_asked(args.channels, args.strongest, policy, layer)
+    layer = find_map(policy, args.layer)
+    channels = parse_channels(args.channels, args.strongest, policy, layer)
     states = levels_of(args)
     env, seeds = game_of(states), [state.level_seed for state in states]
     if len(set(seeds)) < len(seeds):
         raise UserError("two of the levels have the same seed; ask for one of them at a time")
-    others = "" if args.others is None else f"_others_{args.others:g}"
-    setting = Setting(channels, (args.value,) * len(channels), args.others)
-    number = "" if args.num_controls == 19 else f"_controls_{args.num_controls}"
-    arm = f"{'_'.join(map(str, channels))}_to_{args.value:g}{others}{number}"
-    if len(arm) > 100:
-        digest = hashlib.sha256(arm.encode()).hexdigest()[:8]
-        arm = f"{len(channels)}_channels_{digest}_to_{args.value:g}{others}{number}"
+    patch = CellPatch(channels, (args.value,) * len(channels), args.others)
+    arm = arm_name(patch, args.value, args.num_controls)
     if args.dry_run:
         print(f"arm {arm}; levels: {' '.join(map(str, seeds))}")
         return
@@ -109,54 +111,108 @@ def main(argv: list[str] | None = None) -> None:
     controls = []
     if args.num_controls:
         reference = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed)
-        patch = SetTo(layer.name, channels=channels, cells=((0, 0),), value=args.value)
-        drawn = controls_of(policy, [patch], args.num_controls, args.seed, reference, CHANNELS)
-        for [control] in (each.patches for each in drawn):
-            chosen = list(control.channels)
-            controls.append(Setting(control.channels, tuple(
-                np.asarray(control.value)[chosen, 0, 0].tolist()), args.others))
-    cut = PartialForward(policy, compute, layer.name)
-    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in (
-        arm, *([MOVED_CHEESE] if args.move_cheese else []))}
+        set_cell = SetTo(layer.name, channels=channels, cells=((0, 0),), value=args.value)
+        for control in controls_of(policy, [set_cell], args.num_controls, args.seed, reference,
+                                   CHANNELS):
+            [drawn] = control.patches
+            chosen = list(drawn.channels)
+            controls.append(CellPatch(drawn.channels, tuple(
+                np.asarray(drawn.value)[chosen, 0, 0].tolist()), args.others))
+    forward = PartialForward(policy, compute, layer.name)
+    patches = {arm: patch, **({MOVED_CHEESE: None} if args.move_cheese else {})}
+    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in patches}
     tried = []
     for state in with_progress(states, len(states), "level"):
-        make = functools.cache(functools.partial(Retargeted, cut, layer, state))
+        level = RetargetedLevel(forward, layer, state)
         rng = np.random.default_rng([args.seed, state.level_seed])
-        targets = targets_of(state.with_cheese(None).grid, args.targets, rng)
+        targets = draw_targets(level.grid, args.targets, rng)
         some = [targets[place] for place in np.sort(
             rng.permutation(len(targets))[:args.control_targets])]
-        for each, parts in tables.items():
-            compute_one = functools.partial(_table, make, targets,
-                                            setting if each == arm else None)
-            parts.append(store.compute("levels", each, state.level_seed, function=compute_one))
+        for name, parts in tables.items():
+            parts.append(store.compute("levels", name, state.level_seed, function=functools.partial(
+                level.measure_targets, targets, patches[name])))
         if controls:
-            compute_one = functools.partial(_controls, make, some, setting, controls, rng)
-            tried.append(store.compute("controls", arm, state.level_seed, function=compute_one))
-    for each, parts in tables.items():
+            tried.append(store.compute(
+                "controls", arm, state.level_seed, function=functools.partial(
+                    level.measure_controls, some, patch, controls, rng)))
+    for name, parts in tables.items():
         table = pd.concat(parts, ignore_index=True)
-        found = by_part(table, args.seed)
-        tested = (effects(table, pd.concat(tried, ignore_index=True), args.seed)
-                  if controls and each == arm else pd.DataFrame())
-        store.write("parts", each, value=found)
+        means = means_by_part(table, args.seed)
+        tested = (compare_controls(table, pd.concat(tried, ignore_index=True), args.seed)
+                  if controls and name == arm else pd.DataFrame())
+        store.write("parts", name, value=means)
         if len(tested):
-            store.write("effects", each, value=tested)
-        store.write("report", each, value=report(each, layer.name, table, found, tested))
-        with store.file("figure", each) as temporary:
-            plot(temporary, each, found)
-        store.write("targets", each, value=table)
-        print(f"{each}: {len(table)} targets of {len(states)} levels, path probability "
+            store.write("effects", name, value=tested)
+        store.write("report", name, value=report(name, layer.name, table, means, tested))
+        with store.file("figure", name) as temporary:
+            plot(temporary, name, means)
+        store.write("targets", name, value=table)
+        print(f"{name}: {len(table)} targets of {len(states)} levels, path probability "
               f"{table['path_unpatched'].mean():.3f} unpatched and "
               f"{table['path_patched'].mean():.3f} patched, exact probability "
               f"{table['exact_unpatched'].mean():.3f} and {table['exact_patched'].mean():.3f}")
-    print(f"wrote {', '.join(str(store.file_of('targets', each)) for each in tables)}")
+    print(f"wrote {', '.join(str(store.file_of('targets', name)) for name in tables)}")
 
 
-def _table(make: Callable[[], Retargeted], *args) -> pd.DataFrame:
-    return make().table(*args)
+def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
+    """Return the name of a patch's folder: channels, value, and what differs from the defaults."""
+    end = (f"_to_{value:g}" + ("" if patch.others is None else f"_others_{patch.others:g}")
+           + ("" if num_controls == 19 else f"_controls_{num_controls}"))
+    name = "_".join(map(str, patch.channels)) + end
+    if len(name) <= 100:
+        return name
+    return f"{len(patch.channels)}_channels_{hashlib.sha256(name.encode()).hexdigest()[:8]}{end}"
 
 
-def _controls(make: Callable[[], Retargeted], *args) -> pd.DataFrame:
-    return make().controls(*args)
+def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
+           tested: pd.DataFrame) -> str:
+    """Return the report as Markdown."""
+    lines = [
+        f"# Retargeting: {arm}", "",
+        f"Of {targets['seed'].nunique()} levels without cheese, {len(targets)} targets. Patched at "
+        f"{layer}. Path: normalised path probability. Exact: probability of reaching the target "
+        "within an episode. Intervals: 95 %, over levels.", "",
+        *markdown_table(
+            ("by", "part", "outcome", "targets", "unpatched", "patched", "change (95 %)", "ratio",
+             "larger at"),
+            [(row.by, row.part, row.outcome, str(row.targets), f"{row.unpatched:.3f}",
+              f"{row.patched:.3f}", format_interval(row.effect, row.low_95, row.high_95, "+.3f"),
+              f"{row.ratio:.2f}", f"{row.share_larger:.0%}") for row in parts.itertuples()])]
+    if tested.empty:
+        return "\n".join([*lines, "No controls were tried, or on fewer than 10 levels, so "
+                          "nothing is claimed.", ""])
+    lines += ["## Against controls", "", "Path probability at some targets of each level.", "",
+              *markdown_table(
+                  ("compared", "change (95 %)", "p (Holm)", "controls' changes", "p (controls)",
+                   "verdict"),
+                  [(row.label, format_interval(row.effect, row.low_95, row.high_95, "+.3f"),
+                    format_p(row.p_holm), format_range(row.control_low, row.control_high, ".3f"),
+                    format_p(row.p_control), row.verdict)
+                   for row in tested[~tested["control"]].itertuples()])]
+    return "\n".join(lines)
+
+
+def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
+    """Draw both probabilities, unpatched and patched, by distance and by size."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    outcomes = [name for name in ("path", "exact") if (parts["outcome"] == name).any()]
+    panels = figure.subplots(len(outcomes), 2, squeeze=False, sharey=True)
+    for row, outcome in zip(panels, outcomes):
+        for axes, by in zip(row, ("off the corner's path", "rows of the maze")):
+            part = parts[(parts["by"] == by) & (parts["outcome"] == outcome)]
+            places = np.arange(len(part))
+            axes.plot(places, part[UNPATCHED], "o-", color=BLUE, label=UNPATCHED)
+            axes.errorbar(places, part[PATCHED],
+                          np.array([part["effect"] - part["low_95"],
+                                    part["high_95"] - part["effect"]]),
+                          fmt="o-", color=VERMILION, label="patched (bars: 95 % of the change)")
+            axes.set_xticks(places, part["part"])
+            axes.set(xlabel=f"squares {by}" if by.startswith("off") else by, ylim=(0, 1.02),
+                     ylabel=f"{outcome} probability")
+            axes.grid(alpha=0.3)
+    panels[0, 0].legend(fontsize=9)
+    figure.suptitle(f"Retargeting: {arm}")
+    figure.savefig(path, dpi=DPI, format="png")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pandas as pd
 
 from agents.agent_file import load_agent
+from agents.episodes import PlayOptions, beside, play_episodes, small_film, write_beside
+from agents.hooks import patched
 from agents.provenance import agent_sha256
 from common.cli import (
     Parser,
@@ -23,15 +26,14 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
-from common.video import FRAMES_PER_SECOND
+from common.video import FRAMES_PER_SECOND, write_gif
 from interventions.flags import add_patch_flags, open_arm, patch_arms
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.patch_words import register_maze_words
-from maze.level.state import as_played, game_of
-from maze.studies.films import Reel
-from maze.studies.own_vectors import add_own_vector_flags, own_vectors
+from maze.level.state import MazeState, as_played, game_of
+from maze.studies.vectors import add_own_vector_flags, own_vectors
 
 FILM_FILES = Schema(
     "films", "python -m maze.rollouts", items={
@@ -87,15 +89,31 @@ def main(argv: list[str] | None = None) -> None:
         "patches": [each.metadata for each in opened.values()], "levels": seeds,
         "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,
         "versions": versions()}, args.overwrite)
-    reel = Reel(policy, compute, env, edit, args.seed, args.max_steps, args.tps)
+
+    def film(number: int, state: MazeState) -> list[dict]:
+        """Play a level with each arm and write the film; return what happened."""
+        films, rows = {}, []
+        for name, arm in arms.items():
+            with patched(policy, arm):
+                [episode] = play_episodes(
+                    policy, compute, env, [(number, state.level_seed)], args.seed, 1,
+                    PlayOptions(edit=edit, keep_person_views=True, keep_positions=True))
+            films[name] = small_film(episode, args.max_steps)
+            rows.append({"level": state.level_seed, "arm": name,
+                         "cheese": bool(episode.level_complete), "steps": episode.length,
+                         "return": episode.total_reward,
+                         "squares": len(np.unique(episode.positions[:-1], axis=0))})
+        write_beside(store.file_of("film", state.level_seed), films, args.tps)
+        if args.gif:
+            write_gif(store.file_of("gif", state.level_seed), beside(films), args.tps)
+        return rows
+
     rows = []
     for number, state in with_progress(enumerate(states), len(states), "film"):
-        film, gif, facts = (store.file_of(name, state.level_seed)
-                            for name in ("film", "gif", "facts"))
-        wanted = [film, facts, *([gif] if args.gif else [])]
-        if not all(path.exists() for path in wanted):
+        if not all(store.has(entry, state.level_seed)
+                   for entry in ("film", "facts", *(["gif"] if args.gif else []))):
             store.check()
-            reel.shoot(film, facts, number, state, arms, gif if args.gif else None)
+            store.write("facts", state.level_seed, value=film(number, state))
         rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
     store.write("episodes", value=table)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
@@ -19,8 +21,10 @@ from common.cli import Parser, count, set_up_logging, whole
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import versions
+from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
+from common.tables import markdown_table
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
@@ -38,18 +42,19 @@ from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK
 from maze.level.state import MazeState, game_of
-from maze.studies.channel_sets import (
+from maze.studies.channels import (
     add_channel_flags,
-    channels_asked,
-    map_layer,
+    find_map,
+    parse_channels,
     write_nothing_chosen,
 )
-from maze.studies.results import SCRUBBING_FILES
-from maze.studies.scrub_report import plot, report
-from maze.studies.scrubs import OUTCOMES, Sources, target_of
+from maze.studies.scrubbing import OUTCOMES, SCRUBBING_FILES, SourcePool, make_target
 from stats.effects import check_starts
+from stats.report import bold, format_interval, format_p, warn_of_few_controls
 
 DRAWS = {"joint": "joint", "per_channel": "channel"}
+_FEATURES = {"same": "the same square", "other": "another square"}
+_SETS = {"hypothesis": "these channels", "random": "random channels"}
 
 
 def parser() -> Parser:
@@ -77,8 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     check_num_mazes(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
-    layer = map_layer(policy, args.layer)
-    channels = channels_asked(args.channels, args.strongest, policy, layer)
+    layer = find_map(policy, args.layer)
+    channels = parse_channels(args.channels, args.strongest, policy, layer)
     states = levels_of(args)
     env, seeds = game_of(states), [state.level_seed for state in states]
     check_starts(len(set(seeds)))
@@ -97,14 +102,14 @@ def main(argv: list[str] | None = None) -> None:
     if not channels:
         write_nothing_chosen(store, layer)
         return
-    cut = PartialForward(policy, compute, layer.name)
-    sources = Sources(env, set(seeds), args.seed)
-    make = functools.partial(target_of, cut, sources=sources, num_sources=args.num_sources,
-                             num_squares=args.num_squares, seed=args.seed)
+    forward = PartialForward(policy, compute, layer.name)
+    pool = SourcePool(env, set(seeds), args.seed)
+    target_of = functools.partial(make_target, forward, pool=pool, num_sources=args.num_sources,
+                                  num_squares=args.num_squares, seed=args.seed)
 
     def draw_sets() -> pd.DataFrame:
         std = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed).std(policy, layer)
-        changes = channel_changes(map(make, with_progress(states, len(states), "level")), std)
+        changes = channel_changes(map(target_of, with_progress(states, len(states), "level")), std)
         random, _, matched = matched_sets(changes, channels, args.num_controls, args.seed)
         sets = [channels, *random]
         return pd.DataFrame({
@@ -112,16 +117,24 @@ def main(argv: list[str] | None = None) -> None:
             "channels": list(map(_text, sets)), "moved": sizes_moved(changes, sets),
             "matched": [True, *matched]})
 
+    def scrub(place: int, state: MazeState) -> pd.DataFrame:
+        values = scrub_target(target_of(state), sets, (args.seed, place), DRAWS[args.sources])
+        return pd.DataFrame([
+            {"seed": state.level_seed, "set": name, "channels": _text(chosen), "feature": feature,
+             **dict(zip(OUTCOMES, map(float, outcomes)))}
+            for feature, by_set in zip((SAME, OTHER), np.asarray(values))  # (2, sets, M)
+            for name, chosen, outcomes in zip(drawn["set"], sets, by_set)])
+
     drawn = store.compute("sets", function=draw_sets)
     sets = [tuple(map(int, text.split())) for text in drawn["channels"]]
     table = pd.concat([
-        store.compute("levels", place, state.level_seed, function=functools.partial(
-            _level, make, state, drawn["set"], sets, (args.seed, place), DRAWS[args.sources]))
+        store.compute("levels", place, state.level_seed,
+                      function=functools.partial(scrub, place, state))
         for place, state in enumerate(with_progress(states, len(states), "level"))],
         ignore_index=True)
-    found = table[list(OUTCOMES)].to_numpy().reshape(len(states), 2, len(sets), -1)
-    scrubbing = collect_scrubbing(seeds, found, tuple(OUTCOMES), sets, drawn["moved"].to_numpy(),
-                                  drawn["matched"].to_numpy()[1:])
+    outcomes = table[list(OUTCOMES)].to_numpy().reshape(len(states), 2, len(sets), -1)
+    scrubbing = collect_scrubbing(seeds, outcomes, tuple(OUTCOMES), sets,
+                                  drawn["moved"].to_numpy(), drawn["matched"].to_numpy()[1:])
     conditions, contrasts = scrubbing.conditions(args.seed), scrubbing.contrasts(args.seed)
     store.write("conditions", value=conditions)
     store.write("contrasts", value=contrasts)
@@ -131,8 +144,8 @@ def main(argv: list[str] | None = None) -> None:
         plot(temporary, f"Channels {_text(channels)} of {layer.name}", conditions, contrasts)
     store.write("table", value=table)
     first = contrasts[~contrasts["control"]].iloc[0]
-    print(f"channels {_text(channels)}: double contrast of the total variation "
-          f"{first['effect']:+.4f} ({first['low_95']:.4f} to {first['high_95']:.4f}), "
+    effect = format_interval(first["effect"], first["low_95"], first["high_95"], "+.4f")
+    print(f"channels {_text(channels)}: double contrast of the total variation {effect}, "
           f"{'supported' if first['supported'] else 'not supported'}")
     print(f"wrote {store.file_of('table')}")
 
@@ -141,15 +154,70 @@ def _text(channels: Sequence[int]) -> str:
     return " ".join(map(str, channels))
 
 
-def _level(make: functools.partial, state: MazeState, names: Sequence[str],
-           sets: Sequence[tuple[int, ...]], seed: Sequence[int], draw: str) -> pd.DataFrame:
-    """The outcomes of a level, a row for each feature of the sources and set of channels."""
-    found = scrub_target(make(state), sets, seed, draw)  # (2, sets, M)
-    rows = [{"seed": state.level_seed, "set": name, "channels": _text(channels),
-             "feature": feature, **dict(zip(OUTCOMES, map(float, values)))}
-            for feature, by_set in zip((SAME, OTHER), np.asarray(found))
-            for name, channels, values in zip(names, sets, by_set)]
-    return pd.DataFrame(rows)
+def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
+           conditions: pd.DataFrame, contrasts: pd.DataFrame) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        channels: as text.
+        sets: the sets of channels, with ``moved`` and ``matched``.
+        conditions, contrasts: of ``interventions.resampling.Scrubbing``.
+    """
+    own = contrasts[~contrasts["control"]]
+    num = int(own["num_controls"].min())
+    lines = [
+        f"# Causal scrubbing of channels {channels} of {layer}", "",
+        "Hypothesis: the channels matter only through the cheese's square. In "
+        f"{num_levels} levels they are taken from other levels, with the cheese at the same square "
+        f"or at another; so are {num} random sets of as many channels. Intervals: 95 %, over "
+        "levels. The published norm shrinks with the size of a maze and is no total variation; it "
+        "is given to compare with published numbers.", "",
+        f"Sizes of the change, in standard deviations: {sets['moved'].iloc[0]:.3g}; of the random "
+        f"sets {sets['moved'].iloc[1:].min():.3g} to {sets['moved'].iloc[1:].max():.3g}, "
+        f"{int(sets['matched'].iloc[1:].sum())} of {num} within a quarter.", "",
+        *markdown_table(
+            ("outcome", "channels", "cheese at", "mean (95 %)"),
+            [(OUTCOMES[row.outcome], _SETS[row.channels], _FEATURES[row.feature],
+              format_interval(row.mean, row.low_95, row.high_95, ".4f"))
+             for row in conditions.sort_values("outcome", key=lambda names: names.map(
+                 list(OUTCOMES).index), kind="stable").itertuples()])]
+    lines += ["## Double contrast", "", "Other minus same square, these channels minus random "
+              "ones. **Supported**: claimed (interval without 0, p (Holm) and p (controls) at most "
+              "0.05) and above 0.", "",
+              *markdown_table(
+                  ("outcome", "other - same: random", "other - same: these",
+                   "double contrast (95 %)", "p (Holm)", "p (controls)", "supported"),
+                  [(OUTCOMES[row.outcome], f"{row.unaltered:.4f}", f"{row.altered:.4f}",
+                    format_interval(row.effect, row.low_95, row.high_95, "+.4f"),
+                    format_p(row.p_holm), format_p(row.p_control),
+                    bold("yes") if row.supported else "no") for row in own.itertuples()])]
+    claimed = int(contrasts[contrasts["control"]]["claimed"].sum())
+    lines += [f"The same rule claims {claimed} of {contrasts['control'].sum()} contrasts of "
+              "the random sets, each compared with the others."]
+    warning = warn_of_few_controls(num, "random sets")
+    return "\n".join([*lines, *(warning or [""])])
+
+
+def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFrame) -> None:
+    """Draw the four conditions of each outcome, and the double contrast."""
+    figure = Figure(figsize=(3.2 * len(OUTCOMES), 4), layout="constrained")
+    panels = figure.subplots(1, len(OUTCOMES), squeeze=False)[0]
+    own = contrasts[~contrasts["control"]].set_index("outcome")
+    for axes, (outcome, label) in zip(panels, OUTCOMES.items()):
+        part = conditions[conditions["outcome"] == outcome]
+        for shift, (channels, colour) in enumerate((("hypothesis", VERMILION), ("random", BLUE))):
+            rows = part[part["channels"] == channels]
+            axes.errorbar(np.arange(2) + 0.08 * shift, rows["mean"],
+                          np.array([rows["mean"] - rows["low_95"],
+                                    rows["high_95"] - rows["mean"]]),
+                          fmt="o-", color=colour, label=_SETS[channels])
+        axes.set_xticks(np.arange(2) + 0.04, [_FEATURES[feature] for feature in rows["feature"]])
+        axes.set_title(f"{label}\ndouble contrast {own.loc[outcome, 'effect']:+.3f}", fontsize=9)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize=9)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=DPI, format="png")
 
 
 if __name__ == "__main__":

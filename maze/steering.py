@@ -9,52 +9,47 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.agent_file import load_agent
 from agents.layers import ALL, find_layer, layers_named
 from agents.networks import Policy
 from agents.provenance import agent_sha256
-from common.cli import (
-    Parser,
-    count,
-    from_zero,
-    set_up_logging,
-    whole,
-)
+from common.cli import Parser, count, from_zero, set_up_logging, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
+from common.palette import BLUE, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
 from interventions.controls import OTHERS, PERMUTED
 from interventions.flags import REFERENCE_SIZE
-from interventions.vectors import save_vectors, vectors_of_pairs
+from interventions.vectors import SteeringVector, save_vectors, vectors_of_pairs
 from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK, kind_of
 from maze.level.levels import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState, game_of
-from maze.studies.results import CHOOSING_OF, DECISIONS_OF, FIELDS_OF, STEERING_FILES
 from maze.studies.steering import (
+    CHOOSING,
+    CONTROL_KINDS,
+    DECISION_OUTCOMES,
     DECISIONS,
-    Group,
-    Measured,
-    Study,
-    Term,
-    field_outcomes,
-)
-from maze.studies.steering_tables import (
-    FIELD_WORDING,
-    KINDS,
-    WORDING,
+    FIELDS,
+    STEERING_FILES,
+    Arms,
+    Experiment,
+    Measurements,
+    VectorSource,
+    compare_arms,
     decisions_table,
-    effects,
-    plot_coefficients,
+    field_outcomes,
     strongest,
-    summary,
-    write_report,
 )
 from maze.studies.vectors import (
     CHEESE,
@@ -63,23 +58,30 @@ from maze.studies.vectors import (
     MEAN,
     OWN,
     SOURCES,
-    THINGS,
     TOP_RIGHT,
-    Thing,
+    VECTOR_KINDS,
+    VectorKind,
+    draw_pool,
     mean_vectors,
     offset_source,
-    pairs_of_pictures,
-    pool_of,
+    pair_frames,
     source_level,
     vectors_of_file,
     vectors_of_pair,
 )
-from stats.effects import MIN_STARTS, Outcome
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import MIN_STARTS, Condition, Outcome
 from stats.forest_plot import plot_effects
+from stats.report import Wording, report
 
 EACH = "each"  # as a layer: every one of them, one after the other
 COEFFICIENTS = (-1.0, -0.5, 0.5, 1.0, 2.0)
 COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
+WORDING = Wording("Steering vectors at decision squares", "controls",
+                  "vectors that are no better than controls", " of each kind",
+                  "How far the layer's output is moved at a picture")
+FIELD_WORDING = Wording("Steering vectors over whole fields", WORDING.controls, WORDING.alike,
+                        WORDING.equal, WORDING.size)
 
 
 def parser() -> Parser:
@@ -90,7 +92,7 @@ def parser() -> Parser:
                             "world's corner minus without; a file <name>.npz; or a pair: two level "
                             "files or seeds, the first minus the second")
     flags.add_argument("--coefficients", nargs="+", type=float, metavar="C",
-                       help=f"that vectors are added with, an arm each; {_numbers(COEFFICIENTS)} "
+                       help=f"that vectors are added with, an arm each; {_join(COEFFICIENTS)} "
                             f"if not given")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
                        help=f"where; {EACH}: every layer by itself, {ALL}: all layers at once; "
@@ -108,9 +110,9 @@ def parser() -> Parser:
     flags.add_argument("--compose", action="store_true",
                        help="the cheese vector, the top right vector, both, and their interaction; "
                             "--coefficients are then one of each, by default "
-                            f"{_numbers(COMPOSED)}")
-    flags.add_argument("--controls", nargs="+", default=[PERMUTED], choices=tuple(KINDS),
-                       help="; ".join(f"{kind}: {text}" for kind, text in KINDS.items()))
+                            f"{_join(COMPOSED)}")
+    flags.add_argument("--controls", nargs="+", default=[PERMUTED], choices=tuple(CONTROL_KINDS),
+                       help="; ".join(f"{kind}: {text}" for kind, text in CONTROL_KINDS.items()))
     flags.add_argument("--num_controls", type=whole(2, 1000), default=20,
                        help="of each kind; fewer than 19 cannot support a claim")
     flags.add_argument("--choose_on", type=from_zero, default=0, metavar="FORKS",
@@ -129,8 +131,8 @@ def parser() -> Parser:
     return flags
 
 
-def _numbers(coefficients: Sequence[float]) -> str:
-    return " ".join(f"{each:g}" for each in coefficients)
+def _join(coefficients: Sequence[float]) -> str:
+    return " ".join(f"{c:g}" for c in coefficients)
 
 
 @script_main
@@ -140,37 +142,56 @@ def main(argv: list[str] | None = None) -> None:
     check_num_mazes(args)
     if 0 < args.num_fields < MIN_STARTS:
         raise UserError(f"--num_fields must be 0 or at least {MIN_STARTS}")
-    things = things_of(args)
+    kinds = parse_kinds(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     if args.exact and policy.recurrent:
         raise UserError("exact probabilities need an agent without memory: with a GRU the square "
                         "does not decide what it does; leave --exact out")
-    given = {} if things else {None: given_vectors(args, policy)}
-    groups = groups_of(args, policy, things, list(given.get(None, ())))
-    states, skipped = forks_of(args, things)
+    fixed = {} if kinds else {"given": load_vectors(args, policy)}
+    arms = make_arms(args, policy, kinds, list(fixed.get("given", ())))
+    layers = list(dict.fromkeys(layer.name for group in arms
+                                for layer in layers_named(policy, group.layer)))
+    states, skipped = find_forks(args, kinds)
     env = game_of(states)
-    pool = pool_of(env, {state.level_seed for state in states}, args.num_sources, args.seed)
-    states, without_source = with_sources(states, groups, pool, args.seed)
+    pool = draw_pool(env, {state.level_seed for state in states}, args.num_sources, args.seed)
+    states, without_source = with_sources(states, arms, pool, args.seed)
     skipped += without_source
     states, choosing = states[:len(states) - args.choose_on], states[len(states) - args.choose_on:]
-    check_numbers(args, states)
+    if len(states) < MIN_STARTS:
+        raise UserError(f"{len(states)} forks are left, and a comparison needs at least "
+                        f"{MIN_STARTS}; ask for more with --num_mazes, or take other --sources")
     if args.dry_run:
-        for name, some in (("forks", states), ("to choose on", choosing)):
-            print(f"{name}: {', '.join(str(state.level_seed) for state in some) or 'none'}")
-        print(f"arms: {', '.join(arm for group in groups for arm in group.arms)}")
+        for name, levels in (("forks", states), ("to choose on", choosing)):
+            print(f"{name}: {', '.join(str(state.level_seed) for state in levels) or 'none'}")
+        print("arms: " + ", ".join(each.name for group in arms for each in group.conditions))
         return
     store = ResultStore(args.output_dir, STEERING_FILES)
-    store.open(description(args, groups, states, choosing, compute.precision), args.overwrite)
-    fixed = {**given, **{thing.name: mean_vectors(policy, layers_in(policy, groups), thing, pool)
-                         for thing in things if MEAN in args.sources}}
-    save_all_vectors(args, store, policy, groups, things, states, fixed)
+    files = [path for path in map(Path, args.vector) if path.is_file()]
+    store.open({
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+        "vector": args.vector, "vector_sha256": [sha256(path) for path in files],
+        "groups": [[group.name, *(list(each.value or ()) for each in group.conditions)]
+                   for group in arms],
+        "controls": args.controls, "num_controls": args.num_controls, "seed": args.seed,
+        "num_sources": args.num_sources, "region": args.region, "exact": args.exact,
+        "precision": compute.precision, "levels": [state.level_seed for state in states],
+        "choosing": [state.level_seed for state in choosing],
+        "levels_sha256": hashlib.sha256(json.dumps(
+            [state.grid.to_rows() for state in (*states, *choosing)]).encode()).hexdigest(),
+        "versions": versions()}, args.overwrite)
+    if MEAN in args.sources:
+        fixed |= {VectorSource(kind, MEAN).fixed_name: mean_vectors(policy, layers, kind, pool)
+                  for kind in kinds}
+    write_vectors(store, policy, layers, kinds, states[:args.num_vectors], fixed)
     reference = reference_frames(env, {state.level_seed for state in (*states, *choosing)},
-                                   REFERENCE_SIZE, args.seed)
-    std = {name: reference.std(policy, find_layer(policy, name))
-           for name in layers_in(policy, groups)}
-    study = Study(policy, compute, pool, fixed, std, args.controls, args.num_controls, args.seed,
-                  args.region, args.exact)
+                                 REFERENCE_SIZE, args.seed)
+    std = {name: reference.std(policy, find_layer(policy, name)) for name in layers}
+
+    def experiment(control_kinds: Sequence[str], num_controls: int) -> Experiment:
+        return Experiment(policy, compute, pool, fixed, std, control_kinds, num_controls,
+                          args.seed, args.region, args.exact)
+
     what = (f"{len(states)} forks of {env.distribution_mode} mazes, one picture each, with the "
             f"mouse at the decision square; agent {args.agent_file.name}; vector "
             f"{'cheese and top_right' if args.compose else ' '.join(args.vector)}. "
@@ -180,35 +201,44 @@ def main(argv: list[str] | None = None) -> None:
         what += (" The interaction is the departure of both vectors together from the sum of what "
                  "each does alone.")
     if choosing:
-        alone = Study(policy, compute, pool, fixed, std, (), 0, args.seed, args.region, args.exact)
-        groups = strongest(groups, measured(store, CHOOSING_OF, alone, groups,
-                                            choosing))
+        arms = strongest(arms, measure(store, CHOOSING, experiment((), 0), arms, choosing))
         what += f" Layer and coefficient were chosen on {len(choosing)} other forks."
     else:
         what += " Nothing was chosen: every arm that was run is in the table."
-    found = measured(store, DECISIONS_OF, study, groups, states)
-    table = effects(groups, found, args.controls, args.num_controls, DECISIONS, args.seed)
-    parts = [(table, DECISIONS, WORDING, what)]
-    if args.num_fields:
-        wanted = field_outcomes(things[0] if len(things) == 1 else None, args.exact)
-        some = states[:args.num_fields]
-        of_fields = measured(store, FIELDS_OF, study, groups, some, wanted)
-        parts.append((effects(groups, of_fields, args.controls, args.num_controls, wanted,
-                              args.seed), wanted, FIELD_WORDING,
-                      f"The fields of {len(some)} of these forks. This table is a family of its "
-                      "own in Holm's correction."))
-    write_results(store, groups, found, parts, states, args.seed)
-    print("\n".join(summary(table, groups)))
+
+    def compare(measured: Sequence[Measurements], outcomes: Sequence[Outcome]) -> pd.DataFrame:
+        return compare_arms(arms, measured, args.controls, args.num_controls, outcomes, args.seed)
+
+    with_controls = experiment(args.controls, args.num_controls)
+    outcomes = field_outcomes(kinds[0] if len(kinds) == 1 else None, args.exact)
+    chosen = states[:args.num_fields]
+    measured = measure(store, DECISIONS, with_controls, arms, states)
+    fields = measure(store, FIELDS, with_controls, arms, chosen, outcomes) if chosen else []
+    table = compare(measured, DECISION_OUTCOMES)
+    store.write("table", value=decisions_table(arms, measured,
+                                               [state.level_seed for state in states]))
+    reports = [write_effects(store, "", table, DECISION_OUTCOMES, WORDING, what)]
+    if fields:
+        reports.append(write_effects(
+            store, "field_", compare(fields, outcomes), outcomes, FIELD_WORDING,
+            f"The fields of {len(chosen)} of these forks. This table is a family of its own in "
+            "Holm's correction."))
+    single = [(group, found) for group, found in zip(arms, measured) if len(group.sources) == 1]
+    if single and len(single[0][0].conditions) > 1:
+        with store.file("curves") as temporary:
+            plot_coefficients(temporary, single, what.partition(". ")[0], args.seed)
+    store.write("report", value="\n".join(reports))
+    print("\n".join(summary(table, arms)))
     print(f"wrote {store.file_of('report')}, from {len(states)} forks; {skipped} levels left out")
 
 
-def things_of(args: argparse.Namespace) -> list[Thing]:
-    """The things that the vectors are about; none for a file or a pair.
+def parse_kinds(args: argparse.Namespace) -> list[VectorKind]:
+    """Return the kinds of the vectors; empty for a file or a pair.
 
     Raises:
         UserError: if flags exclude each other.
     """
-    known = [THINGS[name] for name in args.vector if name in THINGS]
+    known = [VECTOR_KINDS[name] for name in args.vector if name in VECTOR_KINDS]
     if args.compose:
         if args.vector != [CHEESE.name] or args.sources != [OWN] or args.offsets or args.choose_on:
             raise UserError("--compose is of the own cheese and top right vectors of the levels; "
@@ -218,7 +248,7 @@ def things_of(args: argparse.Namespace) -> list[Thing]:
                             f"right vector, not {len(args.coefficients)}")
         return [CHEESE, TOP_RIGHT]
     if known and len(args.vector) > 1:
-        raise UserError(f"--vector takes {' or '.join(THINGS)}, a file, or two levels, not "
+        raise UserError(f"--vector takes {' or '.join(VECTOR_KINDS)}, a file, or two levels, not "
                         f"{' and '.join(args.vector)}; use --compose for both vectors")
     if not known and (args.sources != [OWN] or args.offsets or OTHERS in args.controls):
         raise UserError("the vector of a file or a pair is the same for all levels; leave out "
@@ -226,187 +256,218 @@ def things_of(args: argparse.Namespace) -> list[Thing]:
     return known
 
 
-def given_vectors(args: argparse.Namespace, policy: Policy) -> dict:
-    """The vectors of a file or a pair, by layer.
+def expand_layers(policy: Policy, names: Sequence[str], at_once: bool = False) -> list[str]:
+    """Return the names of layers, with EACH replaced by every layer.
+
+    Args:
+        at_once: keep ALL, for all layers at once; otherwise it is replaced, too.
+
+    Raises:
+        UserError: if the agent has no such layer.
+    """
+    return [expanded for name in names for expanded in (
+        [ALL] if at_once and name == ALL else
+        [layer.name for layer in layers_named(policy, ALL if name == EACH else name)])]
+
+
+def load_vectors(args: argparse.Namespace, policy: Policy) -> dict[str, SteeringVector]:
+    """Return the vectors of a file or a pair, by layer.
 
     Raises:
         UserError: if there is no such file or pair, or it does not fit the agent.
     """
-    layers = None if args.layers is None else [
-        layer.name for name in args.layers
-        for layer in layers_named(policy, ALL if name == EACH else name)]
+    layers = None if args.layers is None else expand_layers(policy, args.layers)
     if len(args.vector) == 1 and args.vector[0].endswith(".npz"):
         return vectors_of_file(policy, layers, Path(args.vector[0]))
     if len(args.vector) == 1 or any(name.endswith(".npz") for name in args.vector):
-        raise UserError(f"--vector takes {', '.join(THINGS)}, one file <name>.npz, or two levels, "
-                        f"not {' and '.join(args.vector)}")
+        raise UserError(f"--vector takes {', '.join(VECTOR_KINDS)}, one file <name>.npz, or two "
+                        f"levels, not {' and '.join(args.vector)}")
     return vectors_of_pair(policy, layers or [LAYER], chosen_levels(
         args.vector, args.distribution_mode, args.use_backgrounds))
 
 
-def groups_of(args: argparse.Namespace, policy: Policy, things: Sequence[Thing],
-              of_file: Sequence[str]) -> list[Group]:
-    """The arms that are asked for.
+def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKind],
+              given: Sequence[str]) -> list[Arms]:
+    """Return the arms that the flags ask for.
 
     Args:
-        of_file: layers of the vectors that were given.
+        given: layers of the vectors of a file or a pair.
 
     Raises:
         UserError: if the agent has no such layer, or something is asked for twice.
     """
-    names = []
-    for name in args.layers or of_file or [LAYER]:
-        names += ([ALL] if name == ALL else
-                  [layer.name for layer in layers_named(policy, ALL if name == EACH else name)])
+    layers = expand_layers(policy, args.layers or given or [LAYER], at_once=True)
     coefficients = args.coefficients or (COMPOSED if args.compose else COEFFICIENTS)
-    sources = [FIXED] if not things else [*args.sources, *map(offset_source, args.offsets)]
-    for each in (names, list(coefficients), sources):
-        twice = next((value for value in each if each.count(value) > 1), None)
+    sources = [FIXED] if not kinds else [*args.sources, *map(offset_source, args.offsets)]
+    for values in (layers, list(coefficients), sources):
+        twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None and not args.compose:
             raise UserError(f"{twice} is asked for twice")
-    groups = []
-    for layer in names:
-        at = f" at {layer}" if len(names) > 1 else ""
+    arms = []
+    for layer in layers:
+        at = f" at {layer}" if len(layers) > 1 else ""
+
+        def condition(name: str, label: str, *values: float, layer=layer, at=at) -> Condition:
+            return Condition(name.format(layer), label + at, "", value=values)
+
         if args.compose:
             one, other = coefficients
-            groups.append(Group(
-                f"compose_{layer}", layer, tuple(Term(thing, OWN) for thing in things),
-                tuple(f"{name}_{layer}" for name in (CHEESE.name, TOP_RIGHT.name, "both")),
-                (f"cheese {one:+g}{at}", f"top right {other:+g}{at}", f"both{at}"),
-                ((one, 0.0), (0.0, other), (one, other)),
-                (f"interaction_{layer}", f"interaction{at}")))
+            arms.append(Arms(
+                f"compose_{layer}", layer, tuple(VectorSource(kind, OWN) for kind in kinds),
+                (condition(f"{CHEESE.name}_{{}}", f"cheese {one:+g}", one, 0.0),
+                 condition(f"{TOP_RIGHT.name}_{{}}", f"top right {other:+g}", 0.0, other),
+                 condition("both_{}", "both", one, other)),
+                condition("interaction_{}", "interaction")))
             continue
-        for source in sources:
-            groups.append(Group(
-                f"{source}_{layer}", layer, (Term(things[0] if things else None, source),),
-                tuple(f"{source}_{layer}_{c:+g}" for c in coefficients),
-                tuple(f"{source} {c:+g}{at}" for c in coefficients),
-                tuple((c,) for c in coefficients)))
-    return groups
+        arms += [Arms(f"{source}_{layer}", layer,
+                      (VectorSource(kinds[0] if kinds else None, source),),
+                      tuple(condition(f"{source}_{{}}_{c:+g}", f"{source} {c:+g}", c)
+                            for c in coefficients)) for source in sources]
+    return arms
 
 
-def forks_of(args: argparse.Namespace, things: Sequence[Thing]) -> tuple[list[MazeState], int]:
-    """Forks that can have the things, the mouse at the start, and how many levels are none.
+def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
+               ) -> tuple[list[MazeState], int]:
+    """Return forks with room for the vectors, mouse at the start, and the number of other levels.
 
     Raises:
-        UserError: if other levels are asked for, or too few are found.
+        UserError: if the flags ask for other levels, or too few are found.
     """
     if args.kind not in (None, FORK):
         raise UserError(f"only a fork has a decision square; leave out --kind '{args.kind}'")
     if args.levels is None:
         args.kind, args.num_mazes = FORK, args.num_mazes + args.choose_on
-        if TOP_RIGHT in things and args.size is None:
+        if TOP_RIGHT in kinds and args.size is None:
             args.size = (3, WORLD_DIMS[args.distribution_mode] - 2)
-    asked = levels_of(args)
-    room = 1 if TOP_RIGHT in things else 0
-    found = [state.with_mouse(state.grid.start) for state in asked
+    levels = levels_of(args)
+    room = 1 if TOP_RIGHT in kinds else 0
+    forks = [state.with_mouse(state.grid.start) for state in levels
              if kind_of(state.grid) == FORK and state.grid.margin >= room]
-    if not found:
-        raise UserError(f"none of the {len(asked)} levels is a fork"
+    if not forks:
+        raise UserError(f"none of the {len(levels)} levels is a fork"
                         + " with room for a path to the world's corner" * room)
-    return found, len(asked) - len(found)
+    return forks, len(levels) - len(forks)
 
 
-def with_sources(states: Sequence[MazeState], groups: Sequence[Group], pool: Sequence[MazeState],
+def with_sources(states: Sequence[MazeState], arms: Sequence[Arms], pool: Sequence[MazeState],
                  seed: int) -> tuple[list[MazeState], int]:
-    """The levels for which every source has a level, and how many have none."""
-    terms = {term for group in groups for term in group.terms
-             if term.source not in (OWN, MEAN, FIXED)}
+    """Return the levels for which every source has a level, and the number of others."""
+    sources = {(source.kind, source.source) for group in arms for source in group.sources
+               if source.source not in (OWN, MEAN, FIXED)}
     kept = [state for state in states if all(
-        source_level(term.thing, term.source, state, pool, seed) is not None for term in terms)]
+        source_level(kind, source, state, pool, seed) is not None
+        for kind, source in sources if kind is not None)]
     return kept, len(states) - len(kept)
 
 
-def check_numbers(args: argparse.Namespace, states: Sequence[MazeState]) -> None:
-    """See that there are enough forks.
-
-    Raises:
-        UserError: if there are not.
-    """
-    if len(states) < MIN_STARTS:
-        raise UserError(f"{len(states)} forks are left, and a comparison needs at least "
-                        f"{MIN_STARTS}; ask for more with --num_mazes, or take other --sources")
-
-
-def description(args: argparse.Namespace, groups: Sequence[Group], states: Sequence[MazeState],
-                choosing: Sequence[MazeState], precision: str) -> dict:
-    """Description of the run, for settings.json."""
-    files = [path for path in map(Path, args.vector) if path.is_file()]
-    return {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-            "vector": args.vector, "vector_sha256": [sha256(path) for path in files],
-            "groups": [[group.name, *map(list, group.coefficients)] for group in groups],
-            "controls": args.controls, "num_controls": args.num_controls, "seed": args.seed,
-            "num_sources": args.num_sources, "region": args.region, "exact": args.exact,
-            "precision": precision, "levels": [state.level_seed for state in states],
-            "choosing": [state.level_seed for state in choosing],
-            "levels_sha256": hashlib.sha256(json.dumps(
-                [state.grid.to_rows() for state in (*states, *choosing)]).encode()).hexdigest(),
-            "versions": versions()}
+def write_vectors(store: ResultStore, policy: Policy, layers: Sequence[str],
+                  kinds: Sequence[VectorKind], states: Sequence[MazeState],
+                  fixed: Mapping[str, Mapping[str, SteeringVector]]) -> None:
+    """Write the own vectors of some forks, and those that all levels share."""
+    vectors = {f"{kind.name}_{state.level_seed}": vectors_of_pairs(
+        policy, layers, *pair_frames([kind.pair(state)]),
+        np.array([(state.level_seed, state.level_seed)]), kind.name, [state.distribution_mode])
+        for kind in kinds for state in states}
+    for name, by_layer in {**vectors, **fixed}.items():
+        save_vectors(store.file_of("vectors", name), list(by_layer.values()))
 
 
-def layers_in(policy: Policy, groups: Sequence[Group]) -> list[str]:
-    """Names of all layers that vectors are added at."""
-    return list(dict.fromkeys(layer.name for group in groups
-                              for layer in layers_named(policy, group.layer)))
-
-
-def save_all_vectors(args: argparse.Namespace, store: ResultStore, policy: Policy,
-                     groups: Sequence[Group], things: Sequence[Thing],
-                     states: Sequence[MazeState], fixed: dict) -> None:
-    """Write the own vectors of the first forks, and those that all levels share."""
-    layers = layers_in(policy, groups)
-    for thing in things:
-        for state in states[:args.num_vectors]:
-            vectors = vectors_of_pairs(
-                policy, layers, *pairs_of_pictures([thing.pair(state)]),
-                [(state.level_seed, state.level_seed)], thing.name, [state.distribution_mode])
-            save_vectors(store.file_of("vectors", f"{thing.name}_{state.level_seed}"),
-                         list(vectors.values()))
-    for name, vectors in fixed.items():
-        save_vectors(store.file_of("vectors", f"{name}_mean" if name else "given"),
-                     list(vectors.values()))
-
-
-def measured(store: ResultStore, what: str, study: Study, groups: Sequence[Group],
-             states: Sequence[MazeState], fields: Sequence[Outcome] = ()) -> list[Measured]:
-    """Outcomes of the groups on forks, those that the folder lacks being computed.
+def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequence[Arms],
+            states: Sequence[MazeState], outcomes: Sequence[Outcome] = ()) -> list[Measurements]:
+    """Return the measurements of all arms on forks; those that the folder lacks are computed.
 
     Args:
-        what: where they are.
-        fields: outcomes of fields; none for those of decision squares.
+        entry: of the schema.
+        outcomes: of fields; empty for those of decision squares.
     """
-    found = []
-    with Progress(len(groups) * len(states), "fork") as progress:
-        for group in groups:
-            parts, at_a_time = [], 1 if fields else study.at_a_time(group)
-            for begin in range(0, len(states), at_a_time):
-                some = states[begin:begin + at_a_time]
-                parts.append(Measured(**store.compute(
-                    what, group.name, f"{begin:05d}",
-                    function=lambda group=group, some=some: vars(
-                        study.over_field(group, some[0], fields) if fields
-                        else study.at_decision_squares(group, some)))))
+    measured = []
+    with Progress(len(arms) * len(states), "fork") as progress:
+        for group in arms:
+            parts, number = [], 1 if outcomes else experiment.max_forks(group)
+            for begin in range(0, len(states), number):
+                some = states[begin:begin + number]
+
+                def compute(group=group, some=some) -> dict[str, np.ndarray]:
+                    return vars(experiment.over_field(group, some[0], outcomes) if outcomes
+                                else experiment.at_decision_squares(group, some))
+
+                parts.append(Measurements(**store.compute(entry, group.name, f"{begin:05d}",
+                                                          function=compute)))
                 progress.update(progress.done + len(some))
-            found.append(Measured.joined(parts))
-    return found
+            measured.append(Measurements.concatenate(parts))
+    return measured
 
 
-def write_results(store: ResultStore, groups: Sequence[Group], found: Sequence[Measured],
-                  parts: Sequence[tuple], states: Sequence[MazeState], seed: int) -> None:
-    """Write tables, report and figures."""
-    store.write("table", value=decisions_table(
-        groups, found, [state.level_seed for state in states]))
-    for (table, outcomes, wording, what), prefix in zip(parts, ("", "field_")):
-        store.write(f"{prefix}effects", value=table)
-        with store.file(f"{prefix}figure") as temporary:
-            plot_effects(temporary, table, outcomes,
-                         f"{wording.title}\n{what.partition('. ')[0]}", wording.controls)
-    plain = [(group, each) for group, each in zip(groups, found) if len(group.terms) == 1]
-    if plain and len(plain[0][0].coefficients) > 1:
-        with store.file("curves") as temporary:
-            plot_coefficients(temporary, *zip(*plain), parts[0][3].partition(". ")[0], seed)
-    with store.file("report") as temporary:
-        write_report(temporary, parts, [kind for kind in KINDS if f"p_{kind}" in parts[0][0]])
+def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
+                  outcomes: Sequence[Outcome], wording: Wording, what: str) -> str:
+    """Write table and figure of effects, and return their part of the report.
+
+    Args:
+        prefix: of the entries.
+        what: sentences on what was run.
+    """
+    store.write(f"{prefix}effects", value=table)
+    with store.file(f"{prefix}figure") as temporary:
+        plot_effects(temporary, table, outcomes, f"{wording.title}\n{what.partition('. ')[0]}",
+                     wording.controls)
+    kinds = [text for kind, text in CONTROL_KINDS.items() if f"p_{kind}" in table]
+    return report(table, outcomes, wording, f"{what} Controls: {', and '.join(kinds)}. An arm is "
+                  "compared with each kind by itself, and p (controls) is the largest of them.")
+
+
+def summary(table: pd.DataFrame, arms: Sequence[Arms]) -> list[str]:
+    """Return a sentence per arm: medians at its decision squares; of a contrast, mean departures.
+    """
+    lines, contrasts = [], {group.contrast.name for group in arms if group.contrast}
+    for arm, rows in table[~table["control"]].groupby("arm", sort=False):
+        rows = rows.set_index("outcome")
+        parts = [f"{label} " + (f"{rows['effect'][name]:+.3f}" if arm in contrasts else
+                                f"{rows['median_unaltered'][name]:.3f} to "
+                                f"{rows['median_altered'][name]:.3f}")
+                 + " (claimed)" * bool(rows["claimed"][name])
+                 for name, label in (("p_cheese", "P(cheese)"), ("p_corner", "P(corner)"),
+                                     ("p_other", "P(other)"))]
+        which = "means" if arm in contrasts else "medians"
+        lines.append(f"{rows['label'].iloc[0]}: {which}: {', '.join(parts)}; mean log-odds "
+                     f"{rows['effect']['log_odds']:+.3g} ({rows['low_95']['log_odds']:.3g} to "
+                     f"{rows['high_95']['log_odds']:.3g})")
+    return lines
+
+
+def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,
+                      seed: int) -> None:
+    """Draw P(cheese), P(corner) and P(other) over the coefficient, with a row of panels per arms.
+
+    Means with 95 % intervals over forks, medians, and the range of the controls' means.
+    """
+    shown = [outcome for outcome in DECISION_OUTCOMES if outcome.name.startswith("p_")]
+    figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")
+    panels = figure.subplots(len(measured), len(shown), squeeze=False, sharex=True, sharey=True)
+    bootstrap = ClusterBootstrap(np.arange(len(measured[0][1].before)), seed)
+    for row, (group, found) in zip(panels, measured):
+        x = np.array([0.0, *((each.value or ())[0] for each in group.conditions)])
+        order = np.argsort(x)
+        for axes, outcome in zip(row, shown):
+            place = DECISION_OUTCOMES.index(outcome)
+            after = found.after[..., place]  # (D, A, N)
+            before = np.broadcast_to(found.before[:, place], (len(after), 1, after.shape[2]))
+            values = np.concatenate([before, after], axis=1)[:, order]
+            low, high = bootstrap.interval(values[0])
+            means = values.mean(axis=2)
+            axes.fill_between(x[order], means[1:].min(axis=0), means[1:].max(axis=0),
+                              color="#DDDDDD", label=f"range of {len(means) - 1} controls' means")
+            axes.errorbar(x[order], means[0], yerr=np.abs([low, high] - means[0]), color=BLUE,
+                          marker="o", markersize=4, capsize=2, label="mean, 95 %")
+            axes.plot(x[order], np.median(values[0], axis=1), "D--", color=VERMILION, markersize=4,
+                      linewidth=0.8, label="median")
+            axes.set_title(f"{group.name}\n{outcome.label}", fontsize=8)
+            axes.set_ylim(-0.02, 1.02)
+            axes.grid(alpha=0.3)
+    for axes in panels[-1]:
+        axes.set_xlabel("coefficient", fontsize=9)
+    panels[0, 0].legend(fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
 
 
 if __name__ == "__main__":

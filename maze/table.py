@@ -7,9 +7,7 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.errors import UserError, script_main
-from maze.studies.claims import CLAIMS
-from maze.studies.results import StudiesFolder
-from maze.studies.study_rows import findings_of
+from maze.studies.claims import CLAIMS, StudiesFolder, findings_of
 from stats.claims import FINDINGS_NAME, TABLE_NAME
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from maze.studies import results
+from maze.studies import claims
 from maze.studies.claims import CLAIMS
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
 from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
@@ -29,10 +29,10 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
     """Every stage of the studies of maze agents, and the table of what was found."""
     stages = [stage for name in preset.agents for stage in _AgentStages(preset, name).all()]
     tables = {f"{name}_{study}": (f"{ROOM}/{name}/{study}/**/*.csv",)
-              for name in preset.agents for study in results.STUDIES}
-    tables |= {f"{name}_{results.EVALUATED}_{place}": (
-        f"{ROOM}/{name}/{results.EVALUATED}/{place}.json",)
-        for name in preset.agents for place in results.PLACES}
+              for name in preset.agents for study in claims.STUDIES}
+    tables |= {f"{name}_{claims.EVALUATED}_{place}": (
+        f"{ROOM}/{name}/{claims.EVALUATED}/{place}.json",)
+        for name in preset.agents for place in claims.PLACES}
     page = [_page("maze_page", [place_of(name) for name in preset.agents], [*preset.agents])
             ] if preset.page else []
     return (*stages, *page, Stage(
@@ -64,40 +64,40 @@ class _AgentStages:
         exact = ("--exact",) if preset.exact else ()
         both = ("--controls", "permuted", "gaussian")
         steer = {
-            results.STEERING: ("--num_mazes", forks, "--coefficients", *COEFFICIENTS, *both,
+            claims.STEERING: ("--num_mazes", forks, "--coefficients", *COEFFICIENTS, *both,
                                "--num_fields", "0"),
-            results.FIELDS: ("--num_mazes", str(preset.field_forks), "--coefficients", "-1",
+            claims.FIELDS: ("--num_mazes", str(preset.field_forks), "--coefficients", "-1",
                              *both, "--num_fields", str(preset.field_forks)),
-            results.SOURCES: ("--num_mazes", str(preset.source_forks), "--coefficients", "-1",
+            claims.SOURCES: ("--num_mazes", str(preset.source_forks), "--coefficients", "-1",
                               "--sources", "own", "same_square", "other", "mean", "--offsets",
                               *OFFSETS, "--num_fields", "0"),
-            results.LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients", "-1",
+            claims.LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients", "-1",
                              "--layers", "each", "--num_fields", "0", "--num_vectors", "0"),
-            results.ALL_LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients",
+            claims.ALL_LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients",
                                  EVERYWHERE, "--layers", "all", "--num_fields", "0",
                                  "--num_vectors", "0"),
-            results.TOP_RIGHT: ("--num_mazes", forks, "--vector", "top_right", "--coefficients",
+            claims.TOP_RIGHT: ("--num_mazes", forks, "--vector", "top_right", "--coefficients",
                                 *CORNER_COEFFICIENTS, "--num_fields",
                                 str(min(EXACT_FORKS, preset.steering_forks)), *exact),
-            results.BOTH: ("--num_mazes", forks, "--compose", "--num_fields", "0"),
+            claims.BOTH: ("--num_mazes", forks, "--compose", "--num_fields", "0"),
         }
         return [
             *(self._evaluated(name, region) for name, region in (
-                (results.REGION, preset.region), (results.ANYWHERE, 0), (results.CORNER, 1))),
-            self._study(results.BEHAVIOUR, "maze.behaviour", (
+                (claims.REGION, preset.region), (claims.ANYWHERE, 0), (claims.CORNER, 1))),
+            self._study(claims.BEHAVIOUR, "maze.behaviour", (
                 "--kind", "fork", "--num_mazes", str(preset.behaviour_forks), "--max_tried",
                 str(10 * preset.behaviour_forks), "--region", str(preset.region), "--regress",
                 *exact)),
             *(self._study(name, "maze.steering", (*argv, "--num_controls", controls))
               for name, argv in steer.items()),
-            self._study(results.CHANNELS, "maze.channels", (
+            self._study(claims.CHANNELS, "maze.channels", (
                 "--kind", "fork", "--num_mazes", str(preset.channel_mazes), "--num_controls",
                 controls), CHOOSING),
             *(self._of_channels(name, "maze.retargeting", (
                 "--num_mazes", str(preset.retargeted_mazes), *argv)) for name, argv in (
-                    (results.RETARGETING, ("--strongest", "1", "--move_cheese")),
-                    (results.ALL_RETARGETING, ("--value", ALL_CHANNELS_VALUE)))),
-            self._of_channels(results.SCRUBBING, "maze.scrubbing", (
+                    (claims.RETARGETING, ("--strongest", "1", "--move_cheese")),
+                    (claims.ALL_RETARGETING, ("--value", ALL_CHANNELS_VALUE)))),
+            self._of_channels(claims.SCRUBBING, "maze.scrubbing", (
                 "--num_mazes", str(preset.scrubbed_mazes))),
             _fields(f"{self._agent}_fields", f"{self._agent}/fields", self._place,
                     preset.drawn_mazes, preset.seed, self._game),
@@ -108,9 +108,9 @@ class _AgentStages:
         return "--distribution_mode", self._preset.distribution_mode
 
     def _evaluated(self, name: str, region: int) -> Stage:
-        path = f"{ROOM}/{self._agent}/{results.EVALUATED}/{name}.json"
+        path = f"{ROOM}/{self._agent}/{claims.EVALUATED}/{name}.json"
         return Stage(
-            f"{self._agent}_{results.EVALUATED}_{name}", "evaluate",
+            f"{self._agent}_{claims.EVALUATED}_{name}", "evaluate",
             ("--model_file", self._place, "--env_name", "maze", *self._game, "--cheese_region",
              str(region), "--num_episodes", str(self._preset.evaluated_levels), "--seed",
              str(self._preset.seed), "--output", f"{OUTPUT}/{path}"),

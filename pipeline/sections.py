@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from maze.studies import results
+from maze.studies import claims
 from pipeline.attribution_stages import ROOM as ATTRIBUTION
 from pipeline.maze_stages import ROOM, TABLE
 from pipeline.presets import AnyPreset, AttributionPreset, MazePreset
@@ -318,7 +318,7 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
         more=(Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),), tools=(MAZE_PAGE,))]
     for agent in preset.agents:
         folder = f"{ROOM}/{agent}"
-        evaluated = f"{agent}_{results.EVALUATED}_{results.REGION}"
+        evaluated = f"{agent}_{claims.EVALUATED}_{claims.REGION}"
         sections.append(Section(
             agent, f"What does {agent} want?",
             "Arrows show where the agent goes from each square. Further figures show how often it "
@@ -333,23 +333,23 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
                 Files(f"{agent}_rollouts", (f"{folder}/rollouts/*.mp4",),
                       "Unpatched, without the cheese vector, and with the vector to the corner.",
                       3),
-                Files(f"{agent}_{results.BEHAVIOUR}", (f"{folder}/behaviour/*.png",),
+                Files(f"{agent}_{claims.BEHAVIOUR}", (f"{folder}/behaviour/*.png",),
                       "Getting the cheese, by level and by feature.", 2),
-                Files(f"{agent}_{results.STEERING}", (f"{folder}/steering/coefficients.png",),
+                Files(f"{agent}_{claims.STEERING}", (f"{folder}/steering/coefficients.png",),
                       "The cheese vector by coefficient."),
-                Files(f"{agent}_{results.TOP_RIGHT}",
+                Files(f"{agent}_{claims.TOP_RIGHT}",
                       (f"{folder}/steering_top_right/coefficients.png",),
                       "The vector to the corner by coefficient."),
-                Files(f"{agent}_{results.CHANNELS}", (f"{folder}/channels/channels.png",),
+                Files(f"{agent}_{claims.CHANNELS}", (f"{folder}/channels/channels.png",),
                       "Tracking scores and probes."),
-                Files(f"{agent}_{results.RETARGETING}",
+                Files(f"{agent}_{claims.RETARGETING}",
                       (f"{folder}/retargeting/*/retargeting.png",),
                       "Where the mouse goes with a cell of the strongest channel set, and with the "
                       "cheese moved.", 2),
-                Files(f"{agent}_{results.ALL_RETARGETING}",
+                Files(f"{agent}_{claims.ALL_RETARGETING}",
                       (f"{folder}/retargeting_all/*/retargeting.png",),
                       "Where the mouse goes with a cell of all chosen channels set."),
-                Files(f"{agent}_{results.SCRUBBING}", (f"{folder}/scrubbing/scrubbing.png",),
+                Files(f"{agent}_{claims.SCRUBBING}", (f"{folder}/scrubbing/scrubbing.png",),
                       "Channels resampled from other levels."))))
     return tuple(sections)
 

@@ -2,14 +2,15 @@
 
 Fields can be subtracted: with and without a patch, or with the mouse facing either way.
 
-Letters in shape comments: n squares, A = 15 actions, D hidden state.
+Letters in shape comments: n squares, A = 15 actions, D hidden state, F facings, R = F n frames
+(facing by facing), P resumed passes, C H W maps of a layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
 from envs.procgen_env import EnvConfig
+from interventions.partial_forward import PartialForward, Prefix
 from maze.field.stamps import Stamps
 from maze.level.grid import CHEESE, WALL, Grid, Square
 from maze.level.state import MazeState, draw, stock_state
@@ -230,6 +232,12 @@ def frame_source(state: MazeState) -> FrameSource:
     return stamp_frames(state) if stamped else drawn_frames(state)
 
 
+def frames_at(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndarray:
+    """Return a frame of each level with the mouse on a square, facing 0, uint8 (n, 64, 64, 3)."""
+    return np.concatenate([frame_source(state)(np.array([square]), np.zeros(1, np.int64))
+                           for state, square in zip(states, squares, strict=True)])
+
+
 def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: int = 0,
                  memory: str = START, frames: FrameSource | None = None) -> Field:
     """The field of an agent on a level. Patches of scopes that are open act on it: a square's step
@@ -278,6 +286,60 @@ def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
     left, right = (vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
                    for facing in (0, 1))
     return left, right
+
+
+def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, values: np.ndarray,
+                     facings: Sequence[int], memory: str) -> tuple[Field, ...]:
+    """Split outputs on squares, facing by facing, into a field per facing.
+
+    Args:
+        squares: (n, 2).
+        log_probs, values: float32 (F n, A) and (F n,).
+    """
+    parts = zip(facings, np.split(log_probs, len(facings)), np.split(values, len(facings)))
+    return tuple(Field(grid, squares, logs, value, facing, memory)
+                 for facing, logs, value in parts)
+
+
+class ResumedField:
+    """The frames of a level, run up to a layer, from which fields are resumed.
+
+    Args:
+        forward: agent and layer.
+        squares: of the mouse; agents with memory see each as at an episode's start.
+        facings: of the mouse.
+
+    Attributes:
+        grid: of the level.
+        squares: int64 (n, 2).
+        facings: F of them.
+        memory: as in :class:`Field`.
+        prefix: the R passes up to the layer.
+    """
+
+    def __init__(self, forward: PartialForward, state: MazeState, squares: Sequence[Square],
+                 facings: Sequence[int] = (0,)):
+        self.grid, self.squares = state.grid, np.array(squares, np.int64).reshape(-1, 2)
+        self.facings = tuple(facings)
+        self.memory = START if forward.policy.recurrent else NO_MEMORY
+        source = frame_source(state)
+        with torch.no_grad():
+            prefixes = [forward.run_to(source(self.squares, np.full(len(self.squares), facing)))
+                      for facing in self.facings]
+        self.prefix = Prefix(forward, torch.cat([prefix.activations for prefix in prefixes]),
+                             tuple(map(torch.cat, zip(*(prefix.also_read for prefix in prefixes)))))
+
+    @torch.no_grad()
+    def resume(self, activations: Tensor | None = None, rows: np.ndarray | None = None
+               ) -> tuple[np.ndarray, np.ndarray]:
+        """Return log-probabilities of the actions (P, A) and values (P,).
+
+        Args:
+            activations: replace the layer's output (P, C, H, W); by default it is kept.
+            rows: frame of each pass (P,); by default all in order.
+        """
+        output = self.prefix.run_from(activations, None if rows is None else torch.as_tensor(rows))
+        return output.log_probs.float().cpu().numpy(), output.values.float().cpu().numpy()
 
 
 def _without_cheese(grid: Grid) -> Grid:

@@ -60,7 +60,7 @@ class Chain:
     transition: csr_array
 
     @classmethod
-    def of(cls, fields: tuple[Field, Field]) -> Chain:
+    def of(cls, fields: Sequence[Field]) -> Chain:
         """The chain of a level.
 
         Args:
@@ -171,7 +171,7 @@ class Reaching:
     steps: float
 
 
-def reaching(fields: tuple[Field, Field], region: int, steps: int = EPISODE_STEPS) -> Reaching:
+def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -> Reaching:
     """Exact probabilities of a level.
 
     Args:

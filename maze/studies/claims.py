@@ -1,11 +1,61 @@
-"""Published claims on maze agents, row by row, with their numbers, and how they are measured here.
+"""Published claims on maze agents, and the findings of an agent's studies for each of them.
+
+``analysis/maze/<agent>/`` has a folder per study. Of every row with a test, one number is primary;
+these are corrected together over the whole table.
 
 Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
 2310.08043), "Add a top-right vector" (2023), "Behavioural statistics for a maze-solving agent"
 (2023).
 """
 
-from stats.claims import Claim, ClaimsTable
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from common.description import read_description
+from common.errors import UserError
+from common.results import ResultStore
+from maze.studies import behaviour
+from maze.studies.channels import (
+    CHANNEL_FILES,
+    CHEESE,
+    EFFECT_COLUMNS,
+    GOT_CHEESE,
+    NOTHING_NAME,
+    PUBLISHED,
+    REPORTING,
+)
+from maze.studies.retargeting import ALL, JUDGED_COLUMNS, MOVED_CHEESE, RETARGETING_FILES
+from maze.studies.scrubbing import CONDITION_COLUMNS, CONTRAST_COLUMNS, SCRUBBING_FILES
+from maze.studies.steering import STEERING_FILES
+from stats.claims import Claim, ClaimsTable, Finding, read_rows
+
+EVALUATED = "evaluated"
+PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # of the cheese
+BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retargeting", "scrubbing"
+STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
+LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
+TOP_RIGHT, BOTH = "steering_top_right", "steering_both"
+ALL_RETARGETING = "retargeting_all"  # all chosen channels, where RETARGETING has the strongest
+STUDIES = (BEHAVIOUR, STEERING, FIELDS, SOURCES, LAYERS, ALL_LAYERS, TOP_RIGHT, BOTH, CHANNELS,
+           RETARGETING, ALL_RETARGETING, SCRUBBING)
+# Of each study the file that it writes last, or instead.
+_LAST = {**dict.fromkeys(STUDIES, ("report.md",)), CHANNELS: ("channels.csv",),
+         **dict.fromkeys((RETARGETING, ALL_RETARGETING), ("*/targets.csv", NOTHING_NAME)),
+         SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
+P_CHEESE, P_CORNER, P_OTHER = "p_cheese", "p_corner", "p_other"
+LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
+          "log_odds": "log-odds of cheese against corner"}
+_NO_ENDS = (math.nan, math.nan)  # of an interval
+_NUM_FEATURES_SHOWN = 3
 
 CLAIMS = ClaimsTable({
     1: Claim("a trained agent reaches the cheese in nearly every episode of its region (a curve)",
@@ -69,3 +119,323 @@ CLAIMS = ClaimsTable({
     "Agents that share a teacher share part of what it knows; their model cards say how much.",
     "Row 17: the published numbers are a norm that shrinks with the size of a maze; findings.csv "
     "has it, too."))
+
+
+class StudiesFolder:
+    """The studies of one agent.
+
+    Args:
+        path: holds a folder for each study.
+
+    Raises:
+        UserError: if there is no such folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder {self.path} of studies of an agent")
+
+    def has(self, study: str) -> bool:
+        """Whether a study is finished."""
+        return any(any((self.path / study).glob(name)) for name in _LAST[study])
+
+    def settings(self, study: str) -> dict:
+        """Return the settings of the run that made a study."""
+        return read_description(self.path / study / "settings.json")
+
+    def num_levels(self, study: str) -> int:
+        """Return the number of levels of a study; 0 if its settings do not list them."""
+        levels = self.settings(study).get("levels")
+        return len(levels) if isinstance(levels, list) else 0
+
+    def evaluation(self, cheese: str) -> dict:
+        """Return the result of evaluate.py with the cheese in one of PLACES; empty if there is
+        none."""
+        return read_description(self.path / EVALUATED / f"{cheese}.json")
+
+    def steering(self, study: str, fields: bool = False) -> pd.DataFrame:
+        """Return the effects of vectors at decision squares, or over fields (possibly none)."""
+        store = ResultStore(self.path / study, STEERING_FILES)
+        if fields and not store.has("field_effects"):
+            return store.read("effects").iloc[:0]
+        return store.read("field_effects" if fields else "effects")
+
+    @property
+    def channels(self) -> ResultStore:
+        return ResultStore(self.path / CHANNELS, CHANNEL_FILES)
+
+    def retargeting(self, study: str) -> ResultStore:
+        return ResultStore(self.path / study, RETARGETING_FILES)
+
+    @property
+    def scrubbing(self) -> ResultStore:
+        return ResultStore(self.path / SCRUBBING, SCRUBBING_FILES)
+
+
+def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
+    """Return all findings of an agent, and the reasons why rows have none.
+
+    Raises:
+        UserError: if a table is damaged.
+    """
+    findings = read_rows([(1, _evaluated)], folder)
+    reasons = {3: "no agents with other regions have been trained yet"}
+    if not findings:
+        reasons[1] = "it has not been evaluated"
+    for study, rows in _ROWS.items():
+        for row, read in rows.items():
+            if not folder.has(study):
+                reasons.setdefault(row, f"{study} has not been run to its end")
+                continue
+            numbers = read_rows([(row, read)], folder)
+            findings += numbers
+            if not numbers:
+                reasons.setdefault(row, "no channel of the layer was chosen as following the cheese"
+                                   if row in (15, 16, 17) else f"{study} gives none")
+    return sorted(findings, key=lambda finding: finding.row), reasons
+
+
+def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 1."""
+    for place, levels in ((REGION, "cheese in the region"), (ANYWHERE, "cheese anywhere"),
+                          (CORNER, "cheese in the corner")):
+        result = folder.evaluation(place)
+        if result:
+            yield Finding(levels, f"success, {levels}", result["success_rate"],
+                          *result["success_interval"], result["num_episodes"], shown=True)
+
+
+def _behaviour(row: int, folder: StudiesFolder) -> Iterator[Finding]:
+    """Rows 2, 4 and 5; only numbers that were published are shown."""
+    findings = [finding for finding in behaviour.read_findings(folder.path / BEHAVIOUR)
+                if finding.row == row]
+    of_played = f"target: {behaviour.PLAYED_LABEL}"
+    best = itertools.islice(
+        (finding.measure for finding in findings if finding.measure.startswith("accuracy ")
+         and finding.levels == of_played), _NUM_FEATURES_SHOWN)
+    shown = {2: {behaviour.SUCCESS, behaviour.EXACT_LABEL, f"first is {behaviour.CHEESE}",
+                 f"first is {behaviour.REGION}"}, 4: set(best)}.get(row, set())
+    for finding in findings:
+        published_set = (row == 5 and finding.measure.startswith("three: ")
+                         and not finding.measure.endswith("log_loss"))
+        yield dataclasses.replace(
+            finding, measure=finding.measure.replace("three: ", ""),
+            shown=(row == 2 or finding.levels == of_played)
+            and (finding.measure in shown or published_set))
+
+
+def _select(table: pd.DataFrame, label: str, outcome: str) -> Iterator[Any]:
+    """Yield the rows of an arm and outcome, without controls."""
+    rows = table[(table["label"] == label) & (table["outcome"] == outcome)
+                 & ~table["control"].astype(bool)]
+    yield from rows.itertuples()
+
+
+def _labels(table: pd.DataFrame) -> list[str]:
+    """Return the labels of the arms, without controls."""
+    return table.loc[~table["control"].astype(bool), "label"].drop_duplicates().tolist()
+
+
+def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_levels: int = 0,
+            primary: bool = False, shown: bool = True) -> Iterator[Finding]:
+    """Yield the effect of an arm on an outcome, if the table has it."""
+    for row in _select(table, label, outcome):
+        yield Finding.of_effect("forks", measure, row, num_levels, primary=primary,
+                                shown=shown or primary)
+
+
+def _contrast(measure: str, row: Any, num_levels: int) -> Finding:
+    """Return a primary finding that has no meaningful base."""
+    return Finding("forks", measure, row.effect, row.low_95, row.high_95, num_levels,
+                   p_holm=row.p_holm, p=row.p, p_control=row.p_control, primary=True, shown=True)
+
+
+def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> Iterator[Finding]:
+    """Rows 6 and 7; the first outcome is primary."""
+    table, num = folder.steering(STEERING), folder.num_levels(STEERING)
+    label = f"own {coefficient}"
+    for row in _select(table, label, P_CHEESE):
+        yield Finding("forks", f"median {LABELS[P_CHEESE]}",
+                      row.median_altered - row.median_unaltered, *_NO_ENDS, num,
+                      row.median_unaltered, altered=row.median_altered, shown=True)
+    for outcome in outcomes:
+        yield from _effect(table, label, outcome, LABELS[outcome], num, outcome == outcomes[0])
+
+
+def _random_vectors(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 8: means over the draws of Gaussian vectors, with the range of the draws."""
+    table, num = folder.steering(FIELDS, fields=True), folder.num_levels(FIELDS)
+    for outcome, measure in (("mean_total_variation", "mean total variation"),
+                             ("into_walls", "moves into walls"), ("stay", "stays")):
+        draws = table[table["label"].str.startswith("own -1, gaussian")
+                      & (table["outcome"] == outcome)]
+        if len(draws):
+            effect = draws["effect"]
+            yield Finding(f"{len(draws)} Gaussian vectors", f"{measure}, Gaussian vectors",
+                          effect.mean(), effect.min(), effect.max(), num,
+                          draws["unaltered"].mean(), altered=draws["altered"].mean(), shown=True)
+        yield from _effect(table, "own -1", outcome, f"{measure}, the cheese vector", num,
+                           outcome == "mean_total_variation")
+
+
+def _sources(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 9."""
+    table, num = folder.steering(SOURCES), folder.num_levels(SOURCES)
+    for label in _labels(table):
+        source = label.removesuffix(" -1")
+        words = {"own": "its own", "same_square": "cheese at the same square",
+                 "other": "cheese anywhere else", "mean": "mean of other levels"}.get(
+            source, source.replace("offset_", "cheese ") + " squares off")
+        yield from _effect(table, label, P_CHEESE, f"P(cheese), {words}", num,
+                           source == "same_square")
+
+
+def _without_cheese(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 10."""
+    yield from _effect(folder.steering(FIELDS, fields=True), "own -1", "distance_to_other_level",
+                       "mean total variation from the level without cheese",
+                       folder.num_levels(FIELDS), primary=True)
+
+
+def _layers(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 11, each layer by itself: how many act, and the strongest."""
+    table, num = folder.steering(LAYERS), folder.num_levels(LAYERS)
+    table = table[~table["control"] & (table["outcome"] == P_CHEESE)]
+    if len(table):
+        yield Finding("layers", f"layers at which P(cheese) falls, claimed, of {len(table)}",
+                      float((table["claimed"] & (table["effect"] < 0)).sum()), *_NO_ENDS, num,
+                      shown=True)
+    for place, row in enumerate(table.sort_values("effect").itertuples()):
+        layer = row.label.partition(" at ")[2]
+        yield from _effect(table, row.label, P_CHEESE, f"P(cheese), {layer}", num,
+                           shown=place == 0)
+
+
+def _all_layers(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 11, all layers at once."""
+    table = folder.steering(ALL_LAYERS)
+    label = table["label"].iloc[0]
+    yield from _effect(table, label, P_CHEESE, f"P(cheese), all layers at {label.split()[1]}",
+                       folder.num_levels(ALL_LAYERS), primary=True)
+
+
+def _corner(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 12."""
+    table, num = folder.steering(TOP_RIGHT), folder.num_levels(TOP_RIGHT)
+    for label in _labels(table):
+        yield from _effect(table, label, P_CORNER, f"P(corner) at {label.removeprefix('own ')}",
+                           num, label == "own +1")
+    yield from _effect(folder.steering(TOP_RIGHT, fields=True), "own +1", "exact_region_first",
+                       "exact P(region before cheese) at +1")
+
+
+def _both(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 13."""
+    table, num = folder.steering(BOTH), folder.num_levels(BOTH)
+    for label in ("cheese -1", "top right +1", "both"):
+        yield from _effect(table, label, P_CORNER, f"P(corner), {label}", num)
+    for row in _select(table, "interaction", "log_odds"):
+        yield _contrast("interaction in log-odds", row, num)
+
+
+def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 14: at the layer that the other studies examine, and by layer."""
+    table = folder.channels.read("channels")
+    main_layer = str(folder.settings(CHANNELS).get("layer"))
+    table = table[(table["thing"] == CHEESE) & (table["mapping"] == PUBLISHED)
+                  & (table["set"] == REPORTING)]
+    for layer, rows in table.groupby("layer", sort=False):
+        chosen = rows[rows["chosen"]]
+        kept, num = chosen[chosen["tracks"]], int(rows["num_levels"].iloc[0])
+        numbers = ", ".join(map(str, kept.sort_values("contrast", ascending=False)["channel"]))
+        yield Finding(layer, f"of {len(chosen)} chosen of {len(rows)} channels, those that "
+                      f"follow the cheese{f' ({numbers})' if numbers else ''}",
+                      float(len(kept)), *_NO_ENDS, num, shown=layer == main_layer)
+        for channel in kept.itertuples() if layer == main_layer else ():
+            yield Finding(layer, f"channel {channel.channel}, mean elsewhere and at the cheese",
+                          channel.at - channel.elsewhere, *_NO_ENDS, num, channel.elsewhere,
+                          altered=channel.at, shown=channel.contrast == kept["contrast"].max())
+
+
+def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 15: the channel with the best score, and the chosen ones together."""
+    store = folder.channels
+    table = (store.read("effects") if store.has("effects")
+             else pd.DataFrame(columns=list(EFFECT_COLUMNS)))
+    first = table["label"].iloc[0].partition(" times ")[0] if len(table) else ""
+    num = int(folder.settings(CHANNELS).get("num_forks") or 0)
+    for label in _labels(table):
+        yield from _effect(table, label, P_CHEESE, f"P(cheese), {label}", num,
+                           label == f"{first} times -1", label.startswith(f"{first} times"))
+
+
+def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 16: the strongest channel, whose test is the row's, or all chosen channels."""
+    store, is_primary = folder.retargeting(study), study == RETARGETING
+    for arm in store.keys("parts"):
+        parts = store.read("parts", arm)
+        name = "moved cheese" if arm == MOVED_CHEESE else patch
+        for row in parts.itertuples():
+            where = "" if row.by == ALL else f", {row.by} {row.part}"
+            yield Finding(
+                f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
+                row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
+                altered=row.patched, shown=row.outcome == "path" and (
+                    row.by == ALL or (is_primary and row.by.startswith("off")
+                                      and arm != MOVED_CHEESE)))
+        tested = (store.read("effects", arm) if store.has("effects", arm)
+                  else pd.DataFrame(columns=list(JUDGED_COLUMNS)))
+        tested = tested[~tested["control"].astype(bool)]
+        if len(tested):  # against each kind of control: the weaker evidence counts
+            yield Finding.of_effect(
+                "targets with controls", f"path probability, {name}, tested",
+                tested.sort_values("p_control").iloc[-1], int(parts["levels"].max()),
+                primary=is_primary, shown=True)
+
+
+def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 17."""
+    store, num = folder.scrubbing, folder.num_levels(SCRUBBING)
+    if store.has("table"):
+        conditions, contrasts = store.read("conditions"), store.read("contrasts")
+    else:
+        conditions = pd.DataFrame(columns=list(CONDITION_COLUMNS))
+        contrasts = pd.DataFrame(columns=list(CONTRAST_COLUMNS), dtype=object)
+    for row in conditions[conditions["outcome"].isin(("total_variation",
+                                                      "published_size"))].itertuples():
+        channels = "these channels" if row.channels == "hypothesis" else "random channels"
+        size = "total variation" if row.outcome == "total_variation" else "published norm"
+        yield Finding("forks", f"{size}, {channels}, cheese at "
+                      f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
+                      row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
+    rows = contrasts[~contrasts["control"].astype(bool)
+                     & (contrasts["outcome"] == "total_variation")]
+    for row in rows.itertuples():
+        yield _contrast("(another - same square) of these less of random channels", row, num)
+
+
+def _probes(folder: StudiesFolder) -> Iterator[Finding]:
+    """Row 18: every layer; the best of each target is shown."""
+    table = folder.channels.read("probes")
+    table = table[table["metric"].isin(("auc", "r2")) | (
+        (table["target"] == GOT_CHEESE) & (table["metric"] == "accuracy"))]
+    best = set(table.groupby(["target", "metric"], sort=False)["score"].idxmax())
+    for row in table.itertuples():
+        yield Finding(row.layer, f"{row.target}, {row.metric}, {row.layer}, shuffled labels "
+                      f"{row.shuffled:.3f}", row.score, row.low_95, row.high_95, row.num_levels,
+                      row.base, shown=row.Index in best)
+
+
+_ROWS: dict[str, dict[int, Callable[[StudiesFolder], Iterator[Finding]]]] = {
+    BEHAVIOUR: {row: functools.partial(_behaviour, row) for row in (2, 4, 5)},
+    STEERING: {6: functools.partial(_own, "-1", (P_CHEESE, P_CORNER, P_OTHER)),
+               7: functools.partial(_own, "+1", ("log_odds", P_CHEESE))},
+    FIELDS: {8: _random_vectors, 10: _without_cheese},
+    SOURCES: {9: _sources}, LAYERS: {11: _layers}, ALL_LAYERS: {11: _all_layers},
+    TOP_RIGHT: {12: _corner}, BOTH: {13: _both},
+    CHANNELS: {14: _tracking, 15: _multiplied, 18: _probes},
+    RETARGETING: {16: functools.partial(_retargeted, RETARGETING, "cell set")},
+    ALL_RETARGETING: {16: functools.partial(_retargeted, ALL_RETARGETING,
+                                            "all channels' cell set")},
+    SCRUBBING: {17: _scrubbed}}

@@ -25,7 +25,7 @@ from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS
 from stats.significance import holm, sign_flip_p
 
 FOLDS = 10
-FEWEST = 10  # levels of either outcome, of which each fold then has one
+MIN_LEVELS = 10  # levels of either outcome, of which each fold then has one
 RESAMPLINGS = 400  # of levels, each with a fit
 NUM_SUBSETS = 200
 SINGLE, SET, ALL = "single", "set", "all"
@@ -128,9 +128,9 @@ def check_outcomes(target: np.ndarray, name: str) -> None:
         UserError: if there are not.
     """
     either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
-    if min(either) < FEWEST:
-        raise UserError(f"a regression needs at least {FEWEST} levels of either outcome; of {name} "
-                        f"there are {either[0]:.3g} and {either[1]:.3g}: take more levels")
+    if min(either) < MIN_LEVELS:
+        raise UserError(f"a regression needs at least {MIN_LEVELS} levels of either outcome; of "
+                        f"{name} there are {either[0]:.3g} and {either[1]:.3g}: take more levels")
 
 
 def _fit_single(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:

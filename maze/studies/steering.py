@@ -1,18 +1,33 @@
 """Effects of steering vectors on forks: at the decision square, and over the whole field.
 
-Vectors are added at one layer, or at all. The passes of a picture share what comes before it.
+The experiment: vectors are added to a layer's output, or to that of all layers, with several
+coefficients (:class:`Arms`); the probabilities of the agent's next step are measured without and
+with them, and with control vectors (:class:`Experiment`); the changes are compared with those by
+the controls (:func:`compare_arms`). All forward passes of a frame share what comes before the
+layer.
 
-Letters in shape comments: N forks, n of them at a time, B pictures, D draws (the vectors, then
-their controls), A arms, K outcomes, … a layer's shape.
+A result folder has::
+
+    decisions/<arms>/<number>.npz     outcomes of some forks at their decision squares
+    fields/<arms>/<number>.npz        the same over the fields of forks
+    choosing/<arms>/<number>.npz      outcomes of the forks on which layer and coefficient are
+                                      chosen; see :class:`Measurements` for the arrays
+    vectors/<name>.npz                steering vectors
+    decisions.csv                     a row per arm and fork
+    effects.csv, field_effects.csv    a row per arm and outcome
+
+Letters in shape comments: N forks, n of them at a time, B frames, D draws (the vectors, then their
+controls), A arms, K outcomes, … a layer's shape.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,39 +36,35 @@ from agents.hooks import patched
 from agents.layers import ALL, layers_named
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
-from interventions.controls import OTHERS, controls_of
+from common.results import Array, Entry, File, Npz, Schema, Table, Text
+from interventions.controls import GAUSSIAN, OTHERS, PERMUTED, controls_of
 from interventions.partial_forward import PartialForward
 from interventions.patches import Add
 from interventions.vectors import SteeringVector
 from maze.field.fields import (
     NO_MEMORY,
     START,
-    Field,
     difference,
+    fields_by_facing,
     frame_source,
+    frames_at,
     grouped,
     vector_field,
 )
 from maze.field.outcomes import at_decisions, decision_steps, outcomes
 from maze.level.state import MazeState
-from maze.studies.vectors import (
-    FIXED,
-    MEAN,
-    OTHER,
-    Thing,
-    differences,
-    pictures_of,
-    repeated,
-    source_level,
-)
-from stats.effects import Outcome
+from maze.studies.vectors import FIXED, MEAN, OTHER, VectorKind, level_vectors, source_level
+from stats.effects import Condition, Outcome, compare_conditions, with_verdicts
 
-MAX_AT_A_TIME = 64  # forks
-_MAX_ENTRIES = 1 << 21  # of the vectors of those; every control has as many
+CONTROL_KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
+                 GAUSSIAN: "Gaussian vectors of the same norm",
+                 OTHERS: "vectors of levels with the thing elsewhere"}
+MAX_FORKS = 64  # at a time
+_MAX_ENTRIES = 1 << 21  # of their vectors; every control has as many
 _TO_OTHER_LEVEL = "distance_to_other_level"
 SIZES = ("in_std", "norm", "relative")
 
-DECISIONS = (
+DECISION_OUTCOMES = (
     Outcome("p_cheese", "P(cheese) at the decision square", probability=True),
     Outcome("p_corner", "P(corner) at the decision square", probability=True),
     Outcome("p_other", "P(other) at the decision square", probability=True),
@@ -62,7 +73,7 @@ DECISIONS = (
     Outcome("value", "value at the decision square"),
     Outcome("direction_changed", "share with another likeliest direction", probability=True),
 )
-_FIELDS = (
+_FIELD_OUTCOMES = (
     Outcome("mean_total_variation", "mean total variation from the unpatched field",
             probability=True),
     Outcome("path_cheese", "path probability of the cheese", probability=True),
@@ -70,71 +81,95 @@ _FIELDS = (
     Outcome("into_walls", "probability of moving into walls", probability=True),
     Outcome("stay", "probability of staying", probability=True),
 )
-_EXACT = (
+_EXACT_OUTCOMES = (
     Outcome("exact_cheese", "exact P(cheese reached)", probability=True),
     Outcome("exact_cheese_first", "exact P(cheese before region)", probability=True),
     Outcome("exact_region_first", "exact P(region before cheese)", probability=True),
     Outcome("expected_steps", "expected steps of an episode"),
 )
 
+DECISIONS, FIELDS, CHOOSING = "decisions", "fields", "choosing"  # entries of the schema
+_EFFECTS = Table(
+    {"arm": str, "label": str, "control": bool, "outcome": str,
+     **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
+                      "p_control"), float), "claimed": bool,
+     **dict.fromkeys(("median_unaltered", "median_altered"), float), "verdict": str},
+    ("median_unaltered", "median_altered"))
+STEERING_FILES = Schema(
+    "effects of steering vectors", "python -m maze.steering", items={
+        **{name: Entry(f"{name}/{{}}/{{}}.npz", Npz({
+            "before": Array(np.float64, "N K", finite=False),
+            "after": Array(np.float64, "D A N K", finite=False),
+            "sizes": Array(np.float64, f"D A N {len(SIZES)}", finite=False)}))
+           for name in (DECISIONS, FIELDS, CHOOSING)},
+        "vectors": Entry("vectors/{}.npz", File())},
+    results={
+        "table": Entry("decisions.csv", Table()),
+        "effects": Entry("effects.csv", _EFFECTS),
+        "field_effects": Entry("field_effects.csv", _EFFECTS, optional=True),
+        "figure": Entry("effects.png", File()), "report": Entry("report.md", Text()),
+        "field_figure": Entry("field_effects.png", File(), optional=True),
+        "curves": Entry("coefficients.png", File(), optional=True)})
 
-def field_outcomes(thing: Thing | None, exact: bool) -> tuple[Outcome, ...]:
-    """The outcomes of fields.
+
+def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
+    """Return the outcomes of fields.
 
     Args:
-        thing: of whose pair the other level's field is compared with, too.
-        exact: whether fields of both facings are made, for exact probabilities.
+        kind: of vector; its changed level's field is compared with the patched one, too.
+        exact: whether there are fields of both facings, for exact probabilities.
     """
-    other = () if thing is None else (Outcome(
-        _TO_OTHER_LEVEL, f"mean total variation from {thing.label}", probability=True),)
-    return (*_FIELDS, *other, *(_EXACT if exact else ()))
+    other = () if kind is None else (Outcome(
+        _TO_OTHER_LEVEL, f"mean total variation from {kind.label}", probability=True),)
+    return (*_FIELD_OUTCOMES, *other, *(_EXACT_OUTCOMES if exact else ()))
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
-    """Where the vectors come from.
+class VectorSource:
+    """Kind of vector, and which levels it is made of.
 
     Attributes:
-        thing: that they are about; None for FIXED.
+        kind: None for FIXED.
         source: see ``maze.studies.vectors``.
     """
 
-    thing: Thing | None
+    kind: VectorKind | None
     source: str
+
+    @property
+    def fixed_name(self) -> str:
+        """Name of the vectors that all levels share."""
+        return "given" if self.kind is None else f"{self.kind.name}_mean"
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Arms that add the same vectors at the same layer.
+class Arms:
+    """Conditions that add the same vectors at the same layer, with different coefficients.
 
     Attributes:
-        name: of its folder.
+        name: of their folder.
         layer: a name, or ALL.
-        terms: vectors that are added together.
-        arms: names.
-        labels: of the arms.
-        coefficients: of the terms, for each arm.
-        contrast: name and label of the departure from additivity, for a group of three arms: two
-            terms alone, and both.
+        sources: of the vectors that are added together.
+        conditions: their values are the coefficients of the vectors.
+        contrast: of three conditions (one vector, the other one, both), the departure of the last
+            one from additivity.
     """
 
     name: str
     layer: str
-    terms: tuple[Term, ...]
-    arms: tuple[str, ...]
-    labels: tuple[str, ...]
-    coefficients: tuple[tuple[float, ...], ...]
-    contrast: tuple[str, str] | None = None
+    sources: tuple[VectorSource, ...]
+    conditions: tuple[Condition[tuple[float, ...]], ...]
+    contrast: Condition | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Outcomes of a group on some forks.
+class Measurements:
+    """Outcomes of arms on some forks.
 
     Attributes:
-        before: without patches, float64 (N, K).
+        before: without vectors, float64 (N, K).
         after: of each draw and arm, float64 (D, A, N, K).
-        sizes: of the change, SIZES, float64 (D, A, N, 3).
+        sizes: of the change, by SIZES, float64 (D, A, N, 3).
     """
 
     before: np.ndarray
@@ -142,183 +177,282 @@ class Measured:
     sizes: np.ndarray
 
     @classmethod
-    def joined(cls, parts: Sequence[Measured]) -> Measured:
-        """The forks of several parts, one behind the other."""
+    def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
+        """Concatenate the forks of several parts."""
         return cls(np.concatenate([part.before for part in parts]),
-                   *(np.concatenate([getattr(part, name) for part in parts], axis=2)
-                     for name in ("after", "sizes")))
+                   np.concatenate([part.after for part in parts], axis=2),
+                   np.concatenate([part.sizes for part in parts], axis=2))
 
 
-class _Passes:
-    """Passes of the same pictures (B), each with something added at one layer, or at all."""
+class _SteeredPass:
+    """Forward passes of the same frames (B), each with vectors added at one layer, or at all."""
 
     def __init__(self, policy: Policy, compute: Compute, layer: str, frames: np.ndarray,
                  std: Mapping[str, Tensor]):
         self._policy, self._compute, self._frames, self._std = policy, compute, frames, std
-        self._half = None
-        if layer != ALL:
-            self._half = PartialForward(policy, compute, layer).run_to(frames)
-            self._layer = self._half.forward.layer.name
+        self._prefix = (None if layer == ALL
+                        else PartialForward(policy, compute, layer).run_to(frames))
 
     def unpatched(self) -> PolicyOutput:
-        return self._half.run_from() if self._half is not None else self._whole()
+        return self._prefix.run_from() if self._prefix is not None else self._run_all()
 
     def with_added(self, added: Mapping[str, Tensor]) -> tuple[PolicyOutput, np.ndarray]:
-        """The output with numbers (B, …) added, by layer, and the sizes of the change (B, 3)."""
-        if self._half is None:
-            with patched(self._policy, [Add(ALL, vector=added)], self._std) as scope:
-                output = self._whole()
-            return output, np.tile(scope.total_change(), (len(self._frames), 1))
-        activations, change = self._half.activations.float(), added[self._layer]
-        std = self._std[self._layer]
+        """Add vectors (B, …), by layer; return the output and the sizes of the change (B, 3)."""
+        if self._prefix is None:
+            with patched(self._policy, [Add(ALL, vector=added)], self._std) as patches:
+                output = self._run_all()
+            return output, np.tile(patches.total_change(), (len(self._frames), 1))
+        layer = self._prefix.forward.layer.name
+        activations, change, std = (self._prefix.activations.float(), added[layer],
+                                    self._std[layer])
         in_std = torch.where(std > 0, change / std, torch.zeros_like(change))
-        in_std, norm, whole = (values.flatten(1).norm(dim=1).double()
+        in_std, norm, total = (values.flatten(1).norm(dim=1).double()
                                for values in (in_std, change, activations))
-        relative = torch.where(whole > 0, norm / whole, torch.zeros_like(norm))
-        return (self._half.run_from(activations + change),
+        relative = torch.where(total > 0, norm / total, torch.zeros_like(norm))
+        return (self._prefix.run_from(activations + change),
                 torch.stack([in_std, norm, relative], dim=1).cpu().numpy())
 
-    def _whole(self) -> PolicyOutput:
+    def _run_all(self) -> PolicyOutput:
         return run_policy(self._policy, self._compute, self._frames,
                           self._policy.initial_states(len(self._frames)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
-    """Settings with which effects of vectors are measured.
+class Experiment:
+    """Agent, vectors and controls of which effects are measured.
 
     Attributes:
         policy, compute: the agent; one with a memory is in its initial state.
         pool: levels that vectors of other levels are made of.
-        fixed: vectors that all levels share, by the name of their thing (None for FIXED), then by
-            layer.
+        fixed: vectors that all levels share, by ``VectorSource.fixed_name`` and layer.
         std: standard deviations of layers' units over a reference set, by layer.
-        kinds: of controls, see ``interventions.controls``.
+        control_kinds: some of CONTROL_KINDS.
         num_controls: of each kind.
         seed: of controls and sources.
         region: rows of the top right region, for exact probabilities.
-        exact: whether fields give exact probabilities.
+        exact: whether exact probabilities are measured over fields.
     """
 
     policy: Policy
     compute: Compute
     pool: Sequence[MazeState]
-    fixed: Mapping[str | None, Mapping[str, SteeringVector]]
+    fixed: Mapping[str, Mapping[str, SteeringVector]]
     std: Mapping[str, Tensor]
-    kinds: Sequence[str]
+    control_kinds: Sequence[str]
     num_controls: int
     seed: int
     region: int
     exact: bool
 
-    def at_a_time(self, group: Group) -> int:
-        """Forks whose decision squares are measured at a time."""
-        entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, group.layer))
-        return max(1, min(MAX_AT_A_TIME, _MAX_ENTRIES // entries))
+    def max_forks(self, arms: Arms) -> int:
+        """Number of forks whose decision squares are measured at a time."""
+        entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, arms.layer))
+        return max(1, min(MAX_FORKS, _MAX_ENTRIES // entries))
 
     @torch.no_grad()
-    def at_decision_squares(self, group: Group, states: Sequence[MazeState]) -> Measured:
-        """DECISIONS of forks."""
-        frames = pictures_of(states, [state.grid.decision_square() for state in states])
+    def at_decision_squares(self, arms: Arms, states: Sequence[MazeState]) -> Measurements:
+        """Measure DECISION_OUTCOMES of forks."""
+        frames = frames_at(states, [state.grid.decision_square() for state in states])
         steps = np.array([decision_steps(state.grid) for state in states])  # (n, 2)
-        passes = _Passes(self.policy, self.compute, group.layer, frames, self.std)
+        passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
+        likeliest = grouped(passes.unpatched().log_probs.cpu().numpy()).argmax(axis=1)
 
-        def measured(output: PolicyOutput) -> tuple[np.ndarray, np.ndarray]:
+        def measure(output: PolicyOutput) -> np.ndarray:
             logs = grouped(output.log_probs.cpu().numpy())
-            return (at_decisions(logs, output.values.cpu().numpy(), *steps.T),
-                    logs.argmax(axis=1))
+            return np.column_stack([
+                at_decisions(logs, output.values.cpu().numpy(), *steps.T),
+                logs.argmax(axis=1) != likeliest])
 
-        before, likeliest = measured(passes.unpatched())
-        after, sizes = [], []
-        for output, size in self._arms(group, passes, states, np.arange(len(states))):
-            found, now_likeliest = measured(output)
-            after.append(np.column_stack([found, now_likeliest != likeliest]))
-            sizes.append(size)
-        return self._measured(group, np.column_stack([before, np.zeros(len(states))]), after,
-                              sizes)
+        return self._measure(arms, states, passes, np.arange(len(states)), measure)
 
     @torch.no_grad()
-    def over_field(self, group: Group, state: MazeState,
-                   wanted: Sequence[Outcome]) -> Measured:
-        """Outcomes of the field of one fork."""
+    def over_field(self, arms: Arms, state: MazeState,
+                   chosen: Sequence[Outcome]) -> Measurements:
+        """Measure outcomes of the field of one fork."""
         grid, source = state.grid, frame_source(state)
         squares = np.array(grid.squares(without_cheese=True))
         facings = (0, 1) if self.exact else (0,)
-        frames = np.concatenate([source(squares, np.full(len(squares), side)) for side in facings])
-        passes = _Passes(self.policy, self.compute, group.layer, frames, self.std)
-        memory = START if self.policy.recurrent else NO_MEMORY
-        other = None
-        if any(outcome.name == _TO_OTHER_LEVEL for outcome in wanted):
-            thing = group.terms[0].thing
-            other = vector_field(self.policy, self.compute, thing.pair(state)[thing.changed])
+        frames = np.concatenate([source(squares, np.full(len(squares), facing))
+                                 for facing in facings])
+        passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
+        memory, kind, other = START if self.policy.recurrent else NO_MEMORY, None, None
+        if any(outcome.name == _TO_OTHER_LEVEL for outcome in chosen):
+            kind = arms.sources[0].kind
+        if kind is not None:
+            other = vector_field(self.policy, self.compute, kind.pair(state)[kind.changed])
 
-        def fields(output: PolicyOutput) -> list[Field]:
-            logs, values = output.log_probs.cpu().numpy(), output.values.cpu().numpy()
-            return [Field(grid, squares, *side, facing, memory) for facing, *side in zip(
-                facings, np.split(logs, len(facings)), np.split(values, len(facings)))]
+        def fields(output: PolicyOutput):
+            return fields_by_facing(grid, squares, output.log_probs.cpu().numpy(),
+                                    output.values.cpu().numpy(), facings, memory)
 
         unpatched = fields(passes.unpatched())
 
-        def measured(sides: Sequence[Field]) -> list[float]:
-            found = outcomes(sides[0], unpatched[0], sides[1] if self.exact else None,
-                             min(self.region, grid.world_dim), state.timeout - state.time)
+        def measure(output: PolicyOutput) -> np.ndarray:
+            sides = fields(output)
+            values = outcomes(sides[0], unpatched[0], sides[1] if self.exact else None,
+                              min(self.region, grid.world_dim), state.timeout - state.time)
             if other is not None:
-                found[_TO_OTHER_LEVEL] = difference(other, sides[0]).mean_total_variation
-            return [found[outcome.name] for outcome in wanted]
+                values[_TO_OTHER_LEVEL] = difference(other, sides[0]).mean_total_variation
+            return np.array([[values[outcome.name] for outcome in chosen]])
 
-        after, sizes = [], []
-        same = np.zeros(len(frames), np.int64)
-        for output, size in self._arms(group, passes, [state], same):
-            after.append([measured(fields(output))])
-            sizes.append(size.mean(axis=0, keepdims=True))
-        return self._measured(group, np.array([measured(unpatched)]), after, sizes)
+        return self._measure(arms, [state], passes, np.zeros(len(frames), np.int64), measure)
 
-    def _measured(self, group: Group, before: np.ndarray, after: Sequence,
-                  sizes: Sequence) -> Measured:
-        after, sizes = (np.array(values, np.float64).reshape(
-            -1, len(group.coefficients), *np.shape(values)[1:]) for values in (after, sizes))
-        return Measured(before.astype(np.float64), after, sizes)
-
-    def _arms(self, group: Group, passes: _Passes, states: Sequence[MazeState],
-              level: np.ndarray) -> Iterator[tuple[PolicyOutput, np.ndarray]]:
-        """The output and the sizes of each arm, draw by draw.
+    def _measure(self, arms: Arms, states: Sequence[MazeState], passes: _SteeredPass,
+                 fork: np.ndarray, measure: Callable[[PolicyOutput], np.ndarray]) -> Measurements:
+        """Measure outcomes without vectors, with those of each arm, and with their controls.
 
         Args:
-            level: which of the forks each picture is of (B,).
+            fork: index of the fork that each frame shows (B,).
+            measure: output to outcomes (n, K).
         """
-        for vectors in self._draws(group, states):
-            vectors = [{name: torch.tensor(values, device=self.policy.device)
-                        for name, values in each.items()} for each in vectors]
-            for coefficients in group.coefficients:
-                yield passes.with_added({
-                    name: sum(c * each[name] for c, each in zip(coefficients, vectors))[level]
-                    for name in vectors[0]})
+        before, after, sizes = measure(passes.unpatched()), [], []
+        for vectors in self._draws(arms, states):
+            on_device = [{name: torch.tensor(values, device=self.policy.device)
+                          for name, values in by_layer.items()} for by_layer in vectors]
+            for condition in arms.conditions:
+                coefficients = condition.value or ()
+                added = {name: sum(c * by_layer[name] for c, by_layer
+                                   in zip(coefficients, on_device))[fork] for name in vectors[0]}
+                output, size = passes.with_added(added)
+                after.append(measure(output))
+                sizes.append([size[fork == number].mean(axis=0) for number in range(len(states))])
+        shape = -1, len(arms.conditions), len(states)
+        return Measurements(before.astype(np.float64),
+                            np.array(after, np.float64).reshape(*shape, before.shape[1]),
+                            np.array(sizes, np.float64).reshape(*shape, len(SIZES)))
 
-    def _draws(self, group: Group, states: Sequence[MazeState]
+    def _draws(self, arms: Arms, states: Sequence[MazeState]
                ) -> Iterator[list[Mapping[str, np.ndarray]]]:
-        """The vectors of each term (n, …) by layer, then those of each control."""
-        own = [self._vectors(term, group.layer, states) for term in group.terms]
-        yield own
-        for kind in self.kinds:
+        """Yield the vectors of each source (n, …) by layer, then those of each control."""
+        own = [self._vectors(source, arms.layer, states) for source in arms.sources]
+        yield [*own]
+        for kind in self.control_kinds:
             columns = []
-            for place, (term, vectors) in enumerate(zip(group.terms, own)):
+            for place, (source, vectors) in enumerate(zip(arms.sources, own)):
+                elsewhere = dataclasses.replace(source, source=OTHER)
                 others = [] if kind != OTHERS else [
-                    self._vectors(dataclasses.replace(term, source=OTHER), group.layer, states,
-                                  draw) for draw in range(1, self.num_controls + 1)]
+                    self._vectors(elsewhere, arms.layer, states, draw)
+                    for draw in range(1, self.num_controls + 1)]
                 seed = int(np.random.SeedSequence([self.seed, place]).generate_state(1)[0])
                 columns.append(controls_of(
-                    self.policy, [Add(group.layer, vector=vectors)], self.num_controls, seed,
+                    self.policy, [Add(arms.layer, vector=vectors)], self.num_controls, seed,
                     kind=kind, others=others))
             for row in zip(*columns):
                 yield [control.patches[0].vector for control in row]
 
-    def _vectors(self, term: Term, layer: str, states: Sequence[MazeState],
+    def _vectors(self, source: VectorSource, layer: str, states: Sequence[MazeState],
                  draw: int = 0) -> dict[str, np.ndarray]:
-        """The vector for each fork (n, …), by layer."""
+        """Return the vector for each fork (n, …), by layer."""
         names = [each.name for each in layers_named(self.policy, layer)]
-        if term.source in (MEAN, FIXED):
-            fixed = self.fixed[term.thing and term.thing.name]
-            return repeated({name: fixed[name] for name in names}, len(states))
-        return differences(self.policy, names, term.thing, [
-            source_level(term.thing, term.source, state, self.pool, self.seed, draw)
-            for state in states])
+        if source.kind is None or source.source in (MEAN, FIXED):
+            fixed = self.fixed[source.fixed_name]
+            return {name: np.repeat(fixed[name].vector[None], len(states), axis=0)
+                    for name in names}
+        levels = [source_level(source.kind, source.source, state, self.pool, self.seed, draw)
+                  for state in states]
+        return level_vectors(self.policy, names, source.kind,
+                             [level for level in levels if level is not None])
+
+
+# ---------------------------------------------------------------------------------------- effects
+
+
+def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: Sequence[str],
+                 num_controls: int, chosen: Sequence[Outcome], seed: int) -> pd.DataFrame:
+    """Compute the effect of each arm and control on each outcome.
+
+    An arm is compared with each kind of controls by itself. It is claimed if it is with all of
+    them, and its ``p_control`` is the largest one.
+
+    Args:
+        measured: of each of the arms; the first draw is the vectors, then ``num_controls`` of each
+            kind.
+        chosen: outcomes.
+        seed: of bootstrap and sign flips.
+
+    Returns:
+        The table of ``stats.effects.compare_conditions``, with a column ``controls`` (kind, of
+        controls), ``norm`` and ``relative`` (mean sizes), and ``p_<kind>`` for arms.
+
+    Raises:
+        UserError: if there are fewer than 10 forks, or 2 controls.
+    """
+    before, pairs = measured[0].before, list(zip(arms, measured))
+    directions = [condition for pair in pairs for condition in _conditions(*pair)]
+    controls = {kind: [condition for pair in pairs for number in range(num_controls)
+                       for condition in _conditions(*pair, 1 + place * num_controls + number,
+                                                    f"{kind}_{number:02d}")]
+                for place, kind in enumerate(kinds)}
+    by_kind = {}
+    for kind, drawn in controls.items():
+        conditions = [*directions, *drawn]
+        by_kind[kind] = compare_conditions(
+            conditions, chosen, before, _outcomes(conditions), seed,
+            moved={condition.name: float(condition.value[1][0]) for condition in conditions},
+            verdicts=False)
+    own = [table[~table["control"]].reset_index(drop=True) for table in by_kind.values()]
+    first = own[0].copy()
+    for kind, table in zip(kinds, own):
+        first[f"p_{kind}"] = table["p_control"]
+    for name, join in (("control_low", min), ("control_high", max), ("num_controls", min),
+                       ("p_control", max), ("claimed", min)):
+        first[name] = [join(values) for values in zip(*(table[name] for table in own))]
+    table = pd.concat([first, *(table[table["control"]].assign(controls=kind)
+                                for kind, table in by_kind.items())], ignore_index=True)
+    conditions = [*directions, *(control for drawn in controls.values() for control in drawn)]
+    table = with_verdicts(table, chosen, before, _outcomes(conditions), seed)
+    for place, name in enumerate(SIZES[1:], start=1):
+        table[name] = table["arm"].map({condition.name: condition.value[1][place]
+                                        for condition in conditions})
+    return table
+
+
+def _conditions(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
+                ) -> list[Condition]:
+    """Return the arms of a draw, with outcomes (N, K) and mean sizes (3,) as values.
+
+    Args:
+        control: name of the draw; empty for the vectors themselves.
+    """
+    conditions, after = [*arms.conditions], [*measured.after[draw]]
+    sizes = [*measured.sizes[draw].mean(axis=1)]
+    if arms.contrast is not None:
+        one, other, both = after
+        # As far from the unpatched outcomes as both are from the sum of each alone.
+        after.append(measured.before + both - one - other + measured.before)
+        conditions.append(arms.contrast)
+        sizes.append(sizes[-1])
+    return [Condition(f"{condition.name}_{control}" if control else condition.name,
+                      f"{condition.label}, {control}" if control else condition.label,
+                      condition.name, bool(control), value)
+            for condition, value in zip(conditions, zip(after, sizes))]
+
+
+def _outcomes(conditions: Sequence[Condition]) -> np.ndarray:
+    return np.stack([condition.value[0] for condition in conditions])
+
+
+def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
+    """Choose, among the arms with the same sources, the one with the largest mean change of the
+    log-odds."""
+    place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
+    best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
+    for group, found in zip(arms, measured):
+        changes = np.abs((found.after[0] - found.before)[..., place].mean(axis=1))
+        arm = int(changes.argmax())
+        if group.sources not in best or changes[arm] > best[group.sources][0]:
+            best[group.sources] = float(changes[arm]), dataclasses.replace(
+                group, conditions=(group.conditions[arm],), contrast=None)
+    return [group for _, group in best.values()]
+
+
+def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
+                    seeds: Sequence[int]) -> pd.DataFrame:
+    """Return a row per arm and fork, the unpatched one first: ``arm``, ``seed`` and the outcomes.
+    """
+    names = [outcome.name for outcome in DECISION_OUTCOMES]
+    parts = [("unpatched", measured[0].before)]
+    for group, found in zip(arms, measured):
+        parts += zip((condition.name for condition in group.conditions), found.after[0])
+    return pd.concat([pd.DataFrame(values, columns=names).assign(arm=arm, seed=seeds)[
+        ["arm", "seed", *names]] for arm, values in parts], ignore_index=True)

@@ -1,36 +1,43 @@
 """Vectors that steer an agent on mazes, and the levels that they are made of.
 
-A vector is the difference that one thing in a maze makes at a layer, with the mouse at the start:
-the cheese, or a path from the maze's corner to that of the world. It is used on the level it was
-made of, or on others, by where the thing lies there.
+A vector is the difference that a change of a maze makes at a layer, with the mouse at the start:
+the cheese, or a path from the maze's corner to that of the world. It is used on the level that it
+was made of, or on others, by where the changed place lies there.
+
+Sources: *Understanding and controlling a maze-solving policy network* (2023), *Add a top-right
+vector* (2023).
 
 Letters in shape comments: N levels, … a layer's shape.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from agents.agent_file import weights_sha256
-from agents.layers import find_layer
+from agents.layers import find_layer, layers_named
 from agents.networks import Policy
+from agents.patch import BatchInfo
 from agents.reference_set import activations_of
+from common.cli import Parser
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
+from interventions.patches import Add
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
-from maze.field.fields import frame_source
+from maze.field.fields import frames_at
 from maze.level.grid import Grid, Square
 from maze.level.state import MazeState, stock_state
 
 LAYER = "embedder.block2.res1.resadd"  # the published one
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
-FIXED = "fixed"  # the source of a vector that is the same for all levels because it was given
+FIXED = "fixed"  # source of a given vector, which is the same for all levels
 _OFFSET = "offset_"
 Pair = tuple[MazeState, MazeState]
 
@@ -58,15 +65,16 @@ def top_right_pair(state: MazeState) -> Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Thing:
-    """A thing in a maze that a vector is about.
+class VectorKind:
+    """A change of a maze that a vector stands for.
 
     Attributes:
         name: of the vector.
-        label: of the levels that lack it, or have it, for tables.
-        pair: the level with it, and without.
-        place: where it lies.
-        changed: which of the pair is not the level as it is: 0 the one with it, 1 the other.
+        label: of the changed level, for tables.
+        pair: maps a level to the level with the cheese or path, and the one without.
+        place: where the cheese or path lies.
+        changed: index in the pair of the level that is not the original one.
+        coefficient: with which a level's own vector is usually added.
     """
 
     name: str
@@ -74,110 +82,59 @@ class Thing:
     pair: Callable[[MazeState], Pair]
     place: Callable[[Grid], Square]
     changed: int
+    coefficient: float
 
 
-CHEESE = Thing("cheese", "the level without cheese", cheese_pair, lambda grid: grid.cheese, 1)
-TOP_RIGHT = Thing("top_right", "the level with a path to the world's corner", top_right_pair,
-                  lambda grid: grid.corner, 0)
-THINGS = {thing.name: thing for thing in (CHEESE, TOP_RIGHT)}
+CHEESE = VectorKind("cheese", "the level without cheese", cheese_pair, lambda grid: grid.cheese, 1,
+                    -1.0)
+TOP_RIGHT = VectorKind("top_right", "the level with a path to the world's corner", top_right_pair,
+                       lambda grid: grid.corner, 0, 1.0)
+VECTOR_KINDS = {kind.name: kind for kind in (CHEESE, TOP_RIGHT)}
 
 
-def offset_source(squares: int) -> str:
-    """The source of vectors of levels where the thing lies so many squares off, in rows or
-    columns, whichever are more."""
-    return f"{_OFFSET}{squares}"
+# ------------------------------------------------------------------------------- vectors of levels
 
 
-def pool_of(env: EnvConfig, without: set[int], size: int, seed: int) -> list[MazeState]:
-    """Levels that vectors of other levels are made of.
-
-    Args:
-        without: seeds of levels that are measured, of which none is used.
-    """
-    seeds = [number for number in env.draw_levels(size + len(without), seed)
-             if number not in without]
-    return [stock_state(env.distribution_mode, number, env.use_backgrounds)
-            for number in seeds[:size]]
+def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
+                  states: Sequence[MazeState]) -> dict[str, np.ndarray]:
+    """Return the vector of each level at each layer, float32 (N, …)."""
+    frames, without = pair_frames([kind.pair(state) for state in states])
+    activations = activations_of(policy, np.concatenate([frames, without]), layers)
+    return {name: (values[:len(frames)] - values[len(frames):]).cpu().numpy()
+            for name, values in activations.items()}
 
 
-def source_level(thing: Thing, source: str, target: MazeState, pool: Sequence[MazeState],
-                 seed: int, draw: int = 0) -> MazeState | None:
-    """The level that the vector for a target is made of; None if the pool has none.
-
-    The cheese is put where it is wanted, in a random level in which that square is free. For the
-    path to the world's corner, the level is one whose own corner lies there.
-
-    Args:
-        source: OWN, SAME_SQUARE, OTHER (the thing lies elsewhere), or ``offset_source``.
-        seed: with the target's seed and the draw, decides which.
-        draw: number of the level, where several are drawn for a target.
-    """
-    if source == OWN:
-        return target
-    rng = np.random.default_rng([seed, target.level_seed, zlib.crc32(source.encode()), draw])
-    place = thing.place(target.grid)
-    for number in rng.permutation(len(pool)):
-        level = pool[number]
-        if thing is CHEESE:
-            squares = np.array([square for square in level.grid.squares()
-                                if square != level.grid.start])
-        else:
-            squares = np.array([level.grid.corner] if level.grid.margin else []).reshape(-1, 2)
-        off = np.abs(squares - place).max(axis=1)
-        wanted = off > 0 if source == OTHER else off == (
-            0 if source == SAME_SQUARE else int(source.removeprefix(_OFFSET)))
-        if wanted.any():
-            square = Square(*map(int, rng.choice(squares[wanted])))
-            return level.with_cheese(square) if thing is CHEESE else level
-    return None
+def pair_frames(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
+    """Return frames of the levels of pairs: uint8 (N, 64, 64, 3) each."""
+    first, second = (frames_at(states, [state.grid.mouse for state in states])
+                     for states in zip(*pairs))
+    return first, second
 
 
-def pictures_of(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndarray:
-    """Frames with the mouse on a square of each level, facing as at its start:
-    uint8 (N, 64, 64, 3)."""
-    return np.concatenate([frame_source(state)(np.array([square]), np.zeros(1, np.int64))
-                           for state, square in zip(states, squares)])
-
-
-def pairs_of_pictures(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of pairs of levels, the mouse where it is: uint8 (N, 64, 64, 3) each."""
-    return tuple(pictures_of(states, [state.grid.mouse for state in states])
-                 for states in zip(*pairs))
-
-
-def differences(policy: Policy, layers: Sequence[str], thing: Thing,
-                states: Sequence[MazeState]) -> dict[str, np.ndarray]:
-    """The vector of each level at each layer, float32 (N, …)."""
-    shown, lacking = pairs_of_pictures([thing.pair(state) for state in states])
-    found = activations_of(policy, np.concatenate([shown, lacking]), layers)
-    return {name: (values[:len(shown)] - values[len(shown):]).cpu().numpy()
-            for name, values in found.items()}
-
-
-def mean_vectors(policy: Policy, layers: Sequence[str], thing: Thing,
+def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                  states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """The mean of the vectors of levels, by layer; levels that cannot have the thing are left out.
+    """Return the mean of the vectors of levels, by layer; levels without a pair are left out.
 
     Raises:
-        UserError: if none can.
+        UserError: if no level has a pair.
     """
     pairs, kept = [], []
     for state in states:
         try:
-            pairs.append(thing.pair(state))
+            pairs.append(kind.pair(state))
             kept.append(state)
         except UserError:
             continue
     if not pairs:
-        raise UserError(f"none of {len(states)} levels can have a {thing.name} vector")
-    return vectors_of_pairs(policy, layers, *pairs_of_pictures(pairs),
-                            [(state.level_seed, state.level_seed) for state in kept], thing.name,
-                            sorted({state.distribution_mode for state in kept}))
+        raise UserError(f"none of {len(states)} levels can have a {kind.name} vector")
+    return vectors_of_pairs(policy, layers, *pair_frames(pairs),
+                            np.array([(state.level_seed, state.level_seed) for state in kept]),
+                            kind.name, sorted({state.distribution_mode for state in kept}))
 
 
 def vectors_of_pair(policy: Policy, layers: Sequence[str],
                     states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """The vector of a custom pair, by layer: the first level's pictures minus the second's.
+    """Return the vector of two levels, by layer: the first level's frame minus the second's.
 
     Raises:
         UserError: if there are not two levels of one mode.
@@ -189,29 +146,132 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
         raise UserError(f"a pair needs two levels of one mode, not of {one.distribution_mode} and "
                         f"{other.distribution_mode}")
     seeds = one.level_seed, other.level_seed
-    return vectors_of_pairs(policy, layers, *pairs_of_pictures([(one, other)]), np.array([seeds]),
+    return vectors_of_pairs(policy, layers, *pair_frames([(one, other)]), np.array([seeds]),
                             "{} - {}".format(*seeds), [one.distribution_mode])
 
 
 def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
                     path: Path) -> dict[str, SteeringVector]:
-    """The vectors of a file, by layer.
+    """Return the vectors of a file, by layer.
 
     Args:
-        layers: those wanted; None for all that the file has.
+        layers: names; None for all layers of the file.
 
     Raises:
         UserError: if the file is missing or damaged, is of another agent, or lacks a layer.
     """
-    found = read_vectors(path)
-    agent = weights_sha256(policy)
-    wanted = [find_layer(policy, name) for name in layers or found]
-    for layer in wanted:
-        vector = found.get(layer.name, next(iter(found.values())))
+    vectors, agent = read_vectors(path), weights_sha256(policy)
+    chosen = [find_layer(policy, name) for name in layers or vectors]
+    for layer in chosen:
+        vector = vectors.get(layer.name, next(iter(vectors.values())))
         vector.check_for(agent, layer.name, layer.shape)
-    return {layer.name: found[layer.name] for layer in wanted}
+    return {layer.name: vectors[layer.name] for layer in chosen}
 
 
-def repeated(vectors: Mapping[str, SteeringVector], number: int) -> dict[str, np.ndarray]:
-    """The same vector for each of some levels, (N, …) by layer."""
-    return {name: np.repeat(each.vector[None], number, axis=0) for name, each in vectors.items()}
+# -------------------------------------------------------------------------- levels that they are of
+
+
+def offset_source(squares: int) -> str:
+    """Name the source of vectors of levels where the place is offset by ``squares`` squares, in
+    rows or columns, whichever are more."""
+    return f"{_OFFSET}{squares}"
+
+
+def draw_pool(env: EnvConfig, without: set[int], size: int, seed: int) -> list[MazeState]:
+    """Draw the levels that vectors of other levels are made of.
+
+    Args:
+        without: seeds of measured levels, none of which is used.
+    """
+    seeds = [number for number in env.draw_levels(size + len(without), seed)
+             if number not in without]
+    return [stock_state(env.distribution_mode, number, env.use_backgrounds)
+            for number in seeds[:size]]
+
+
+def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequence[MazeState],
+                 seed: int, draw: int = 0) -> MazeState | None:
+    """Return the level that the vector for a target is made of; None if the pool has none.
+
+    The cheese is put on the right square of a random level in which that square is free. For the
+    path to the world's corner, the level is one whose own corner lies there.
+
+    Args:
+        source: OWN, SAME_SQUARE, OTHER (the place is another one), or ``offset_source``.
+        seed: decides which level, together with the target's seed and the draw.
+        draw: number of the level, if several are drawn for a target.
+    """
+    if source == OWN:
+        return target
+    rng = np.random.default_rng([seed, target.level_seed, zlib.crc32(source.encode()), draw])
+    place = kind.place(target.grid)
+    for number in rng.permutation(len(pool)):
+        level = pool[number]
+        if kind is CHEESE:
+            squares = np.array([square for square in level.grid.squares()
+                                if square != level.grid.start])
+        else:
+            squares = np.array([level.grid.corner] if level.grid.margin else []).reshape(-1, 2)
+        offset = np.abs(squares - place).max(axis=1)
+        fits = offset > 0 if source == OTHER else offset == (
+            0 if source == SAME_SQUARE else int(source.removeprefix(_OFFSET)))
+        if fits.any():
+            square = Square(*map(int, rng.choice(squares[fits])))
+            return level.with_cheese(square) if kind is CHEESE else level
+    return None
+
+
+# ------------------------------------------------------- patches that add a level's own vector
+
+
+def add_own_vector_flags(parser: Parser) -> None:
+    """Add the flags for the conditions of :func:`own_vectors`."""
+    parser.add_argument("--vectors", nargs="+", choices=tuple(VECTOR_KINDS), default=[],
+                        help="arms that add each level's own cheese vector or top right vector")
+    parser.add_argument("--coefficients", nargs="+", type=float,
+                        help="of --vectors, one each; -1 for cheese and 1 for top_right if not "
+                             "given")
+    parser.add_argument("--layer", default=LAYER, help="of --vectors")
+
+
+def own_vectors(args: argparse.Namespace, policy: Policy,
+                states: Sequence[MazeState]) -> dict[str, Add]:
+    """Return the patches that the flags ask for, by name, such as "cheese -1".
+
+    Args:
+        states: all levels that may be run, with different seeds.
+
+    Raises:
+        UserError: if two levels have the same seed, there are not as many coefficients as vectors,
+            a condition is asked for twice, or there is no such layer.
+    """
+    if args.vectors and len({state.level_seed for state in states}) < len(states):
+        raise UserError("two of the levels have the same seed, and --vectors are told apart by "
+                        "them; ask for one of them at a time")
+    coefficients = args.coefficients or [VECTOR_KINDS[name].coefficient for name in args.vectors]
+    if len(coefficients) != len(args.vectors):
+        raise UserError(f"there are {len(coefficients)} --coefficients for {len(args.vectors)} "
+                        "--vectors")
+    arms = list(zip(args.vectors, coefficients))
+    if len(set(arms)) < len(arms):
+        raise UserError("a vector is asked for twice with the same coefficient")
+    return {f"{name} {c:+g}": own_vector(policy, args.layer, VECTOR_KINDS[name], states, c)
+            for name, c in arms}
+
+
+def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],
+               coefficient: float) -> Add:
+    """Return a patch that adds to each level its own vector.
+
+    Args:
+        states: all levels that may be played, with different seeds.
+    """
+    [layer] = layers_named(policy, layer_name)
+    vectors = dict(zip((state.level_seed for state in states),
+                       level_vectors(policy, [layer.name], kind, states)[layer.name]))
+    nothing = np.zeros(layer.shape, np.float32)  # of rows that pad a batch
+
+    def of_batch(info: BatchInfo) -> np.ndarray:
+        return np.stack([vectors.get(level, nothing) for level in info.level.tolist()])
+
+    return Add(layer.name, vector=of_batch, coefficient=coefficient)

@@ -2,7 +2,7 @@
 same square, or at another one.
 
 The cheese of a source is put there; its mouse is on a random free square. The outcomes are sizes of
-change of the level's field, of which some squares are looked at.
+the change of the level's field, measured on some of its squares.
 
 Letters in shape comments: B squares of a level, k sources, C H W the maps of the layer, M outcomes.
 """
@@ -17,44 +17,63 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.results import Entry, File, Schema, Table, Text
 from envs.procgen_env import EnvConfig
 from interventions.partial_forward import PartialForward
 from interventions.resampling import Target, draw_sources
-from maze.field.fields import STAY, frame_source, grouped
+from maze.field.fields import STAY, ResumedField, frames_at, grouped
 from maze.field.outcomes import decision_steps
 from maze.level.grid import Square
 from maze.level.state import MazeState, stock_state
-from maze.studies.cut_levels import CutLevel
+from maze.studies.channels import NOTHING_NAME
+from maze.studies.retargeting import JUDGED_COLUMNS
 
 OUTCOMES = {"total_variation": "mean total variation of the field",
             "published_size": "published norm of the field's change",
             "decision_variation": "total variation at the decision square",
             "cheese_change": "absolute change of P(cheese) there",
             "direction_changed": "most likely direction changed there"}
-POOL = 400  # levels that sources are drawn from
+POOL_SIZE = 400  # levels that sources are drawn from
 _TRIES = 200  # for a source
 
+CONDITION_COLUMNS = {"channels": str, "feature": str, "outcome": str,
+                     **dict.fromkeys(("mean", "low_95", "high_95"), float)}
+CONTRAST_COLUMNS = {**JUDGED_COLUMNS, "supported": bool}
+SCRUBBING_FILES = Schema(
+    "scrubbed levels", "python -m maze.scrubbing", items={
+        "sets": Entry("sets.csv", Table(
+            {"set": str, "channels": str, "moved": float, "matched": bool}, exact=True,
+            whole=True)),
+        "levels": Entry("levels/{}_{}.csv", Table(
+            {"seed": int, "set": str, "channels": str, "feature": str,
+             **dict.fromkeys(OUTCOMES, float)}, exact=True, whole=True))},
+    results={"conditions": Entry("conditions.csv", Table(CONDITION_COLUMNS, exact=True)),
+             "contrasts": Entry("contrasts.csv", Table(CONTRAST_COLUMNS, exact=True)),
+             "report": Entry("report.md", Text()), "figure": Entry("scrubbing.png", File()),
+             "table": Entry("scrubbing.csv", Table(exact=True)),
+             "nothing": Entry(NOTHING_NAME, Text(), optional=True)})
 
-class Sources:
-    """Draws sources of levels.
+
+class SourcePool:
+    """Levels of which sources are made.
 
     Args:
         env: the game.
-        without: seeds of the targets, of which none is used.
+        without: seeds of the targets, none of which is used.
         seed: of the levels.
     """
 
     def __init__(self, env: EnvConfig, without: Collection[int], seed: int):
-        self._seeds = [number for number in env.draw_levels(POOL + len(without), seed)
-                       if number not in without][:POOL]
+        self._seeds = [number for number in env.draw_levels(POOL_SIZE + len(without), seed)
+                       if number not in without][:POOL_SIZE]
         self._state = functools.cache(lambda number: stock_state(
             env.distribution_mode, number, env.use_backgrounds).with_cheese(None))
 
     def frames(self, cheese: Square, same: bool, num: int, rng: np.random.Generator) -> np.ndarray:
-        """Frames of levels with the cheese at a square, or elsewhere, uint8 (num, 64, 64, 3).
+        """Draw frames of levels with the cheese at a square, or elsewhere, uint8 (num, 64, 64, 3).
 
         Raises:
-            UserError: if too few levels have the square free.
+            UserError: if the square is free in too few levels.
         """
         return np.stack(draw_sources(
             lambda rng: self._propose(cheese if same else None, rng), cheese, same, num,
@@ -69,45 +88,41 @@ class Sources:
             return None
         others = [square for square in free if square != cheese]
         mouse = others[rng.integers(len(others))]
-        edited = state.with_mouse(mouse).with_cheese(cheese)
-        return cheese, frame_source(edited)(np.array([mouse]), np.zeros(1, np.int64))[0]
+        return cheese, frames_at([state.with_mouse(mouse).with_cheese(cheese)], [mouse])[0]
 
 
-def target_of(cut: PartialForward, state: MazeState, sources: Sources, num_sources: int,
-              num_squares: int | None, seed: int) -> Target:
-    """A fork as a target of scrubbing; its outcomes are OUTCOMES.
+def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num_sources: int,
+                num_squares: int | None, seed: int) -> Target:
+    """Make a fork a target of scrubbing, whose outcomes are OUTCOMES.
 
     Args:
-        num_squares: of the field that are looked at, drawn at random; all if None. The published
-            norm is that of the whole field, as these squares have it.
-        seed: of sources and squares, with the level's.
+        num_squares: number of squares of the field, drawn at random; None for all. The published
+            norm of the whole field is estimated from these squares.
+        seed: of sources and squares, together with the level's.
 
     Raises:
-        UserError: if it is no fork, or sources are not found.
+        UserError: if the level is no fork, or sources are not found.
     """
     rng = np.random.default_rng([seed, state.level_seed])
     grid = state.grid
     try:
         to_cheese, _ = decision_steps(grid)
+        free = grid.squares(without_cheese=True)
+        chosen = np.arange(len(free))
+        if num_squares is not None and num_squares < len(free):
+            chosen = np.sort(rng.choice(len(free), num_squares, replace=False))
+        frames = [pool.frames(grid.cheese, same, num_sources, rng) for same in (True, False)]
     except UserError as error:
         raise UserError(f"level {state.level_seed}: {error}") from None
-    free = grid.squares(without_cheese=True)
-    chosen = np.arange(len(free))
-    if num_squares is not None and num_squares < len(free):
-        chosen = np.sort(rng.choice(len(free), num_squares, replace=False))
-    level = CutLevel(cut, state, [grid.decision_square(), *(free[number] for number in chosen)])
-    try:
-        found = [sources.frames(grid.cheese, same, num_sources, rng) for same in (True, False)]
-    except UserError as error:
-        raise UserError(f"level {state.level_seed}: {error}") from None
+    field = ResumedField(forward, state,
+                         [grid.decision_square(), *(free[place] for place in chosen)])
     with torch.no_grad():
-        same, other = (cut.run_to(frames).activations for frames in found)
-    before = _probs(level.resume()[0])  # (1 + B, 5)
-    num_rows = len(before)
+        same, other = (forward.run_to(of_sources).activations for of_sources in frames)
+    before = _probs(field.resume()[0])  # (1 + B, 5)
 
     def measure(activations: Tensor) -> np.ndarray:
-        num = len(activations)
-        log_probs, _ = level.resume(activations.flatten(0, 1), np.tile(np.arange(num_rows), num))
+        num, num_rows = len(activations), len(before)
+        log_probs, _ = field.resume(activations.flatten(0, 1), np.tile(np.arange(num_rows), num))
         after = _probs(log_probs).reshape(num, num_rows, -1)
         change = after - before  # (k, 1 + B, 5)
         variation = np.abs(change).sum(axis=2) / 2
@@ -116,7 +131,7 @@ def target_of(cut: PartialForward, state: MazeState, sources: Sources, num_sourc
                          variation[:, 0], np.abs(change[:, 0, to_cheese]),
                          after[:, 0].argmax(axis=1) != before[0].argmax()], axis=1)
 
-    return Target(state.level_seed, level.half.activations, same, other, measure)
+    return Target(state.level_seed, field.prefix.activations, same, other, measure)
 
 
 def _probs(log_probs: np.ndarray) -> np.ndarray:

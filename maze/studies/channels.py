@@ -1,0 +1,408 @@
+"""Channels that follow the cheese: tracking scores, effects of multiplying them, probes of layers.
+
+Channels are chosen by their tracking scores on one set of levels and reported on another. The
+positive and negative parts of the chosen ones are multiplied at the decision squares of forks, and
+compared with random channels of which the change is as large.
+
+Letters in shape comments: N levels, K outcomes, Q squares of a level, C H W the maps of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from agents.acting import run_policy
+from agents.hooks import cached, patched
+from agents.layers import Layer, all_layers, find_layer
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet, activations_of
+from common.cli import Parser, whole
+from common.devices import Compute
+from common.errors import UserError
+from common.progress import with_progress
+from common.results import Entry, File, ResultStore, Schema, Table, Text
+from common.tables import read_table
+from interventions.controls import controls_of
+from interventions.patch_text import parse_patch
+from interventions.patches import Multiply, Zero
+from interventions.probes import probe
+from interventions.tracking import SCORES, Tracker
+from maze.field.fields import STAY, both_facings, frame_source, frames_at, grouped
+from maze.field.outcomes import AT_DECISION, Chain, at_decisions, decision_steps
+from maze.level.grid import FORK, WALL, Square, kind_of
+from maze.level.state import MazeState
+from maze.studies.vectors import LAYER
+from stats.effects import Condition, Outcome, check_starts, compare_conditions
+
+# ---------------------------------------------------------------------------- files and constants
+
+SCRIPT = "python -m maze.channels"
+CHANNELS_FILE = Path("analysis/maze/channels/channels.csv")
+NOTHING_NAME = "nothing.md"  # instead of the results of a study, if no channel was chosen
+CHEESE, MOUSE, A_WALL = "cheese", "mouse", "wall"
+OBJECTS = (CHEESE, MOUSE, A_WALL)
+CHOOSING, REPORTING = "choosing", "reporting"  # sets of levels
+PUBLISHED, CENTRED = "published", "centred"  # mappings of squares to cells
+_TRACKED: tuple[tuple[str, Any], ...] = ((CHEESE, PUBLISHED), (CHEESE, CENTRED),
+                                         (MOUSE, PUBLISHED), (A_WALL, PUBLISHED))
+OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
+            Outcome("p_corner", "P(corner)", probability=True),
+            Outcome("p_other", "P(other)", probability=True),
+            Outcome("log_odds", "log-odds of cheese against corner"),
+            Outcome("value", "value estimate (return)"),
+            Outcome("stay", "P(stay)", probability=True))
+SQUARES_PER_LEVEL = 16  # that are examples of probes
+FREE_CELL, CHEESE_CELL, MOUSE_CELL = "square is free", "cheese in the cell", "mouse in the cell"
+GOT_CHEESE = "will get the cheese"
+
+TRACKING_COLUMNS = {
+    "set": str, "layer": str, "thing": str, "mapping": str, "channel": int,
+    **dict.fromkeys((*SCORES, "at", "elsewhere", *(f"{name}_threshold" for name in SCORES)), float),
+    "tracks": bool, "num_levels": int, "num_squares": int}
+EFFECT_COLUMNS = {
+    "arm": str, "label": str, "pattern": str, "control": bool, "moved": float, "outcome": str,
+    **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
+                     "control_low", "control_high"), float), "num_controls": int,
+    "p_control": float, "claimed": bool,
+    **dict.fromkeys(("median_unaltered", "median_altered", "median_effect", "median_low_95",
+                     "median_high_95", "margin"), float), "verdict": str, "smallest_effect": float}
+PROBE_COLUMNS = {
+    "layer": str, "target": str, "metric": str,
+    **dict.fromkeys(("score", "low_95", "high_95", "base", "shuffled", "penalty"), float),
+    "num_levels": int}
+CHANNEL_FILES = Schema(
+    "tracking scores", SCRIPT, items={
+        "scores": Entry("steps/{}.csv", Table(TRACKING_COLUMNS, exact=True, whole=True)),
+        "effects": Entry("effects.csv", Table(EFFECT_COLUMNS, exact=True, whole=True)),
+        "probes": Entry("probes.csv", Table(PROBE_COLUMNS, exact=True, whole=True))},
+    results={"report": Entry("report.md", Text()), "figure": Entry("channels.png", File()),
+             "channels": Entry("channels.csv", Table({**TRACKING_COLUMNS, "chosen": bool},
+                                                     exact=True))})
+
+
+# ------------------------------------------------------------------------------ tracking scores
+
+
+def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, list[Square]]:
+    """Draw a level with an object on each of its squares, and without it.
+
+    The cheese is put on every free square except the mouse's, in a level without other cheese; a
+    wall likewise. The mouse is put on every free square; there is no frame without it, so its
+    frames are compared with their mean.
+
+    Returns:
+        Frames with the object uint8 (Q, 64, 64, 3), without it (1, 64, 64, 3), or (0, 64, 64, 3)
+        for the mouse, and the squares.
+    """
+    bare = state.with_cheese(None)
+    grid = bare.grid
+    at_start = np.array([grid.mouse]), np.array([grid.facing])
+    without = frame_source(bare)(*at_start)
+    if thing == MOUSE:
+        squares = grid.squares()
+        frames = frame_source(bare)(np.array(squares), np.full(len(squares), grid.facing))
+        return frames, without[:0], squares
+    squares = [square for square in grid.squares() if square != grid.mouse]
+    edited = (bare.with_cheese(square) if thing == CHEESE else bare.with_cells({square: WALL})
+              for square in squares)
+    return np.concatenate([frame_source(level)(*at_start) for level in edited]), without, squares
+
+
+def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
+                    states: Sequence[MazeState], name: str, seed: int) -> pd.DataFrame:
+    """Compute the tracking scores of all channels of some layers, for each object.
+
+    Args:
+        layers: maps.
+        states: levels, each with at least 3 free squares.
+        name: of the set of levels.
+        seed: of the permutations.
+
+    Returns:
+        A row per layer, object, mapping of squares to cells, and channel; see TRACKING_COLUMNS.
+    """
+    trackers = {(layer.name, *tracked): Tracker(seed) for layer in layers for tracked in _TRACKED}
+    for state in with_progress(states, len(states), "level"):
+        for thing in OBJECTS:
+            for layer, maps, without, squares in _maps(policy, compute, layers, thing, state):
+                for tracked, mapping in _TRACKED:
+                    if tracked == thing:
+                        cells = [layer.cell(*square, state.grid.world_dim, mapping)
+                                 for square in squares]
+                        trackers[layer.name, thing, mapping].add(maps, without, np.array(cells))
+    tables = []
+    for (layer_name, thing, mapping), tracker in trackers.items():
+        tracking = tracker.result()
+        tables.append(tracking.table().assign(
+            set=name, layer=layer_name, thing=thing, mapping=mapping,
+            num_levels=tracking.num_levels, num_squares=tracking.num_squares))
+    return pd.concat(tables, ignore_index=True)[list(TRACKING_COLUMNS)]
+
+
+def _maps(policy: Policy, compute: Compute, layers: Sequence[Layer], thing: str, state: MazeState
+          ) -> Iterator[tuple[Layer, np.ndarray, np.ndarray, list[Square]]]:
+    """Yield the maps of each layer with an object (Q, C, H, W) and without it (C, H, W)."""
+    frames, without, squares = frames_with(thing, state)
+    frames = np.concatenate([frames, without])
+    with cached(policy, [layer.name for layer in layers]) as activations:
+        run_policy(policy, compute, frames, policy.initial_states(len(frames)))
+    for layer in layers:
+        maps = activations[layer.name].float().numpy()
+        yield (layer, maps[:len(squares)],
+               maps[-1] if len(without) else maps.mean(axis=0), squares)
+
+
+def choose_channels(scores: pd.DataFrame, number: int) -> list[tuple[str, int]]:
+    """Choose channels that track the cheese, as pairs of layer and channel, best contrast first.
+
+    All scores of a chosen channel are above the thresholds by chance, and the cheese stands out in
+    it more than a wall does.
+
+    Args:
+        scores: from :func:`tracking_scores`, of one set of levels.
+        number: largest number of channels per layer.
+    """
+    published = scores[scores["mapping"] == PUBLISHED]
+    cheese, wall = (published[published["thing"] == thing].set_index(["layer", "channel"])
+                    for thing in (CHEESE, A_WALL))
+    chosen = cheese[cheese["tracks"]
+                    & (cheese["contrast"] > wall["contrast"].reindex(cheese.index))]
+    chosen = chosen.sort_values("contrast", ascending=False, kind="stable")
+    return chosen.groupby("layer", sort=False).head(number).index.tolist()
+
+
+# -------------------------------------------------------------------- channels of further studies
+
+
+def add_channel_flags(parser: Parser) -> None:
+    """Add the flags that choose a layer and some of its channels."""
+    parser.add_argument("--layer", default=LAYER, help="layer of the channels")
+    parser.add_argument("--channels", nargs="+", default=[str(CHANNELS_FILE)],
+                        metavar="CHANNELS",
+                        help="numbers and ranges such as 7,8,42-44, or the channels.csv of "
+                             "python -m maze.channels for those of the layer that it chose")
+    parser.add_argument("--strongest", type=whole(1, 10**4), metavar="N",
+                        help="of a channels.csv take only the N in whose picture the cheese stands "
+                             "out most")
+
+
+def find_map(policy: Policy, name: str) -> Layer:
+    """Return a layer that has cells.
+
+    Raises:
+        UserError: if there is no such layer, or it has no cells.
+    """
+    layer = find_layer(policy, name)
+    if not layer.is_map:
+        maps = [other.name for other in all_layers(policy) if other.is_map]
+        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; take a map, "
+                        f"such as {LAYER if LAYER in maps else maps[-1]}")
+    return layer
+
+
+def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, layer: Layer
+                   ) -> tuple[int, ...]:
+    """Return the channels of :func:`add_channel_flags`, ascending; empty if none was chosen.
+
+    Args:
+        strongest: largest number of channels of each ``channels.csv``, best contrast on the levels
+            of the choice first; None for all of them.
+
+    Raises:
+        UserError: if a text is no list of channels, or the layer has no such channel.
+    """
+    channels: set[int] = set()
+    for text in texts:
+        if text.endswith(".csv"):
+            table = read_table(Path(text), {"set": str, "layer": str, "channel": int,
+                                            "contrast": float, "chosen": bool}, ("contrast",),
+                               SCRIPT)
+            table = table[(table["set"] == CHOOSING) & (table["layer"] == layer.name)]
+            if table.empty:
+                raise UserError(f"{text} has no scores of {layer.name}; name channels, or take "
+                                "another --layer")
+            chosen = table[table["chosen"]].sort_values("contrast", ascending=False, kind="stable")
+            channels |= set(map(int, chosen["channel"][:strongest]))
+        else:
+            channels |= set(parse_patch(f"zero@{layer.name}:{text}").channels or ())
+    if channels:
+        Zero(layer.name, channels=tuple(sorted(channels))).select(policy, layer)  # refuses others
+    return tuple(sorted(channels))
+
+
+def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
+    """Write, instead of all results, that no channel was chosen."""
+    text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
+    store.write("nothing", value=text + "\n")
+    print(text)
+
+
+# ----------------------------------------------------------------------------- multiplied channels
+
+
+class Decisions:
+    """The frames of the decision squares of forks, and what an agent does there.
+
+    Args:
+        states: levels; those that are no forks are left out.
+
+    Attributes:
+        states: the forks.
+
+    Raises:
+        UserError: if there are fewer than 10.
+    """
+
+    def __init__(self, policy: Policy, compute: Compute, states: Sequence[MazeState]):
+        self.policy, self.compute = policy, compute
+        self.states = [state for state in states if kind_of(state.grid) == FORK]
+        check_starts(len(self.states))
+        self._steps = np.array([decision_steps(state.grid) for state in self.states])
+        self._frames = frames_at(self.states, [state.grid.decision_square()
+                                               for state in self.states])
+
+    def outcomes(self) -> np.ndarray:
+        """Measure OUTCOMES, float64 (N, K), under the patches that are active."""
+        output = run_policy(self.policy, self.compute, self._frames,
+                            self.policy.initial_states(len(self._frames)))
+        logs = grouped(output.log_probs.cpu().numpy())
+        values = at_decisions(logs, output.values.cpu().numpy(), *self._steps.T)
+        probs = np.exp(logs)
+        stay = probs[:, STAY] / probs.sum(axis=1)
+        names = [outcome.name for outcome in OUTCOMES[:-1]]
+        return np.column_stack([values[:, list(map(AT_DECISION.index, names))], stay])
+
+
+def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
+                      factors: Sequence[tuple[float, float]], reference: ReferenceSet,
+                      num_controls: int, seed: int) -> pd.DataFrame:
+    """Compute the effect of each factor on each set of channels, and on random sets.
+
+    Args:
+        sets: channels of the layer.
+        factors: of their positive and negative parts.
+        reference: frames of other levels, on which the size of a change is measured.
+        num_controls: number of random sets per factor and set.
+        seed: of the random sets, the bootstrap and the sign flips.
+
+    Returns:
+        The table of ``stats.effects.compare_conditions``, see EFFECT_COLUMNS.
+
+    Raises:
+        UserError: if so many random sets cannot be drawn.
+    """
+    policy, std = decisions.policy, {layer.name: reference.std(decisions.policy, layer)}
+    conditions: list[Condition] = []
+    for channels in sets:
+        for positive, negative in factors:
+            patch = Multiply(layer.name, channels=tuple(channels), positive=positive,
+                             negative=negative)
+            by = (f"times {positive:g}" if positive == negative else
+                  f"positive part times {positive:g}, negative {negative:g}")
+            name = f"channels {' '.join(map(str, channels))} {by}"
+            conditions.append(Condition(name, name, name, value=(patch,)))
+            for number, control in enumerate(controls_of(policy, [patch], num_controls, seed,
+                                                         reference)):
+                drawn = ",".join(map(str, control.drawn[0]["channels"]))
+                conditions.append(Condition(f"{name} control {number}", f"channels {drawn}", name,
+                                            control=True, value=control.patches))
+    after, moved = [], {}
+    for condition in with_progress(conditions, len(conditions), "arm"):
+        with patched(policy, condition.value, std) as patches:
+            after.append(decisions.outcomes())
+        moved[condition.name] = patches.total_change()[0]
+    return compare_conditions(conditions, OUTCOMES, decisions.outcomes(), np.stack(after), seed,
+                              moved=moved)
+
+
+# ------------------------------------------------------------------------------------------ probes
+
+
+def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState],
+                    seed: int) -> np.ndarray | None:
+    """Draw whether an episode of each level ends with the cheese, bool (N,).
+
+    The exact probability of each level decides, as playing it once would. None for an agent with
+    memory.
+    """
+    if policy.recurrent:
+        return None
+    exact = [Chain.of(both_facings(policy, compute, state)).reaching(
+        [state.grid.cheese], state.timeout - state.time)[0]
+        for state in with_progress(states, len(states), "level")]
+    return np.random.default_rng(seed).random(len(exact)) < np.array(exact)
+
+
+def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeState],
+                 got: np.ndarray | None, seed: int, num_shuffles: int) -> pd.DataFrame:
+    """Fit linear probes of each target by layer; train, choose and test on different levels.
+
+    The mouse is on a random free square, except for "will get the cheese", where it is at the
+    start. SQUARES_PER_LEVEL squares of each maze are examples of the three targets of cells (the
+    cheese's and the mouse's square among them, and others at random): the channels of the cell
+    that shows the square are read. Coordinates (R²) and "will get the cheese" are read from all
+    entries.
+
+    Args:
+        layers: maps.
+        got: from :func:`draw_got_cheese`.
+        seed: of squares, splits, shuffles and bootstrap.
+
+    Returns:
+        A row per layer, target and metric; see PROBE_COLUMNS.
+    """
+    rng, levels = np.random.default_rng(seed), np.arange(len(states))
+    mice, picked = zip(*(_draw_squares(state, rng) for state in states))
+    frames = {"anywhere": frames_at(states, mice),
+              "start": frames_at(states, [state.grid.mouse for state in states])}
+    level_of = np.repeat(levels, SQUARES_PER_LEVEL)
+    examples = list(zip(level_of, (square for squares in picked for square in squares)))
+    labels: Mapping[str, list] = {
+        FREE_CELL: [states[level].grid.is_free[square] for level, square in examples],
+        CHEESE_CELL: [square == states[level].grid.cheese for level, square in examples],
+        MOUSE_CELL: [square == mice[level] for level, square in examples],
+        **{f"{whose}'s {axis}": [square[place] for square in squares]
+           for place, axis in enumerate(("row", "column"))
+           for whose, squares in (("cheese", [state.grid.cheese for state in states]),
+                                  ("mouse", mice))},
+        **({} if got is None else {GOT_CHEESE: list(got)})}
+    tables = []
+    for layer in with_progress(layers, len(layers), "layer"):
+        maps = {where: activations_of(policy, shown, [layer.name])[layer.name].cpu().numpy()
+                for where, shown in frames.items() if where == "anywhere" or got is not None}
+        cells = np.stack([maps["anywhere"][level][(slice(None), *layer.cell(
+            *square, states[level].grid.world_dim))] for level, square in examples])
+        for target, values in labels.items():
+            is_coordinate = "'s " in target
+            activations, level = ((cells, level_of) if len(values) == len(examples) else
+                                  (maps["start" if target == GOT_CHEESE else "anywhere"], levels))
+            try:
+                fitted = probe(activations, np.array(values, float if is_coordinate else bool),
+                               level, seed, regression=is_coordinate, num_shuffles=num_shuffles)
+            except UserError as error:
+                if target != GOT_CHEESE:
+                    raise
+                print(f"no probe of '{GOT_CHEESE}': {error}")  # an agent that always does, or never
+                continue
+            tables.append(fitted.scores.assign(layer=layer.name, target=target,
+                                               penalty=fitted.penalty, num_levels=len(states)))
+    return pd.concat(tables, ignore_index=True)[list(PROBE_COLUMNS)]
+
+
+def _draw_squares(state: MazeState, rng: np.random.Generator) -> tuple[Square, list[Square]]:
+    """Draw a square for the mouse, and the squares of a level that are examples."""
+    grid = state.grid
+    free = grid.squares(without_cheese=True)
+    mouse = free[rng.integers(len(free))]
+    inside = [grid.world(row, column) for row, column in np.ndindex(grid.maze_dim, grid.maze_dim)]
+    others = [square for square in inside if square not in (mouse, grid.cheese)]
+    number = SQUARES_PER_LEVEL - 2
+    drawn = rng.choice(len(others), number, replace=len(others) < number)
+    squares = [grid.cheese, mouse, *(others[place] for place in drawn)]
+    # In random order: labels are shuffled between levels place by place.
+    return mouse, [squares[place] for place in rng.permutation(SQUARES_PER_LEVEL)]
