@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
     """Levels by the names that they have in files: their seeds, and a number behind one that comes
     again."""
-    named = {}
+    named: dict[str, MazeState] = {}
     for state in states:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state

@@ -115,9 +115,9 @@ def main(argv: list[str] | None = None) -> None:
         for control in controls_of(policy, [set_cell], args.num_controls, args.seed, reference,
                                    CHANNELS):
             [drawn] = control.patches
-            chosen = list(drawn.channels)
-            controls.append(CellPatch(drawn.channels, tuple(
-                np.asarray(drawn.value)[chosen, 0, 0].tolist()), args.others))
+            assert isinstance(drawn, SetTo) and drawn.channels is not None
+            values = np.asarray(drawn.value)[list(drawn.channels), 0, 0]
+            controls.append(CellPatch(drawn.channels, tuple(values.tolist()), args.others))
     forward = PartialForward(policy, compute, layer.name)
     patches = {arm: patch, **({MOVED_CHEESE: None} if args.move_cheese else {})}
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in patches}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ from maze.studies.scrubbing import OUTCOMES, SCRUBBING_FILES, SourcePool, make_t
 from stats.effects import check_starts
 from stats.report import bold, format_interval, format_p, warn_of_few_controls
 
-DRAWS = {"joint": "joint", "per_channel": "channel"}
+DRAWS: dict[str, Literal["joint", "channel"]] = {"joint": "joint", "per_channel": "channel"}
 _FEATURES = {"same": "the same square", "other": "another square"}
 _SETS = {"hypothesis": "these channels", "random": "random channels"}
 

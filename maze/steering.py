@@ -297,9 +297,11 @@ def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKi
         UserError: if the agent has no such layer, or something is asked for twice.
     """
     layers = expand_layers(policy, args.layers or given or [LAYER], at_once=True)
-    coefficients = args.coefficients or (COMPOSED if args.compose else COEFFICIENTS)
+    coefficients: list[float] = args.coefficients or list(COMPOSED if args.compose
+                                                          else COEFFICIENTS)
     sources = [FIXED] if not kinds else [*args.sources, *map(offset_source, args.offsets)]
-    for values in (layers, list(coefficients), sources):
+    asked_for: tuple[list, ...] = layers, coefficients, sources
+    for values in asked_for:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None and not args.compose:
             raise UserError(f"{twice} is asked for twice")

@@ -26,9 +26,17 @@ from maze.level.grid import FEATURES, FORK, Grid, fork_features
 from maze.level.regions import CheeseRegion
 from maze.level.state import MazeState, stock_state
 from maze.studies import prediction
-from maze.studies.behaviour_files import BEHAVIOUR_FILES
-from maze.studies.behaviour_rows import EXACT, GOT, findings
-from maze.studies.episodes import CHEESE, NEITHER, REGION, first_of, playable
+from maze.studies.behaviour import (
+    BEHAVIOUR_FILES,
+    CHEESE,
+    EXACT_CHEESE,
+    GOT,
+    NEITHER,
+    REGION,
+    first_of,
+    playable,
+    read_findings,
+)
 
 SETS = {"both": ("a", "b")}
 LEVELS = ["--kind", "fork", "--size", "5:9", "--seed", "2", "--region", "3"]
@@ -257,19 +265,19 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
     row, state = table.iloc[5], stock_state("easy", int(table["seed"][5]))
     sides = both_facings(policy, FLOAT32, state)
     exact = reaching(sides, 3)
-    assert row[[EXACT, "exact_cheese_first", "exact_region_first", "expected_steps"]].tolist(
+    assert row[[EXACT_CHEESE, "exact_cheese_first", "exact_region_first", "expected_steps"]].tolist(
         ) == pytest.approx([exact.cheese, exact.cheese_first, exact.region_first, exact.steps],
                            rel=1e-4)
     assert row["p_cheese"] == pytest.approx(at_decision_square(sides[0])["p_cheese"], rel=1e-4)
     assert row[list(FEATURES)].tolist() == pytest.approx(
         list(fork_features(state.grid).values()), rel=1e-5)
-    deviation = np.sqrt((table[EXACT] * (1 - table[EXACT])).sum())
-    assert abs(table[GOT].sum() - table[EXACT].sum()) < 3 * deviation
+    deviation = np.sqrt((table[EXACT_CHEESE] * (1 - table[EXACT_CHEESE])).sum())
+    assert abs(table[GOT].sum() - table[EXACT_CHEESE].sum()) < 3 * deviation
 
 
 def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     output, figures = finished
-    folder, found = ResultStore(output, BEHAVIOUR_FILES), findings(output)
+    folder, found = ResultStore(output, BEHAVIOUR_FILES), read_findings(output)
     table, regressions = folder.read("episodes"), folder.read("regressions")
     forks = table[~table["cheese_in_region"]]
     share, number_of = forks[GOT].mean(), len(forks)
@@ -279,7 +287,7 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
         share * (1 - share) / number_of + 1.96**2 / 4 / number_of**2)  # Wilson
     ends = np.array([middle - half, middle + half]) / (1 + 1.96**2 / number_of)
     assert [success.value, success.low_95, success.high_95] == pytest.approx([share, *ends], 1e-4)
-    assert exact.value == pytest.approx(forks[EXACT].mean())
+    assert exact.value == pytest.approx(forks[EXACT_CHEESE].mean())
     assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were chosen
     firsts = [row.value for row in found if row.measure.startswith("first is")]
     assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
@@ -369,8 +377,8 @@ def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path)
         played = CheeseRegion(4)(stock_state("easy", row.seed).to_bytes())
         grid = MazeState.parse(played).grid
         assert (row.cheese_row, row.cheese_column) == grid.cheese and grid.kind() == FORK
-    assert table["cheese_in_region"].all() and table[EXACT].isna().all()
-    found = findings(output)
+    assert table["cheese_in_region"].all() and table[EXACT_CHEESE].isna().all()
+    found = read_findings(output)
     assert [(row.row, row.value) for row in found] == [(1, table[GOT].mean())]
     assert not (output / "regressions.csv").exists()
 
@@ -395,8 +403,8 @@ def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3 and not (tmp_path / "out").exists()
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     with pytest.raises(UserError, match=r"there is no .*settings\.json"):
-        findings(tmp_path / "out")
+        read_findings(tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "settings.json").write_text(json.dumps({"seed": 0}))
     with pytest.raises(UserError, match=r"python -m maze\.behaviour"):
-        findings(tmp_path / "out")
+        read_findings(tmp_path / "out")

@@ -17,12 +17,11 @@ from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
 from maze.field.outcomes import Chain, path_probability
 from maze.level.state import stock_state
-from maze.studies import results
-from maze.studies.channel_sets import LAYER, channels_asked
-from maze.studies.results import StudiesFolder
-from maze.studies.retargets import Retargeted, Setting, targets_of
-from maze.studies.study_rows import findings_of
-from maze.studies.tracks import choose
+from maze.studies import claims
+from maze.studies.channels import choose_channels, parse_channels
+from maze.studies.claims import StudiesFolder, findings_of
+from maze.studies.retargeting import CellPatch, RetargetedLevel, draw_targets
+from maze.studies.vectors import LAYER
 
 PLANTED, OTHER = 7, 20  # channels of LAYER
 DOWN, UP, RIGHT = 3, 5, 7  # actions
@@ -96,8 +95,8 @@ def test_a_channel_is_chosen_that_tracks_the_cheese_and_shows_it_more_than_a_wal
             for thing, contrast in (("cheese", contrast), ("wall", wall))]
     scores = pd.DataFrame(rows, columns=["thing", "mapping", "channel", "tracks", "contrast"])
     scores["layer"] = LAYER
-    assert choose(scores, 5) == [(LAYER, 1), (LAYER, 0)]
-    assert choose(scores, 1) == [(LAYER, 1)]
+    assert choose_channels(scores, 5) == [(LAYER, 1), (LAYER, 0)]
+    assert choose_channels(scores, 1) == [(LAYER, 1)]
 
 
 def test_channels_are_chosen_on_other_levels_than_reported(agent, channels_folder, tmp_path):
@@ -192,18 +191,18 @@ def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
     policy = tiny_policy(recurrent=recurrent)
     policy.eval()
     state, layer = stock_state("easy", 1), find_layer(policy, LAYER)
-    level = Retargeted(PartialForward(policy, FLOAT32, LAYER), layer, state)
+    level = RetargetedLevel(PartialForward(policy, FLOAT32, LAYER), layer, state)
     bare = state.with_cheese(None)
-    targets = targets_of(level.grid, 3, np.random.default_rng(0))
-    setting = Setting((3, 9), (2.0, 4.0), -0.2)
-    table = level.table(targets, setting)
-    with_cheese = level.table(targets, None)
+    targets = draw_targets(level.grid, 3, np.random.default_rng(0))
+    patch = CellPatch((3, 9), (2.0, 4.0), -0.2)
+    table = level.measure_targets(targets, patch)
+    with_cheese = level.measure_targets(targets, None)
     values = np.zeros(layer.shape)
     values[3], values[9] = 2, 4
     for place, target in enumerate(targets):
-        patch = SetTo(LAYER, channels=(3, 9), cells=(level.cell(target),), value=values,
+        set_cell = SetTo(LAYER, channels=(3, 9), cells=(level.cell(target),), value=values,
                       others=-0.2)
-        with patched(policy, [patch]):
+        with patched(policy, [set_cell]):
             fields = both_facings(policy, FLOAT32, bare)
         moved = both_facings(policy, FLOAT32, bare.with_cheese(target))
         for row, each in ((table.loc[place], fields), (with_cheese.loc[place], moved)):
@@ -219,7 +218,7 @@ def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
 
 def test_targets_are_all_squares_that_can_be_reached_but_the_mouses():
     grid = stock_state("easy", 1).with_cheese(None).grid
-    found = targets_of(grid, None, np.random.default_rng(0))
+    found = draw_targets(grid, None, np.random.default_rng(0))
     assert sorted([*found, grid.mouse]) == grid.squares()
 
 
@@ -279,16 +278,16 @@ def test_strongest_are_those_with_the_best_contrast_where_they_were_chosen(tmp_p
     rows += [("reporting", channel, 10 / contrast, chosen) for _, channel, contrast, chosen in rows]
     pd.DataFrame(rows, columns=["set", "channel", "contrast", "chosen"]).assign(
         layer=LAYER).to_csv(table, index=False)
-    assert channels_asked([str(table)], None, policy, layer) == (2, 5, 9)
-    assert channels_asked([str(table)], 2, policy, layer) == (5, 9)
-    assert channels_asked([str(table), "30"], 1, policy, layer) == (5, 30)
+    assert parse_channels([str(table)], None, policy, layer) == (2, 5, 9)
+    assert parse_channels([str(table)], 2, policy, layer) == (5, 9)
+    assert parse_channels([str(table), "30"], 1, policy, layer) == (5, 30)
 
 
 def test_where_no_channel_was_chosen_studies_say_so(agent, channels_folder, tmp_path, capsys):
     table = pd.read_csv(channels_folder / "channels.csv")
     chosen = tmp_path / "channels.csv"
     table.assign(chosen=False).to_csv(chosen, index=False)
-    for study, main in ((results.RETARGETING, retarget), (results.SCRUBBING, scrub)):
+    for study, main in ((claims.RETARGETING, retarget), (claims.SCRUBBING, scrub)):
         capsys.readouterr()
         assert main(agent, tmp_path / study, chosen) == 0
         assert "was chosen as following the cheese" in capsys.readouterr().out

@@ -20,21 +20,22 @@ from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from interventions.patches import Add
 from interventions.vectors import read_vectors
 from maze import rollouts, steering
-from maze.field.fields import both_facings, difference, grouped, vector_field
+from maze.field.fields import both_facings, difference, frames_at, grouped, vector_field
 from maze.field.outcomes import AT_DECISION, at_decision_square, at_decisions, decision_steps
 from maze.field.outcomes import outcomes as outcomes_of_field
 from maze.level.levels import Filters, find_levels, save_levels
 from maze.level.state import stock_state
-from maze.studies.results import STEERING_FILES
 from maze.studies.steering import (
-    DECISIONS,
-    Group,
-    Measured,
-    Study,
-    Term,
+    DECISION_OUTCOMES,
+    STEERING_FILES,
+    Arms,
+    Experiment,
+    Measurements,
+    VectorSource,
+    compare_arms,
     field_outcomes,
+    strongest,
 )
-from maze.studies.steering_tables import effects, strongest
 from maze.studies.vectors import (
     CHEESE,
     MEAN,
@@ -42,12 +43,12 @@ from maze.studies.vectors import (
     OWN,
     SAME_SQUARE,
     TOP_RIGHT,
-    differences,
+    level_vectors,
     mean_vectors,
     offset_source,
-    pictures_of,
     source_level,
 )
+from stats.effects import Condition
 
 LAYER = "embedder.block2.res1.resadd"
 FORKS = Filters(kind="fork", size=(3, 9))
@@ -68,15 +69,18 @@ def pool():
     return [stock_state("easy", seed) for seed in range(5000, 5030)]
 
 
-def study(policy, pool=(), kinds=(), num_controls=0, fixed=None, exact=False) -> Study:
+def experiment(policy, pool=(), kinds=(), num_controls=0, fixed=None, exact=False):
     std = {layer.name: torch.ones(layer.shape) for layer in all_layers(policy)}
-    return Study(policy, FLOAT32, pool, fixed or {}, std, kinds, num_controls, 0, 5, exact)
+    return Experiment(policy, FLOAT32, pool, fixed or {}, std, kinds, num_controls, 0, 5, exact)
 
 
-def group(layer=LAYER, source=OWN, coefficients=(-1.0,), thing=CHEESE) -> Group:
-    names = tuple(f"{c:+g}" for c in coefficients)
-    return Group("group", layer, (Term(thing, source),), names, names,
-                 tuple((c,) for c in coefficients))
+def condition(*coefficients):
+    name = " ".join(f"{c:+g}" for c in coefficients)
+    return Condition(name, name, "", value=coefficients)
+
+
+def arms_of(layer=LAYER, source=OWN, coefficients=(-1.0,)):
+    return Arms("arms", layer, (VectorSource(CHEESE, source),), tuple(map(condition, coefficients)))
 
 
 @pytest.mark.parametrize("layer", ("embedder.block1.conv", LAYER, "embedder.relu3",
@@ -87,9 +91,9 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
               if FORKS.accept(state.grid)
               and state.grid.decision_square() == state.grid.start][:3]
     assert len(states) == 3
-    found = study(policy).at_decision_squares(group(layer), states)
+    found = experiment(policy).at_decision_squares(arms_of(layer), states)
     without = [state.with_cheese(None) for state in states]
-    output = run_policy(policy, FLOAT32, pictures_of(without, [s.grid.start for s in without]),
+    output = run_policy(policy, FLOAT32, frames_at(without, [s.grid.start for s in without]),
                         policy.initial_states(3))
     steps = np.array([decision_steps(state.grid) for state in states])
     expected = at_decisions(grouped(output.log_probs.numpy()), output.values.numpy(), *steps.T)
@@ -100,12 +104,12 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
 @pytest.mark.parametrize("layer", (LAYER, ALL))
 def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
     """Of the resumed passes: the same numbers as full ones with a patch, and the same sizes."""
-    arms = group(layer, coefficients=(-1.0, 0.5))
-    ours = study(policy, kinds=(PERMUTED,), num_controls=2)
+    arms = arms_of(layer, coefficients=(-1.0, 0.5))
+    ours = experiment(policy, kinds=(PERMUTED,), num_controls=2)
     found = ours.at_decision_squares(arms, forks)
-    assert found.after.shape == (3, 2, len(forks), len(DECISIONS))
+    assert found.after.shape == (3, 2, len(forks), len(DECISION_OUTCOMES))
     names = [each.name for each in layers_named(policy, layer)]
-    vectors = differences(policy, names, CHEESE, forks)
+    vectors = level_vectors(policy, names, CHEESE, forks)
     for number, state in enumerate(forks):
         one = {name: values[number] for name, values in vectors.items()}
         for arm, coefficient in enumerate((-1.0, 0.5)):
@@ -132,8 +136,8 @@ def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
 def test_fields_of_an_arm_are_those_of_a_patched_agent(policy, forks):
     state = min(forks, key=lambda state: state.grid.maze_dim)
     wanted = field_outcomes(CHEESE, exact=True)
-    found = study(policy, exact=True).over_field(group(), state, wanted)
-    vector = differences(policy, [LAYER], CHEESE, [state])[LAYER][0]
+    found = experiment(policy, exact=True).over_field(arms_of(), state, wanted)
+    vector = level_vectors(policy, [LAYER], CHEESE, [state])[LAYER][0]
     with patched(policy, [Add(LAYER, vector=vector, coefficient=-1.0)]):
         sides = both_facings(policy, FLOAT32, state)
     unpatched = vector_field(policy, FLOAT32, state)
@@ -167,30 +171,30 @@ def test_vectors_come_from_levels_with_the_cheese_where_the_source_says(forks, p
 
 
 def test_each_source_adds_its_own_vectors(policy, forks, pool):
-    fixed = {"cheese": mean_vectors(policy, [LAYER], CHEESE, pool)}
-    ours = study(policy, pool, (OTHERS,), 2, fixed)
+    fixed = {"cheese_mean": mean_vectors(policy, [LAYER], CHEESE, pool)}
+    ours = experiment(policy, pool, (OTHERS,), 2, fixed)
     for source in (SAME_SQUARE, MEAN):
-        vector = (fixed["cheese"][LAYER].vector if source == MEAN else differences(
+        vector = (fixed["cheese_mean"][LAYER].vector if source == MEAN else level_vectors(
             policy, [LAYER], CHEESE, [source_level(CHEESE, source, forks[0], pool, 0)])[LAYER][0])
-        found = ours.at_decision_squares(group(source=source), forks[:1])
+        found = ours.at_decision_squares(arms_of(source=source), forks[:1])
         assert found.sizes[0, 0, 0, 1] == pytest.approx(np.linalg.norm(vector), rel=1e-4)
     for draw in (1, 2):
         other = source_level(CHEESE, OTHER, forks[0], pool, 0, draw)
         assert found.sizes[draw, 0, 0, 1] == pytest.approx(np.linalg.norm(
-            differences(policy, [LAYER], CHEESE, [other])[LAYER]), rel=1e-4)
+            level_vectors(policy, [LAYER], CHEESE, [other])[LAYER]), rel=1e-4)
 
 
-def made_up(num=40, num_controls=19, kinds=2, seed=0, effect=-0.5) -> Measured:
+def made_up(num=40, num_controls=19, kinds=2, seed=0, effect=-0.5) -> Measurements:
     """Outcomes with one effect, on P(cheese), and noise in every draw."""
     rng = np.random.default_rng(seed)
-    before = rng.uniform(0.4, 0.8, (num, len(DECISIONS)))
-    after = before + rng.normal(0, 0.02, (1 + kinds * num_controls, 1, num, len(DECISIONS)))
+    before = rng.uniform(0.4, 0.8, (num, len(DECISION_OUTCOMES)))
+    after = before + rng.normal(0, 0.02, (1 + kinds * num_controls, 1, num, len(DECISION_OUTCOMES)))
     after[0, 0, :, 0] += effect
-    return Measured(before, after, np.ones((*after.shape[:3], 3)))
+    return Measurements(before, after, np.ones((*after.shape[:3], 3)))
 
 
 def test_a_planted_effect_is_claimed_and_nothing_else():
-    table = effects([group()], [made_up()], (PERMUTED, GAUSSIAN), 19, DECISIONS, 0)
+    table = compare_arms([arms_of()], [made_up()], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
     arms = table[~table["control"]].set_index("outcome")
     assert arms.index[arms["claimed"]].tolist() == ["p_cheese"]
     assert arms["effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.02)
@@ -202,7 +206,7 @@ def test_a_planted_effect_is_claimed_and_nothing_else():
 def test_an_effect_that_one_kind_of_controls_has_too_is_not_claimed():
     found = made_up()
     found.after[20:, 0, :, 0] -= 0.5  # those of the second kind
-    table = effects([group()], [found], (PERMUTED, GAUSSIAN), 19, DECISIONS, 0)
+    table = compare_arms([arms_of()], [found], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
     row = table[~table["control"]].set_index("outcome").loc["p_cheese"]
     assert row["p_permuted"] == pytest.approx(0.05) and row["p_gaussian"] > 0.05
     assert row["p_control"] == row["p_gaussian"] and not row["claimed"]
@@ -210,23 +214,24 @@ def test_an_effect_that_one_kind_of_controls_has_too_is_not_claimed():
 
 def test_the_interaction_is_the_departure_from_the_sum():
     rng = np.random.default_rng(0)
-    before = rng.normal(size=(12, len(DECISIONS)))
-    one, other, extra = rng.normal(size=(3, 20, 12, len(DECISIONS)))
+    before = rng.normal(size=(12, len(DECISION_OUTCOMES)))
+    one, other, extra = rng.normal(size=(3, 20, 12, len(DECISION_OUTCOMES)))
     both = one + other - before + extra
-    found = Measured(before, np.stack([one, other, both], axis=1), np.ones((20, 3, 12, 3)))
-    arms = Group("g", LAYER, (Term(CHEESE, OWN), Term(TOP_RIGHT, OWN)), ("a", "b", "c"),
-                 ("a", "b", "c"), ((-1.0, 0.0), (0.0, 1.0), (-1.0, 1.0)), ("sum", "sum"))
-    table = effects([arms], [found], (PERMUTED,), 19, DECISIONS, 0)
+    found = Measurements(before, np.stack([one, other, both], axis=1), np.ones((20, 3, 12, 3)))
+    arms = Arms("g", LAYER, (VectorSource(CHEESE, OWN), VectorSource(TOP_RIGHT, OWN)),
+                (condition(-1.0, 0.0), condition(0.0, 1.0), condition(-1.0, 1.0)),
+                Condition("sum", "sum", ""))
+    table = compare_arms([arms], [found], (PERMUTED,), 19, DECISION_OUTCOMES, 0)
     contrast = table[table["arm"] == "sum"]["effect"].to_numpy()
     np.testing.assert_allclose(contrast, extra[0].mean(axis=0), atol=1e-9)
 
 
 def test_two_terms_are_added_together(policy, forks):
-    both = Group("g", LAYER, (Term(CHEESE, OWN), Term(TOP_RIGHT, OWN)), ("a",), ("a",),
-                 ((-1.0, 2.0),))
-    found = study(policy).at_decision_squares(both, forks)
-    vector = (2 * differences(policy, [LAYER], TOP_RIGHT, forks)[LAYER]
-              - differences(policy, [LAYER], CHEESE, forks)[LAYER])
+    both = Arms("g", LAYER, (VectorSource(CHEESE, OWN), VectorSource(TOP_RIGHT, OWN)),
+                (condition(-1.0, 2.0),))
+    found = experiment(policy).at_decision_squares(both, forks)
+    vector = (2 * level_vectors(policy, [LAYER], TOP_RIGHT, forks)[LAYER]
+              - level_vectors(policy, [LAYER], CHEESE, forks)[LAYER])
     np.testing.assert_allclose(found.sizes[0, 0, :, 1], np.linalg.norm(
         vector.reshape(len(forks), -1), axis=1), rtol=1e-4)
 
@@ -234,11 +239,11 @@ def test_two_terms_are_added_together(policy, forks):
 def test_the_strongest_arm_of_each_source_is_chosen():
     weak, strong = (dataclasses.replace(made_up(effect=0), before=made_up().before)
                     for _ in range(2))
-    place = [outcome.name for outcome in DECISIONS].index("log_odds")
+    place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     strong.after[0, 0, :, place] -= 3
-    groups = [dataclasses.replace(group(), name=name) for name in ("weak", "strong")]
+    groups = [dataclasses.replace(arms_of(), name=name) for name in ("weak", "strong")]
     [chosen] = strongest(groups, [weak, strong])
-    assert chosen.name == "strong" and chosen.coefficients == ((-1.0,),)
+    assert chosen.name == "strong" and chosen.conditions == (condition(-1.0),)
 
 
 @pytest.fixture(scope="module")
@@ -266,11 +271,12 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, caps
     assert list(table) == ["arm", "seed", *AT_DECISION, "direction_changed"]
     assert len(table) == 3 * 12
     assert np.isclose(table[["p_cheese", "p_corner", "p_other"]].sum(axis=1), 1).all()
-    assert len(ResultStore(folder, STEERING_FILES).read("effects")) == 2 * 3 * len(DECISIONS)
+    effects = ResultStore(folder, STEERING_FILES).read("effects")
+    assert len(effects) == 2 * 3 * len(DECISION_OUTCOMES)
     [path] = (folder / "vectors").glob("cheese_*.npz")
     assert read_vectors(path)[LAYER].pairs[0, 0] == table["seed"][0]
 
-    other, over_field, done = tmp_path / "stopped", Study.over_field, []
+    other, over_field, done = tmp_path / "stopped", Experiment.over_field, []
 
     def stops(*args):
         if len(done) == 4:
@@ -278,7 +284,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, caps
         done.append(1)
         return over_field(*args)
 
-    monkeypatch.setattr(Study, "over_field", stops)
+    monkeypatch.setattr(Experiment, "over_field", stops)
     assert steering.main(arguments(agent, other)) != 0
     monkeypatch.undo()
     assert not (other / "effects.csv").exists()

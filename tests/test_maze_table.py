@@ -17,16 +17,20 @@ from agents.layers import find_layer
 from interventions.controls import PERMUTED
 from maze import steering, table
 from maze.level.levels import Filters, find_levels
-from maze.studies import results
-from maze.studies.claims import CLAIMS
-from maze.studies.results import StudiesFolder
-from maze.studies.steering import DECISIONS, Group, Study, Term
-from maze.studies.steering_tables import effects
-from maze.studies.study_rows import findings_of
+from maze.studies import claims
+from maze.studies.claims import CLAIMS, StudiesFolder, findings_of
+from maze.studies.steering import (
+    DECISION_OUTCOMES,
+    Arms,
+    Experiment,
+    VectorSource,
+    compare_arms,
+)
 from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
 from stats.claims import Finding, findings_table, plot_findings
+from stats.effects import Condition
 from stats.significance import holm
 
 LAYER = "embedder.block2.res1.resadd"
@@ -46,9 +50,9 @@ def studies(agent, tmp_path_factory):
     assert steering.main([
         "--agent_file", str(agent), "--device", "cpu", "--num_mazes", "12", "--size", "3:7",
         "--num_controls", "2", "--num_fields", "0", "--coefficients", "-1", "1",
-        "--output_dir", str(folder / results.STEERING)]) == 0
-    (folder / results.EVALUATED).mkdir()
-    (folder / results.EVALUATED / "region.json").write_text(json.dumps({
+        "--output_dir", str(folder / claims.STEERING)]) == 0
+    (folder / claims.EVALUATED).mkdir()
+    (folder / claims.EVALUATED / "region.json").write_text(json.dumps({
         "success_rate": 0.9, "success_interval": [0.8, 0.95], "num_episodes": 100}))
     return folder
 
@@ -57,7 +61,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     assert table.main(["--studies", str(studies), "--output_dir", str(tmp_path)]) == 0
     assert "small: numbers in 3 of 18 rows" in capsys.readouterr().out
     found = pd.read_csv(tmp_path / "findings.csv")
-    steered = pd.read_csv(studies / results.STEERING / "effects.csv")
+    steered = pd.read_csv(studies / claims.STEERING / "effects.csv")
     for row, label, outcome in ((6, "own -1", "p_cheese"), (7, "own +1", "log_odds")):
         [mine] = found[(found["row"] == row) & found["primary"]].itertuples()
         [theirs] = steered[(steered["label"] == label) & (steered["outcome"] == outcome)
@@ -155,10 +159,10 @@ def outcomes():
     policy = small_policy(recurrent=False)
     forks = find_levels("easy", range(2000), 30, Filters(kind="fork", size=(3, 9)))
     std = {LAYER: torch.ones(find_layer(policy, LAYER).shape)}
-    study = Study(policy, FLOAT32, (), {}, std, (PERMUTED,), 19, 0, 5, False)
-    names = tuple(map("{:+g}".format, (-3, -1, 3)))
-    group = Group("own", LAYER, (Term(CHEESE, OWN),), names, names, ((-3.0,), (-1.0,), (3.0,)))
-    return group, study.at_decision_squares(group, forks)
+    experiment = Experiment(policy, FLOAT32, (), {}, std, (PERMUTED,), 19, 0, 5, False)
+    arms = Arms("own", LAYER, (VectorSource(CHEESE, OWN),), tuple(
+        Condition(f"{c:+g}", f"{c:+g}", "", value=(c,)) for c in (-3.0, -1.0, 3.0)))
+    return arms, experiment.at_decision_squares(arms, forks)
 
 
 def false_claims(group, measured, num_tables):
@@ -168,7 +172,7 @@ def false_claims(group, measured, num_tables):
         signs = 2 * rng.integers(0, 2, (len(measured.before), 1)) - 1
         flipped = dataclasses.replace(
             measured, after=measured.before + signs * (measured.after - measured.before))
-        made = effects([group], [flipped], (PERMUTED,), 19, DECISIONS, number)
+        made = compare_arms([group], [flipped], (PERMUTED,), 19, DECISION_OUTCOMES, number)
         arms = made[~made["control"]]
         numbers = [Finding("", "", row.effect, row.low_95, row.high_95, 30, p=row.p,
                            p_control=row.p_control, primary=True, row=6 + place % 12)
@@ -204,7 +208,7 @@ def test_bad_folders_are_answered_in_a_sentence(arguments, message, tmp_path, ca
 
 def test_a_damaged_study_is_named(studies, tmp_path, capsys):
     copy = shutil.copytree(studies, tmp_path / "small")
-    path = copy / results.STEERING / "effects.csv"
+    path = copy / claims.STEERING / "effects.csv"
     path.write_text(path.read_text().replace("p_cheese,", "p_cheese,x", 1))
     assert table.main(["--studies", str(copy), "--output_dir", str(tmp_path / "out")]) == 2
     assert f"{path} is damaged" in capsys.readouterr().err
@@ -215,7 +219,7 @@ def test_every_study_of_the_preset_fills_rows_of_the_table():
     stages = maze_stages(preset)
     names = {stage.name for stage in stages}
     for agent in preset.agents:
-        for study in results.STUDIES:
+        for study in claims.STUDIES:
             assert f"{agent}_{study}" in names
     assert set(stages[-1].needs) < names
 
@@ -235,11 +239,11 @@ def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, c
     assert "of 18 rows have numbers" in capsys.readouterr().out
     primary = {each.row: each for each in found if each.primary}
     for row, study, file, label, outcome in (
-            (9, results.SOURCES, "effects", "same_square -1", "p_cheese"),
-            (10, results.FIELDS, "field_effects", "own -1", "distance_to_other_level"),
-            (11, results.ALL_LAYERS, "effects", "own -0.05", "p_cheese"),
-            (12, results.TOP_RIGHT, "effects", "own +1", "p_corner"),
-            (13, results.BOTH, "effects", "interaction", "log_odds")):
+            (9, claims.SOURCES, "effects", "same_square -1", "p_cheese"),
+            (10, claims.FIELDS, "field_effects", "own -1", "distance_to_other_level"),
+            (11, claims.ALL_LAYERS, "effects", "own -0.05", "p_cheese"),
+            (12, claims.TOP_RIGHT, "effects", "own +1", "p_corner"),
+            (13, claims.BOTH, "effects", "interaction", "log_odds")):
         made = pd.read_csv(whole / "analysis" / "maze" / name / study / f"{file}.csv")
         [theirs] = made[(made["label"] == label) & (made["outcome"] == outcome)
                         & ~made["control"]].itertuples()

@@ -88,9 +88,8 @@ class Chain:
                 sources.append(facing * half + here)
                 targets.append(turned * half + there)
                 shares.append(field.probs[:, direction])
-        joined = map(np.concatenate, (shares, sources, targets))
-        shares, sources, targets = joined
-        return cls(grid, csr_array((shares, (sources, targets)), shape=(2 * half, 2 * half)))
+        entries = np.concatenate(shares), (np.concatenate(sources), np.concatenate(targets))
+        return cls(grid, csr_array(entries, shape=(2 * half, 2 * half)))
 
     @property
     def _start(self) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ class Panel:
 
 def compared(original: Panel, patched: Panel) -> list[Panel]:
     """Panels of a field without patch, of the one with it, and of their difference."""
-    change = difference(original.shown, patched.shown)
+    change = difference(cast(Field, original.shown), cast(Field, patched.shown))
     title = f"difference\nmean total variation {change.mean_total_variation:.3f}"
     return [original, patched, Panel(title, original.grid, change, original.view)]
 
@@ -230,9 +231,9 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
     reached = field.grid.distances(field.grid.mouse) >= 0
     maps = {"value": field.map(field.values)}
     if field.memory != WALKED:
-        maps["path probability"] = field.map([
-            path_probability(field, tuple(square)) if reached[tuple(square)] else np.nan
-            for square in field.squares.tolist()])
+        maps["path probability"] = field.map(np.array([
+            path_probability(field, Square(*square)) if reached[tuple(square)] else np.nan
+            for square in field.squares.tolist()]))
     if len(sides) > 1 and field.memory == NO_MEMORY:
         squares = field.grid.squares()
         exact = np.full(reached.shape, np.nan)

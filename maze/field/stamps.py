@@ -96,12 +96,12 @@ class Stamps:
             UserError: if the file is damaged, of another format, or not as it was written.
         """
         arrays = read_arrays(path, "file of stamps")
-        found, digest = arrays.pop("format", None), arrays.pop("digest", None)
-        if found is None or found.shape or found != FORMAT:
+        version, digest = arrays.pop("format", None), arrays.pop("digest", None)
+        if version is None or version.shape or version != FORMAT:
             raise UserError(f"the file of stamps {path} is of another format than {FORMAT}")
         if arrays.keys() == {field.name for field in dataclasses.fields(cls)}:
             stamps = cls(**arrays)
-            if np.array_equal(digest, stamps._digest()):
+            if digest is not None and np.array_equal(digest, stamps._digest()):
                 return stamps
         raise UserError(f"the file of stamps {path} is damaged: it is not as it was written")
 
@@ -261,9 +261,9 @@ def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
     changed = on_black.any(axis=-1) | (on_walls != walls).any(axis=-1)  # (W * W, 2, P)
     most = changed.sum(axis=-1).max()
     shape = (*changed.shape[:2], most)
-    found = {"mouse_pixels": np.zeros(shape, np.int16),
-             "mouse_colours": np.zeros((*shape, 3), np.uint8),
-             "mouse_opacity": np.zeros(shape, np.uint8)}
+    mouse_pixels = np.zeros(shape, np.int16)
+    mouse_colours = np.zeros((*shape, 3), np.uint8)
+    mouse_opacity = np.zeros(shape, np.uint8)
     opacities = np.arange(256)[:, None, None]
     for place in np.ndindex(*changed.shape[:2]):
         pixels = np.flatnonzero(changed[place])
@@ -275,7 +275,7 @@ def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
         if not explains.any(axis=0).all():
             raise RuntimeError(f"Procgen draws the mouse in cell {place[0]} in a way that no "
                                "opacity explains")
-        found["mouse_pixels"][place] = pixels
-        found["mouse_colours"][place] = colours
-        found["mouse_opacity"][place] = explains.argmax(axis=0)
-    return found
+        mouse_pixels[place], mouse_colours[place] = pixels, colours
+        mouse_opacity[place] = explains.argmax(axis=0)
+    return {"mouse_pixels": mouse_pixels, "mouse_colours": mouse_colours,
+            "mouse_opacity": mouse_opacity}

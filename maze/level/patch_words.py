@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,11 +66,10 @@ def _chosen(word: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _squares_of(word: str, value: str, opening: Opening) -> list[Square]:
     dim = WORLD_DIMS[_mode(_env(word, opening))]
-    parts = [re.fullmatch(r"(\d{1,3})\.(\d{1,3})", part) for part in value.split("/")]
-    if not all(parts):
+    if not re.fullmatch(r"\d{1,3}\.\d{1,3}(/\d{1,3}\.\d{1,3})*", value):
         raise UserError(f"{word}={value} is not row.column of a square, such as 12.20, or several, "
                         "12.20/13.20")
-    squares = [Square(int(part[1]), int(part[2])) for part in parts]
+    squares = [Square(*map(int, part.split("."))) for part in value.split("/")]
     for square in squares:
         if max(square) >= dim:
             raise UserError(f"{word}={value} lies outside of the world: rows and columns go from 0 "
@@ -81,9 +81,9 @@ def _square(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
     squares = _squares_of(word, value, opening)
     if patch.cells is not None:
         raise UserError(f"the patch of {patch.layer} has cells and squares; leave one out")
-    mapping = dict(patch.words).get("mapping", MAPPINGS[0])
+    mapping: Any = dict(patch.words).get("mapping", MAPPINGS[0])
     _chosen("mapping", mapping, MAPPINGS)
-    dim = WORLD_DIMS[_mode(opening.env)]
+    dim = WORLD_DIMS[_mode(_env(word, opening))]
     layer, *more = layers_named(opening.policy, patch.layer)
     if more:
         raise UserError(f"{word}={value} needs one layer, not {patch.layer}, whose maps differ")
@@ -112,7 +112,7 @@ def _facing(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
 
     def faces(rows: BatchInfo) -> np.ndarray:
         _check_squares(rows)
-        return rows.facing == int(value)
+        return np.asarray(rows.facing) == int(value)
     return _with_condition(patch, faces)
 
 
@@ -125,15 +125,15 @@ def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
         """(n, 2)"""
         grid = _grid(opening, level)
         try:
-            found = ([grid.decision_square()] if value == "decision_square"
-                     else grid.path(grid.start, grid.cheese))
+            squares = ([grid.decision_square()] if value == "decision_square"
+                       else grid.path(grid.start, grid.cheese))
         except UserError:  # no fork, or no way to one cheese
-            found = []
-        return np.array(found, dtype=np.int64).reshape(-1, 2)
+            squares = []
+        return np.array(squares, dtype=np.int64).reshape(-1, 2)
 
     def holds(rows: BatchInfo) -> np.ndarray:
         _check_squares(rows)
-        on = np.array([_is_on(rows[[row]], squares_of(int(level)))[0]
+        on = np.array([_is_on(rows[row:row + 1], squares_of(int(level)))[0]
                        for row, level in enumerate(rows.level)])
         return ~on if value == "off_path" else on
     return _with_condition(patch, holds)
@@ -171,7 +171,8 @@ def _mode(env: EnvConfig) -> str:
 
 def _grid(opening: Opening, level: int) -> Grid:
     """The maze of a level as it is played, mouse at the start."""
-    state = stock_state(_mode(opening.env), level, opening.env.use_backgrounds)
+    env = _env("level", opening)
+    state = stock_state(_mode(env), level, env.use_backgrounds)
     if opening.edit is not None:
         state = MazeState.parse(opening.edit(state.to_bytes()))
     return state.grid
@@ -186,4 +187,4 @@ def _check_squares(rows: BatchInfo) -> None:
 def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
     """Whether the mouse is on one of squares (n, 2), bool (B,)."""
     _check_squares(rows)
-    return (rows.square[:, None] == squares).all(axis=2).any(axis=1)
+    return np.equal(np.asarray(rows.square)[:, None], squares).all(axis=2).any(axis=1)

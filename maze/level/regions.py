@@ -97,7 +97,8 @@ def cheese_region(config: EnvConfig, size: int | None,
         UserError: if the game has no cheese, or its worlds are smaller than the region.
     """
     if size is None:
-        origin = read_origin(agent_file) if config.env_name == GAME else AgentOrigin()
+        origin = (read_origin(agent_file) if agent_file is not None and config.env_name == GAME
+                  else AgentOrigin())
         size = min(origin.cheese_region or 0, _WORLD_DIMS[config.distribution_mode])
         if origin.env_name != GAME:
             size = 0

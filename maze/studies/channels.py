@@ -313,7 +313,7 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
                                             control=True, value=control.patches))
     after, moved = [], {}
     for condition in with_progress(conditions, len(conditions), "arm"):
-        with patched(policy, condition.value, std) as patches:
+        with patched(policy, condition.value or (), std) as patches:
             after.append(decisions.outcomes())
         moved[condition.name] = patches.total_change()[0]
     return compare_conditions(conditions, OUTCOMES, decisions.outcomes(), np.stack(after), seed,
@@ -375,8 +375,9 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
     for layer in with_progress(layers, len(layers), "layer"):
         maps = {where: activations_of(policy, shown, [layer.name])[layer.name].cpu().numpy()
                 for where, shown in frames.items() if where == "anywhere" or got is not None}
+        world_dim = states[0].grid.world_dim
         cells = np.stack([maps["anywhere"][level][(slice(None), *layer.cell(
-            *square, states[level].grid.world_dim))] for level, square in examples])
+            square.row, square.column, world_dim))] for level, square in examples])
         for target, values in labels.items():
             is_coordinate = "'s " in target
             activations, level = ((cells, level_of) if len(values) == len(examples) else

@@ -202,8 +202,9 @@ def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
                           (CORNER, "cheese in the corner")):
         result = folder.evaluation(place)
         if result:
-            yield Finding(levels, f"success, {levels}", result["success_rate"],
-                          *result["success_interval"], result["num_episodes"], shown=True)
+            low, high = result["success_interval"]
+            yield Finding(levels, f"success, {levels}", result["success_rate"], low, high,
+                          result["num_episodes"], shown=True)
 
 
 def _behaviour(row: int, folder: StudiesFolder) -> Iterator[Finding]:

@@ -291,6 +291,6 @@ def compare_controls(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -
                                     value=own["path_patched"]))
         conditions += [Condition(f"{kind} {number}", label, kind, control=True,
                                  value=paths[kind][number]) for number in paths[kind].columns]
-    after = np.stack([condition.value for condition in conditions])[..., None]
+    after = np.stack([np.asarray(condition.value) for condition in conditions])[..., None]
     return compare_conditions(conditions, [OUTCOME], own["path_unpatched"].to_numpy()[:, None],
                               after, seed, levels)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -310,9 +311,9 @@ class Experiment:
             on_device = [{name: torch.tensor(values, device=self.policy.device)
                           for name, values in by_layer.items()} for by_layer in vectors]
             for condition in arms.conditions:
-                coefficients = condition.value or ()
-                added = {name: sum(c * by_layer[name] for c, by_layer
-                                   in zip(coefficients, on_device))[fork] for name in vectors[0]}
+                added = {name: torch.stack([
+                    c * by_layer[name] for c, by_layer in zip(condition.value or (), on_device)
+                    ]).sum(dim=0)[fork] for name in vectors[0]}
                 output, size = passes.with_added(added)
                 after.append(measure(output))
                 sizes.append([size[fork == number].mean(axis=0) for number in range(len(states))])
@@ -378,17 +379,18 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
         UserError: if there are fewer than 10 forks, or 2 controls.
     """
     before, pairs = measured[0].before, list(zip(arms, measured))
-    directions = [condition for pair in pairs for condition in _conditions(*pair)]
-    controls = {kind: [condition for pair in pairs for number in range(num_controls)
-                       for condition in _conditions(*pair, 1 + place * num_controls + number,
-                                                    f"{kind}_{number:02d}")]
+    directions = [result for pair in pairs for result in _results(*pair)]
+    controls = {kind: [result for pair in pairs for number in range(num_controls)
+                       for result in _results(*pair, 1 + place * num_controls + number,
+                                              f"{kind}_{number:02d}")]
                 for place, kind in enumerate(kinds)}
     by_kind = {}
     for kind, drawn in controls.items():
-        conditions = [*directions, *drawn]
+        results = [*directions, *drawn]
         by_kind[kind] = compare_conditions(
-            conditions, chosen, before, _outcomes(conditions), seed,
-            moved={condition.name: float(condition.value[1][0]) for condition in conditions},
+            [result.condition for result in results], chosen, before,
+            np.stack([result.outcomes for result in results]), seed,
+            moved={result.condition.name: float(result.size[0]) for result in results},
             verdicts=False)
     own = [table[~table["control"]].reset_index(drop=True) for table in by_kind.values()]
     first = own[0].copy()
@@ -399,22 +401,32 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
         first[name] = [join(values) for values in zip(*(table[name] for table in own))]
     table = pd.concat([first, *(table[table["control"]].assign(controls=kind)
                                 for kind, table in by_kind.items())], ignore_index=True)
-    conditions = [*directions, *(control for drawn in controls.values() for control in drawn)]
-    table = with_verdicts(table, chosen, before, _outcomes(conditions), seed)
+    results = [*directions, *(result for drawn in controls.values() for result in drawn)]
+    table = with_verdicts(table, chosen, before,
+                          np.stack([result.outcomes for result in results]), seed)
     for place, name in enumerate(SIZES[1:], start=1):
-        table[name] = table["arm"].map({condition.name: condition.value[1][place]
-                                        for condition in conditions})
+        table[name] = table["arm"].map({result.condition.name: result.size[place]
+                                        for result in results})
     return table
 
 
-def _conditions(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
-                ) -> list[Condition]:
-    """Return the arms of a draw, with outcomes (N, K) and mean sizes (3,) as values.
+class _Result(NamedTuple):
+    """A condition with its outcomes (N, K) and its mean size of change, by SIZES (3,)."""
+
+    condition: Condition
+    outcomes: np.ndarray
+    size: np.ndarray
+
+
+def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
+             ) -> list[_Result]:
+    """Return the arms of a draw, and the contrast.
 
     Args:
         control: name of the draw; empty for the vectors themselves.
     """
-    conditions, after = [*arms.conditions], [*measured.after[draw]]
+    conditions: list[Condition] = [*arms.conditions]
+    after = [*measured.after[draw]]
     sizes = [*measured.sizes[draw].mean(axis=1)]
     if arms.contrast is not None:
         one, other, both = after
@@ -422,14 +434,10 @@ def _conditions(arms: Arms, measured: Measurements, draw: int = 0, control: str 
         after.append(measured.before + both - one - other + measured.before)
         conditions.append(arms.contrast)
         sizes.append(sizes[-1])
-    return [Condition(f"{condition.name}_{control}" if control else condition.name,
-                      f"{condition.label}, {control}" if control else condition.label,
-                      condition.name, bool(control), value)
-            for condition, value in zip(conditions, zip(after, sizes))]
-
-
-def _outcomes(conditions: Sequence[Condition]) -> np.ndarray:
-    return np.stack([condition.value[0] for condition in conditions])
+    return [_Result(Condition(f"{condition.name}_{control}" if control else condition.name,
+                              f"{condition.label}, {control}" if control else condition.label,
+                              condition.name, bool(control)), values, size)
+            for condition, values, size in zip(conditions, after, sizes)]
 
 
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
