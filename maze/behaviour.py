@@ -227,8 +227,8 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
         "a sign-flip p after Holm's correction for all gains here. **Bold**: the interval lies "
         f"above 0 and p (Holm) <= {LEVEL}. The second target is the exact probability, so its "
         "scores are those expected of episodes, without the noise of playing them.", ""]
-    for target, found in table.groupby("target", sort=False):
-        single = found[found["model"] == SINGLE]
+    for target, of_target in table.groupby("target", sort=False):
+        single = of_target[of_target["model"] == SINGLE]
         order = single[single["quantity"] == "log_loss_gain"].sort_values(
             "value", ascending=False)["features"]
         lines += [f"Target: {TARGET_LABELS[target]}. Base rate: accuracy "
@@ -243,10 +243,10 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
               f"coefficients from fits to {RESAMPLINGS} draws of levels. VIF: variance inflation "
               "factor. Sets: " + "; ".join(f"{name}: {', '.join(members)}"
                                            for name, members in SETS.items()) + ".", ""]
-    for target, found in table[table["model"] == SET].groupby("target", sort=False):
+    for target, of_target in table[table["model"] == SET].groupby("target", sort=False):
         lines += [f"Target: {TARGET_LABELS[target]}.", ""]
         rows = []
-        for name, part in found.groupby("features", sort=False):
+        for name, part in of_target.groupby("features", sort=False):
             intercept = _with_ends(*_numbers(_one(part, "intercept")))
             rows.append((name, "-", *_score_cells(part), intercept, ""))
             for row in part[part["quantity"] == "coefficient"].itertuples():
@@ -259,13 +259,13 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
               f"Of {NUM_SUBSETS} random subsets of all {len(FEATURES)} features, those with a "
               "feature: share that gives it a positive and a negative coefficient (the rest: 0). "
               "VIF among all features.", ""]
-    for target, found in table[table["model"] == ALL].groupby("target", sort=False):
-        wide = found.pivot(index="feature", columns="quantity", values="value")
+    for target, of_target in table[table["model"] == ALL].groupby("target", sort=False):
+        wide = of_target.pivot(index="feature", columns="quantity", values="value")
         lines += [f"Target: {TARGET_LABELS[target]}.", ""]
         lines += markdown_table(("feature", "positive", "negative", "VIF"), [
             (name, f"{wide.loc[name, 'share_positive']:.2f}",
              f"{wide.loc[name, 'share_negative']:.2f}", _inflation(wide.loc[name, "vif"]))
-            for name in found["feature"].drop_duplicates()])
+            for name in of_target["feature"].drop_duplicates()])
     return lines
 
 
@@ -306,8 +306,8 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
     targets = list(table["target"].unique())
     figure = Figure(figsize=(17, 5.2 * len(targets)), layout="constrained")
     for panels, target in zip(figure.subplots(len(targets), 3, squeeze=False), targets):
-        found = table[table["target"] == target]
-        single = found[found["model"] == SINGLE]
+        of_target = table[table["target"] == target]
+        single = of_target[of_target["model"] == SINGLE]
         for axes, quantity in zip(panels, ("accuracy_gain", "log_loss_gain")):
             rows = single[single["quantity"] == quantity].sort_values("value", ascending=False)
             for place, row in enumerate(rows.itertuples()):
@@ -318,7 +318,8 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
             axes.set_xlabel(f"{quantity.removesuffix('_gain').replace('_', '-')}: gain over the "
                             "base rate (red: beats it after Holm)")
             axes.set_title(f"{TARGET_LABELS[target]}: one feature alone", fontsize=10)
-        rows = found[(found["model"] == SET) & (found["quantity"] == "coefficient")]
+        rows = of_target[(of_target["model"] == SET)
+                         & (of_target["quantity"] == "coefficient")]
         colours = dict(zip(rows["features"].unique(), COLOURS))
         for place, row in enumerate(rows.itertuples()):
             panels[2].plot([row.low_95, row.high_95], [place] * 2, color=colours[row.features],

@@ -136,8 +136,8 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    found = [text_level(args)] if args.text else levels_of(args)
-    states = [edited(state, args) for state in found]
+    chosen = [text_level(args)] if args.text else levels_of(args)
+    states = [edited(state, args) for state in chosen]
     if args.fields:
         for state in states:
             print_fields(state)

@@ -164,14 +164,14 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         for name, levels in (("forks", states), ("to choose on", choosing)):
             print(f"{name}: {', '.join(str(state.level_seed) for state in levels) or 'none'}")
-        print("arms: " + ", ".join(each.name for group in arms for each in group.conditions))
+        print("arms: " + ", ".join(arm.name for group in arms for arm in group.conditions))
         return
     store = ResultStore(args.output_dir, STEERING_FILES)
     files = [path for path in map(Path, args.vector) if path.is_file()]
     store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "vector": args.vector, "vector_sha256": [sha256(path) for path in files],
-        "groups": [[group.name, *(list(each.value or ()) for each in group.conditions)]
+        "groups": [[group.name, *(list(arm.value or ()) for arm in group.conditions)]
                    for group in arms],
         "controls": args.controls, "num_controls": args.num_controls, "seed": args.seed,
         "num_sources": args.num_sources, "region": args.region, "exact": args.exact,
@@ -223,7 +223,7 @@ def main(argv: list[str] | None = None) -> None:
             store, "field_", compare(fields, outcomes), outcomes, FIELD_WORDING,
             f"The fields of {len(chosen)} of these forks. This table is a family of its own in "
             "Holm's correction."))
-    single = [(group, found) for group, found in zip(arms, measured) if len(group.sources) == 1]
+    single = [(group, result) for group, result in zip(arms, measured) if len(group.sources) == 1]
     if single and len(single[0][0].conditions) > 1:
         with store.file("curves") as temporary:
             plot_coefficients(temporary, single, what.partition(". ")[0], args.seed)
@@ -446,13 +446,13 @@ def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]],
     figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")
     panels = figure.subplots(len(measured), len(shown), squeeze=False, sharex=True, sharey=True)
     bootstrap = ClusterBootstrap(np.arange(len(measured[0][1].before)), seed)
-    for row, (group, found) in zip(panels, measured):
-        x = np.array([0.0, *((each.value or ())[0] for each in group.conditions)])
+    for row, (group, result) in zip(panels, measured):
+        x = np.array([0.0, *((arm.value or ())[0] for arm in group.conditions)])
         order = np.argsort(x)
         for axes, outcome in zip(row, shown):
             place = DECISION_OUTCOMES.index(outcome)
-            after = found.after[..., place]  # (D, A, N)
-            before = np.broadcast_to(found.before[:, place], (len(after), 1, after.shape[2]))
+            after = result.after[..., place]  # (D, A, N)
+            before = np.broadcast_to(result.before[:, place], (len(after), 1, after.shape[2]))
             values = np.concatenate([before, after], axis=1)[:, order]
             low, high = bootstrap.interval(values[0])
             means = values.mean(axis=2)

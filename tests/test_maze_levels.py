@@ -479,97 +479,148 @@ def with_entity(data, name, value, code="<f4"):
     return with_words(data, "entities", value, row=number, code=code)
 
 
-@pytest.mark.parametrize(("damage", "what"), [
-    (lambda data: data[:-1], "not a Procgen state: .*end mark, which begins at byte 21"),
-    (lambda data: data[:13000], "not a Procgen state: .*byte"),
-    (lambda data: b"", "not a Procgen state: it has 0 bytes and ends within version.* byte 0"),
-    (lambda data: data + b"1234", "not a Procgen state: .*4 bytes behind"),
-    (lambda data: data[:-4] + bytes(4), "not a Procgen state: there is no end mark at byte"),
-    (lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:], "negative length of .*at byte 8"),
-    (lambda data: b"\1\0\0\0" + data[4:], "version 1; version 0 is known"),
-    (lambda data: with_words(data, "distribution_mode", 2), "distribution_mode is 2; mazes are"),
-    (lambda data: with_words(data, "grid", 16, row=-3), "a grid of 16 x 15 cells has 225"),
-    (lambda data: with_words(data, "tail", 25, row=1), "world_dim is 25; easy mazes have 15"),
-    (lambda data: with_words(data, "distribution_mode", 1), "hard mazes have 25"),
-    (lambda data: with_words(data, "entities", 224, row=-2), "grid_size is 224"),
-    (lambda data: with_words(data, "entities", 0, row=-1), "not a Procgen state"),
-    (lambda data: with_words(data, "tail", 8), "maze_dim is 8"),
-    (lambda data: with_words(data, "tail", 1), "maze_dim is 1"),
-    (lambda data: with_words(data, "tail", 17), "maze_dim is 17"),
-    (lambda data: with_entity(data, "type", 1, "<i4"), "no player"),
-    (lambda data: with_entity(data, "x", float("nan")), "x of the mouse is nan"),
-    (lambda data: with_entity(data, "y", 2.25), "y of the mouse is 2.25"),
-    (lambda data: with_entity(data, "y", 15.5), "y of the mouse is 15.5"),
-    (lambda data: with_entity(data, "y", 0.5), "mouse cannot be on a wall at row 0, column 2"),
-    (lambda data: with_entity(data, "grow_rate", 9.0), "grow_rate of the mouse is 9.0, not 1.0"),
-    (lambda data: with_entity(data, "is_reflected", 2, "<i4"), "facing of the mouse must be 0 or"),
-    (lambda data: with_words(data, "grid", 25, row=17), "cell at row 1, column 2 is 25"),
-    (lambda data: with_words(data, "cur_time", 500), "cur_time is 500 of 500 steps"),
-    (lambda data: with_words(data, "cur_time", -1), "cur_time is -1"),
+def parsed(damage):
+    return lambda easy, path: MazeState.parse(damage(easy.to_bytes()))
+
+
+def set_in_environment(damage):
+    def attempt(easy, path):
+        with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env:
+            env.set_state([damage(easy.to_bytes())])
+    return attempt
+
+
+def word(name, value, row=0, code="<i4"):
+    return parsed(lambda data: with_words(data, name, value, row=row, code=code))
+
+
+def entity(name, value, code="<f4"):
+    return parsed(lambda data: with_entity(data, name, value, code))
+
+
+def edit(method, *arguments):
+    """Arguments may be functions of the grid."""
+    return lambda easy, path: getattr(easy, method)(
+        *(each(easy.grid) if callable(each) else each for each in arguments))
+
+
+def text(content, mode="easy"):
+    return lambda easy, path: from_text(content, mode)
+
+
+def file(content=None, **change):
+    """A level file of this content, or of an entry with some values changed."""
+    def attempt(easy, path):
+        entry = {**LevelEntry.of(easy).to_json(), **change}
+        path.write_text(content or json.dumps(entry))
+        load_levels(path)
+    return attempt
+
+
+def with_two_mice(easy, path):
+    data, at = easy.to_bytes(), easy.level.offset("entities")
+    mouse = data[at:at + easy.level.entities.nbytes]
+    MazeState.parse(data[:at - 4] + b"\2\0\0\0" + mouse + data[at:])
+
+
+def of_langosco(easy, path):
+    data, at = easy.to_bytes(), easy.level.offset("use_easy_jump")
+    MazeState.parse(data[:at] + bytes(20) + data[at:])
+
+
+@pytest.mark.parametrize(("attempt", "message"), [
+    # State bytes.
+    (parsed(lambda data: data[:-1]), "not a Procgen state: .*end mark, which begins at byte 21"),
+    (parsed(lambda data: data[:13000]), "not a Procgen state: .*byte"),
+    (parsed(lambda data: b""), "it has 0 bytes and ends within version.* byte 0"),
+    (parsed(lambda data: data + b"1234"), "not a Procgen state: .*4 bytes behind"),
+    (parsed(lambda data: data[:-4] + bytes(4)), "there is no end mark at byte"),
+    (parsed(lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:]),
+     "negative length of .*at byte 8"),
+    (parsed(lambda data: b"\1\0\0\0" + data[4:]), "version 1; version 0 is known"),
+    (of_langosco, "fork of Langosco"), (with_two_mice, "2 entities; a maze has one"),
+    (word("distribution_mode", 2), "distribution_mode is 2; mazes are"),
+    (word("grid", 16, row=-3), "a grid of 16 x 15 cells has 225"),
+    (word("tail", 25, row=1), "world_dim is 25; easy mazes have 15"),
+    (word("distribution_mode", 1), "hard mazes have 25"),
+    (word("entities", 224, row=-2), "grid_size is 224"),
+    (word("entities", 0, row=-1), "not a Procgen state"),
+    (word("tail", 8), "maze_dim is 8"), (word("tail", 1), "maze_dim is 1"),
+    (word("tail", 17), "maze_dim is 17"),
+    (word("grid", 25, row=17), "cell at row 1, column 2 is 25"),
+    (word("cur_time", 500), "cur_time is 500 of 500 steps"),
+    (word("cur_time", -1), "cur_time is -1"),
+    (entity("type", 1, "<i4"), "no player"), (entity("x", float("nan")), "x of the mouse is nan"),
+    (entity("y", 2.25), "y of the mouse is 2.25"), (entity("y", 15.5), "y of the mouse is 15.5"),
+    (entity("y", 0.5), "mouse cannot be on a wall at row 0, column 2"),
+    (entity("grow_rate", 9.0), "grow_rate of the mouse is 9.0, not 1.0"),
+    (entity("is_reflected", 2, "<i4"), "facing of the mouse must be 0 or"),
+    # States that would end or stall the process.
+    (set_in_environment(lambda data: with_entity(data, "image_theme", 1, "<i4")),
+     "image_theme that is not drawn"),
+    (set_in_environment(lambda data: with_entity(data, "grow_rate", 64)), "grow_rate of 64"),
+    (set_in_environment(lambda data: with_entity(data, "rx", np.inf)), "rx of inf"),
+    (set_in_environment(lambda data: with_words(data, "bg_tile_ratio", -2**-20, code="<f4")),
+     "tile_ratio is -9.5"),
+    # Edits.
+    (edit("with_cheese", Square(0, 0)), "cheese cannot be at row 0, column 0, which is a wall; the "
+                                        "nearest free square is row 3, column 2"),
+    (edit("with_cheese", Square(15, 2)), "cheese cannot be at row 15, column 2: rows and columns"),
+    (edit("with_cheese", lambda grid: grid.mouse),
+     "mouse cannot be on the cheese at row 2, column 2; the nearest free square is"),
+    (edit("with_mouse", Square(3, 3)), "mouse cannot be on a wall at row 3, column 3; the"),
+    (edit("with_mouse", lambda grid: grid.cheese), "mouse cannot be on the cheese"),
+    (edit("with_mouse", Square(-1, 0)), "mouse cannot be at row -1, column 0"),
+    (edit("with_cells", lambda grid: {grid.mouse: WALL}), "mouse cannot be on a wall"),
+    (edit("with_cells", lambda grid: {grid.cheese: WALL}), "the cheese is at"),
+    (edit("with_cells", lambda grid: {grid.corner: CHEESE}),
+     r"can be made a wall \(51\) or free \(100\), not 2"),
+    (edit("with_cells", {Square(0, 99): WALL}), "a wall cannot be at row 0, column 99"),
+    (edit("with_facing", 3), r"facing .* must be 0 or 1, not 3"),
+    (edit("with_time", -1, 500), "cur_time is"), (edit("with_time", 500, 500), "cur_time is"),
+    (edit("with_time", 0, 0), "cur_time is"),
+    (edit("with_grid", lambda grid: stock_state("easy", 0).grid),
+     "another level than one of 11 in 15"),
+    (lambda easy, path: top_right_pair(find_levels(
+        "easy", range(100), 1, Filters(size=(15, 15)))[0]), "fills the world"),
+    (lambda easy, path: Filters(kind="forks"), r"did you mean 'fork'"),
+    *((lambda easy, path, size=size: easy.grid.region(size), f"between 1 and 15 rows, not {size}")
+      for size in (0, -1, 16)),
+    # Texts.
+    (text("...\n.x.\nM.."), "'x' at row 1, column 1 .line 2."),
+    (text("...\n..\nM.."), "row 1 of the maze .line 2. has 2 squares"),
+    (text("..\nM."), "odd number of rows, 3 or more, not 2"), (text(""), "odd number of rows"),
+    (text("....\n....\nM..."), "has 4 squares, but the maze has 3 rows"),
+    (text("...\n...\n..."), "no mouse"),
+    (text("M..\n...\nM.."), "mice M at row 2, column 0 and at row 0, column 0"),
+    (text("m..\n...\nM.."), "mouse cannot be on the cheese at row 2, column 0"),
+    (text("\n".join(["M" + "." * 16] + ["." * 17] * 16)),
+     "17 rows, .* easy mazes has 15; choose the mode hard"),
+    (text("...\n...\nM..", "extreme"), "no distribution mode 'extreme'"),
+    # Level files.
+    (file(version=2), "level.json: it has .*version 2, not 'procgen maze' in version 1"),
+    (file(format="maze"), "format 'maze'"), (file(sizes=3), "level.json.*unknown key 'sizes'"),
+    (file(level_seed="1"), "'level_seed' must be a int"), (file(level_seed=-1), "must not be neg"),
+    (file(distribution_mode="hard"), "15 rows, but the world of hard mazes has 25"),
+    (file(distribution_mode="extreme"), "maze has no distribution mode 'extreme'"),
+    (file(facing=2), "facing"), (file(rows=["M"]), "it has 1 rows"),
+    (file(rows=[3] * 15), "must be a str"), (file("[]"), "holds no level"),
+    (file("3"), "level.json"), (file("{"), "level.json"), (file('["x"]'), "level.json"),
+    (file("[{}]"), "'format' is missing"),
+    (lambda easy, path: load_levels(path.parent), r"no level file level_<seed>\.json"),
 ])
-def test_states_that_are_no_maze_are_refused(easy, damage, what):
-    with pytest.raises(UserError, match=what):
-        MazeState.parse(damage(easy.to_bytes()))
+def test_wrong_levels_are_refused_in_a_sentence(easy, tmp_path, attempt, message):
+    with pytest.raises(UserError, match=message):
+        attempt(easy, tmp_path / "level.json")
 
 
-@pytest.mark.parametrize(("damage", "what"), [
-    (lambda data: with_entity(data, "image_theme", 1, "<i4"), "image_theme that is not drawn"),
-    (lambda data: with_entity(data, "grow_rate", 64), "grow_rate of 64"),
-    (lambda data: with_entity(data, "rx", np.inf), "rx of inf"),
-    (lambda data: with_words(data, "bg_tile_ratio", -2**-20, code="<f4"), "tile_ratio is -9.5"),
-])
-def test_an_environment_refuses_what_ends_or_stalls_the_process(easy, damage, what):
-    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env, \
-            pytest.raises(UserError, match=what):
-        env.set_state([damage(easy.to_bytes())])
-
-
-def test_other_games_and_two_mice_are_refused(easy):
+def test_other_games_and_entries_of_lists_are_named(easy, tmp_path):
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("heist", "easy"), 1, 0, 0)) as env, \
             pytest.raises(UserError, match="one of heist, not of maze"):
         MazeState.parse(env.get_state()[0])
-    data, at = easy.to_bytes(), easy.level.offset("entities")
-    mouse = data[at:at + easy.level.entities.nbytes]
-    with pytest.raises(UserError, match="2 entities; a maze has one"):
-        MazeState.parse(data[:at - 4] + b"\2\0\0\0" + mouse + data[at:])
-    fork = easy.level.offset("use_easy_jump")
-    with pytest.raises(UserError, match="fork of Langosco"):
-        MazeState.parse(data[:fork] + bytes(20) + data[fork:])
-
-
-def test_edits_that_cannot_be_are_refused(easy):
-    grid = easy.grid
-    with pytest.raises(UserError, match="cheese cannot be at row 0, column 0, which is a wall; the "
-                                        "nearest free square is row 3, column 2"):
-        easy.with_cheese(Square(0, 0))
-    with pytest.raises(UserError, match="cheese cannot be at row 15, column 2: rows and columns"):
-        easy.with_cheese(Square(15, 2))
-    with pytest.raises(UserError, match="mouse cannot be on the cheese at row 2, column 2; the "
-                                        "nearest free square is"):
-        easy.with_cheese(grid.mouse)
-    with pytest.raises(UserError, match="mouse cannot be on a wall at row 3, column 3; the"):
-        easy.with_mouse(Square(3, 3))
-    with pytest.raises(UserError, match="mouse cannot be on the cheese"):
-        easy.with_mouse(grid.cheese)
-    with pytest.raises(UserError, match="mouse cannot be at row -1, column 0"):
-        easy.with_mouse(Square(-1, 0))
-    with pytest.raises(UserError, match="mouse cannot be on a wall"):
-        easy.with_cells({grid.mouse: WALL})
-    with pytest.raises(UserError, match="the cheese is at"):
-        easy.with_cells({grid.cheese: WALL})
-    with pytest.raises(UserError, match=r"can be made a wall \(51\) or free \(100\), not 2"):
-        easy.with_cells({grid.corner: CHEESE})
-    with pytest.raises(UserError, match="a wall cannot be at row 0, column 99"):
-        easy.with_cells({Square(0, 99): WALL})
-    with pytest.raises(UserError, match=r"facing .* must be 0 or 1, not 3"):
-        easy.with_facing(3)
-    for time_, timeout in ((-1, 500), (500, 500), (0, 0)):
-        with pytest.raises(UserError, match="cur_time is"):
-            easy.with_time(time_, timeout)
-    with pytest.raises(UserError, match="another level than one of 11 in 15"):
-        easy.with_grid(stock_state("easy", 0).grid)
-    with pytest.raises(UserError, match="fills the world"):
-        top_right_pair(find_levels("easy", range(100), 1, Filters(size=(15, 15)))[0])
+    (tmp_path / "two.json").write_text(json.dumps([LevelEntry.of(easy).to_json(), {}]))
+    with pytest.raises(UserError, match=r"two.json, level 2: the key 'format' is missing"):
+        load_levels(tmp_path / "two.json")
 
 
 def test_what_a_level_does_not_have_is_not_made_up(easy):
@@ -583,57 +634,6 @@ def test_what_a_level_does_not_have_is_not_made_up(easy):
     with pytest.raises(UserError, match="no way leads from row 2, column 2 to"):
         shut.kind()
     assert not Filters(kind="fork").accept(shut) and not Filters(cheese_inside=5).accept(without)
-    for size in (0, -1, 16):
-        with pytest.raises(UserError, match=f"between 1 and 15 rows, not {size}"):
-            easy.grid.region(size)
-    with pytest.raises(UserError, match=r"did you mean 'fork'"):
-        Filters(kind="forks")
-
-
-@pytest.mark.parametrize(("text", "what"), [
-    ("...\n.x.\nM..", "'x' at row 1, column 1 .line 2."),
-    ("...\n..\nM..", "row 1 of the maze .line 2. has 2 squares"),
-    ("..\nM.", "odd number of rows, 3 or more, not 2"), ("", "odd number of rows"),
-    ("....\n....\nM...", "has 4 squares, but the maze has 3 rows"),
-    ("...\n...\n...", "no mouse"),
-    ("M..\n...\nM..", "mice M at row 2, column 0 and at row 0, column 0"),
-    ("m..\n...\nM..", "mouse cannot be on the cheese at row 2, column 0"),
-    ("\n".join(["M" + "." * 16] + ["." * 17] * 16), "17 rows, .* easy mazes has 15; choose the "
-                                                   "mode hard"),
-])
-def test_texts_that_are_no_maze_are_refused(tmp_path, text, what):
-    path = tmp_path / "maze.txt"
-    path.write_text(text)
-    with pytest.raises(UserError, match=what):
-        from_text(text, "easy")
-    with pytest.raises(UserError, match="no distribution mode 'extreme'"):
-        from_text("...\n...\nM..", "extreme")
-
-
-@pytest.mark.parametrize(("change", "what"), [
-    ({"version": 2}, "version 2, not 'procgen maze' in version 1"),
-    ({"format": "maze"}, "format 'maze'"), ({"sizes": 3}, "unknown key 'sizes'"),
-    ({"level_seed": "1"}, "'level_seed' must be a int"), ({"level_seed": -1}, "must not be neg"),
-    ({"distribution_mode": "hard"}, "15 rows, but the world of hard mazes has 25"),
-    ({"distribution_mode": "extreme"}, "maze has no distribution mode 'extreme'"),
-    ({"facing": 2}, "facing"), ({"rows": ["M"]}, "it has 1 rows"),
-    ({"rows": [3] * 15}, "must be a str"),
-])
-def test_level_files_that_are_none_are_refused(tmp_path, easy, change, what):
-    path = tmp_path / "level.json"
-    path.write_text(json.dumps({**LevelEntry.of(easy).to_json(), **change}))
-    with pytest.raises(UserError, match=what) as refused:
-        load_levels(path)
-    assert str(path) in str(refused.value)
-    path.write_text(json.dumps([LevelEntry.of(easy).to_json(), {}]))
-    with pytest.raises(UserError, match=r"level 2: the key 'format' is missing"):
-        load_levels(path)
-    for content in ("[]", "3", "{", '["x"]'):
-        path.write_text(content)
-        with pytest.raises(UserError):
-            load_levels(path)
-    with pytest.raises(UserError, match=r"no level file level_<seed>\.json"):
-        load_levels(tmp_path)
 
 
 @pytest.mark.parametrize("words", [

@@ -29,7 +29,7 @@ from maze.level.levels import Filters, find_levels, from_text, save_levels
 from maze.level.levels import to_text as maze_text
 from maze.level.patch_words import register_maze_words
 from maze.level.state import as_played, draw, stock_state
-from maze.studies.vectors import THINGS, differences
+from maze.studies.vectors import VECTOR_KINDS, level_vectors
 from tools.browser import SHOWN, opened_page
 
 LAYER = "embedder.block2.res1.resadd"
@@ -228,7 +228,7 @@ def test_the_vectors_of_a_maze_are_those_of_python(page, exported, fork):
         show(page, fragment(state, patches=texts))
         patches = []
         for text, (name, layer, coefficient) in zip(texts, vectors):
-            vector = differences(policy, [layer], THINGS[name], [state])[layer][0]
+            vector = level_vectors(policy, [layer], VECTOR_KINDS[name], [state])[layer][0]
             only = {"channels": (2, 4), "cells": ((5, 5), (6, 6))} if ":2,4" in text else {}
             patches.append(Add(layer, vector, coefficient, **only))
         with patched(policy, patches):

@@ -41,7 +41,8 @@ MEMORIES = (START, WALKED)
 
 
 def _group_of(right: int, up: int) -> int:
-    """The direction in which an action moves the mouse; a diagonal moves it sideways alone."""
+    """Return the direction in which an action moves the mouse; a diagonal moves it sideways only.
+    """
     if right:
         return RIGHT if right > 0 else LEFT
     return (DOWN, STAY, UP)[1 + up]
@@ -51,8 +52,8 @@ _GROUPS = np.array([_group_of(right, up) for right, up in ACTION_DIRECTIONS])
 
 
 def grouped(log_probs: np.ndarray) -> np.ndarray:
-    """Log-probabilities of left, down, up, right, stay, float64 (n, 5), from those of the actions
-    (n, A)."""
+    """Sum log-probabilities of actions (n, A) to those of left, down, up, right, stay, float64
+    (n, 5)."""
     return np.stack([np.logaddexp.reduce(log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
                      for group in range(len(DIRECTIONS))], axis=1)
 
@@ -64,12 +65,11 @@ class Field:
     Attributes:
         grid: the level; its mouse is where an episode starts.
         squares: free ones without cheese, world (row, column), int64 (n, 2).
-        log_probs: of the actions, float32 (n, A).
+        log_probs: log-probabilities of the actions, float32 (n, A).
         values: float32 (n,).
-        facing: of the mouse, 0 or 1; drawn as after an action to the right where it is 1.
-        memory: the state in which the agent sees a square: ``start`` as at an episode's first
-            step, ``walked`` as after walking there from the mouse; ``none`` if it remembers
-            nothing.
+        facing: of the mouse: 0, or 1 as after an action to the right.
+        memory: recurrent state in which the agent sees a square: ``start`` as at an episode's first
+            step, ``walked`` as after walking there from the mouse; ``none`` without memory.
     """
 
     grid: Grid
@@ -86,26 +86,26 @@ class Field:
 
     @functools.cached_property
     def probs(self) -> np.ndarray:
-        """Probabilities of left, down, up, right, stay; they add up to 1. float64 (n, 5)."""
+        """Probabilities of left, down, up, right, stay, which add up to 1, float64 (n, 5)."""
         probs = np.exp(self.log_groups)
         return probs / probs.sum(axis=1, keepdims=True)
 
     @functools.cached_property
     def is_open(self) -> np.ndarray:
         """Whether left, down, up, right leads to a free square or the cheese, bool (n, 4)."""
-        around = np.pad(self.grid.is_free, 1)  # beyond the world's edge nothing is free
+        around = np.pad(self.grid.is_free, 1)  # nothing is free outside the world
         beside = self.squares[:, None] + np.array(STEPS) + 1  # (n, 4, 2)
         return around[beside[..., 0], beside[..., 1]]
 
     @functools.cached_property
     def effective_probs(self) -> np.ndarray:
-        """``probs`` with what goes into a wall moved to stay, float64 (n, 5)."""
+        """``probs`` with moves into walls counted as stay, float64 (n, 5)."""
         moves = self.probs[:, :STAY] * self.is_open
         return np.column_stack([moves, 1 - moves.sum(axis=1)])
 
     @property
     def components(self) -> np.ndarray:
-        """An arrow a direction, (right, up), as long as its probability: (n, 4, 2)."""
+        """An arrow (right, up) per direction, as long as its probability: (n, 4, 2)."""
         directions = np.array([(column, row) for row, column in STEPS])
         return self.probs[:, :STAY, None] * directions
 
@@ -120,10 +120,10 @@ class Field:
                 for number, (row, column) in enumerate(self.squares.tolist())}
 
     def row(self, square: Square) -> int:
-        """The row of a square in the arrays.
+        """Return the row of a square in the arrays.
 
         Raises:
-            UserError: if it is not in the field: a wall, the cheese, or one that no walk reaches.
+            UserError: if the field lacks it: a wall, the cheese, or a square that no walk reaches.
         """
         row = self._rows.get((square[0], square[1]))
         if row is None:
@@ -132,7 +132,7 @@ class Field:
         return row
 
     def map(self, values: np.ndarray) -> np.ndarray:
-        """Numbers of the squares (n,) in their places: (W, W), NaN elsewhere."""
+        """Arrange values of the squares (n,) in the world: (W, W), NaN elsewhere."""
         world = np.full(self.grid.cells.shape, np.nan)
         world[tuple(self.squares.T)] = values
         return world
@@ -140,13 +140,13 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """A field minus another one, on the squares that both have.
+    """Difference of two fields on the squares that both have.
 
     Attributes:
         squares: world (row, column), int64 (n, 2).
-        probs: of left, down, up, right, stay, float64 (n, 5).
+        probs: changes of left, down, up, right, stay, float64 (n, 5).
         arrows: (right, up), float64 (n, 2).
-        components: an arrow a direction, float64 (n, 4, 2).
+        components: an arrow per direction, float64 (n, 4, 2).
         values: float64 (n,).
     """
 
@@ -158,8 +158,7 @@ class Difference:
 
     @property
     def total_variation(self) -> np.ndarray:
-        """Total variation distance of the five probabilities at each square, between 0 and 1,
-        (n,)."""
+        """Total variation distance of the five probabilities at each square, (n,)."""
         return np.abs(self.probs).sum(axis=1) / 2
 
     @property
@@ -169,18 +168,17 @@ class Difference:
 
     @property
     def published_size(self) -> float:
-        """Euclidean norm of the changes of the four movement probabilities at all squares, over
-        2 n, as ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n) and is no total variation;
-        only to be compared with published figures."""
+        """Euclidean norm of the changes of the four movement probabilities at all squares, over 2 n,
+        as ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n); use it only to compare with
+        published numbers."""
         return float(np.linalg.norm(self.probs[:, :STAY]) / (2 * len(self.squares)))
 
 
 def difference(original: Field, patched: Field) -> Difference:
-    """``patched`` minus ``original``; neither is changed.
+    """Subtract ``original`` from ``patched``.
 
     Raises:
-        UserError: if their agents saw the squares in different states of memory, or the fields have
-            no square in common.
+        UserError: if their memories differ, or the fields have no square in common.
     """
     if original.memory != patched.memory:
         raise UserError("fields whose agents saw the squares with different memories "
@@ -199,16 +197,15 @@ def difference(original: Field, patched: Field) -> Difference:
 
 
 def direction_between(square: Square, beside: Square) -> int:
-    """LEFT, DOWN, UP or RIGHT: the step from a square to one beside it."""
+    """Return the step from a square to a neighbour: LEFT, DOWN, UP or RIGHT."""
     return STEPS.index((beside[0] - square[0], beside[1] - square[1]))
 
 
 def stamp_frames(state: MazeState) -> FrameSource:
-    """Frames of a level put together from stamps.
+    """Return a source of frames that are composed of stamps.
 
     Raises:
-        UserError: in memory mode, where the view moves with the mouse, and with backgrounds, which
-            are no stamps.
+        UserError: in memory mode, where the view moves with the mouse, and with backgrounds.
     """
     if state.use_backgrounds:
         raise UserError("frames with backgrounds are not put together from stamps; draw them "
@@ -218,7 +215,7 @@ def stamp_frames(state: MazeState) -> FrameSource:
 
 
 def drawn_frames(state: MazeState) -> FrameSource:
-    """Frames of a level as Procgen draws it, through ``set_state``."""
+    """Return a source of frames that Procgen draws, through ``set_state``."""
     def frames(squares: np.ndarray, facing: np.ndarray) -> np.ndarray:
         return draw([state.with_grid(dataclasses.replace(
             state.grid, mouse=Square(*square), facing=int(side)))
@@ -227,7 +224,7 @@ def drawn_frames(state: MazeState) -> FrameSource:
 
 
 def frame_source(state: MazeState) -> FrameSource:
-    """The faster source that a level can have."""
+    """Return the fastest source of frames of a level."""
     stamped = state.distribution_mode != "memory" and not state.use_backgrounds
     return stamp_frames(state) if stamped else drawn_frames(state)
 
@@ -240,20 +237,22 @@ def frames_at(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndar
 
 def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: int = 0,
                  memory: str = START, frames: FrameSource | None = None) -> Field:
-    """The field of an agent on a level. Patches of scopes that are open act on it: a square's step
-    is then its distance from the mouse, its episode its number among the squares.
+    """Compute the field of an agent on a level.
+
+    Active patches act on it; a square's step is then its distance from the mouse, and its episode
+    its number among the squares.
 
     Args:
         policy: on the device of ``compute``.
         compute: device, precision and memory layout.
         state: the level; its mouse is where an episode starts.
         facing: of the mouse, 0 or 1.
-        memory: for agents that have one: ``start``, or ``walked``, where squares that no walk
-            reaches (behind the cheese, for one) are left out.
-        frames: where the frames come from; :func:`frame_source` of the level if not given.
+        memory: of recurrent agents: ``start``, or ``walked``, which leaves out squares that no walk
+            reaches, such as those behind the cheese.
+        frames: source of the frames; by default :func:`frame_source` of the level.
 
     Raises:
-        UserError: if the agent sees something else than an action, or there is no such facing.
+        UserError: if there is no such facing or memory.
     """
     if facing not in (0, 1):
         raise UserError(f"the facing of the mouse must be 0 or 1, not {facing}")
@@ -282,7 +281,7 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
 
 def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
                  memory: str = START, frames: FrameSource | None = None) -> tuple[Field, Field]:
-    """The fields of facing 0 and 1; see :func:`vector_field`."""
+    """Compute the fields of facing 0 and 1; see :func:`vector_field`."""
     left, right = (vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
                    for facing in (0, 1))
     return left, right
@@ -343,17 +342,17 @@ class ResumedField:
 
 
 def _without_cheese(grid: Grid) -> Grid:
-    """The squares that an episode can pass: the cheese, which ends it, is a wall."""
+    """Return the squares that an episode can pass: the cheese, which ends it, becomes a wall."""
     return dataclasses.replace(grid, cells=np.where(grid.cells == CHEESE, WALL, grid.cells))
 
 
 def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
           run: Callable[[np.ndarray, np.ndarray, Tensor], PolicyOutput]) -> None:
-    """Put into ``entering`` (n, D) the state that walking from the mouse to a square leaves.
+    """Write into ``entering`` (n, D) the recurrent states after walking from the mouse to squares.
 
     Args:
         steps: from the mouse to each square, (n,), -1 where no walk leads.
-        run: the agent on rows of the squares, facing as given, with the states that enter.
+        run: runs the agent on some squares, with facings and recurrent states.
     """
     passable = _without_cheese(grid)
     rows = {tuple(square): row for row, square in enumerate(squares.tolist())}

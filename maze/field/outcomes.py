@@ -34,25 +34,25 @@ from maze.field.fields import (
 from maze.level.grid import Grid, Square
 
 EPISODE_STEPS = 500  # after which a level ends without reward
-# Of a fork, at its decision square.
+# At the decision square of a fork.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
 # Over all squares; the last three say whether the agent still knows how to move.
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
-# Of the Markov chain; they need both facings and an agent without memory.
+# From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
-# Of a field and the one without patch.
+# Of a field compared with the one without patches.
 OF_CHANGE = ("mean_total_variation", "published_size", "direction_changed")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
-    """The Markov chain of a policy without memory on a level; :meth:`of` makes it.
+    """The Markov chain of a policy without memory on a level; :meth:`of` builds it.
 
-    A state is a square and a facing; those of the cheese, which ends the episode, stay as they are.
+    A state is a square and a facing. States of the cheese, which ends the episode, are absorbing.
 
     Attributes:
-        grid: the level; an episode starts where its mouse is, facing as there.
-        transition: probability of each state (columns) after a step from each (rows), float64
+        grid: the level; an episode starts at its mouse's square and facing.
+        transition: probability of each state (columns) after a step from each state (rows), float64
             (2 m, 2 m): facing 0 of all squares, then facing 1.
     """
 
@@ -61,7 +61,7 @@ class Chain:
 
     @classmethod
     def of(cls, fields: Sequence[Field]) -> Chain:
-        """The chain of a level.
+        """Build the chain of a level.
 
         Args:
             fields: of facing 0 and 1.
@@ -97,8 +97,9 @@ class Chain:
         return int(number[self.grid.mouse]) + self.grid.facing * (int(number.max()) + 1)
 
     def reaching(self, targets: Sequence[Square], steps: int = EPISODE_STEPS) -> np.ndarray:
-        """Probability that the mouse is on each target within some steps of the episode's start;
-        1 for the square where it starts. (k,)
+        """Return the probability that the mouse reaches each target within some steps, (k,).
+
+        It is 1 for the square where the episode starts.
 
         Raises:
             UserError: if a target is a wall.
@@ -117,30 +118,30 @@ class Chain:
 
     def before(self, squares: Iterable[Square], others: Iterable[Square],
                steps: int = EPISODE_STEPS) -> float:
-        """Probability that the mouse comes to one of some squares, and to none of the others
-        before, within some steps. Where it starts counts.
+        """Return the probability that the mouse reaches one of some squares before any of the
+        others, within some steps. The square where it starts counts.
 
         Raises:
-            UserError: if a square is among both.
+            UserError: if a square is in both sets.
         """
-        wanted, unwanted = set(squares), set(others)
-        if wanted & unwanted:
-            raise UserError(f"{Square(*min(wanted & unwanted))} cannot come before itself")
+        targets, rivals = set(squares), set(others)
+        if targets & rivals:
+            raise UserError(f"{Square(*min(targets & rivals))} cannot come before itself")
         number = _numbers(self.grid)
         stays = np.zeros(self.transition.shape[0], bool)
         there = np.zeros(len(stays))
-        for chosen in (wanted, unwanted):
+        for chosen in (targets, rivals):
             for square in chosen:
                 rows = [number[tuple(square)], number[tuple(square)] + len(stays) // 2]
                 stays[rows] = True
-                there[rows] = chosen is wanted
+                there[rows] = chosen is targets
         reached = there
         for _ in range(steps):
             reached = np.where(stays, there, self.transition @ reached)
         return float(reached[self._start])
 
     def expected_steps(self, steps: int = EPISODE_STEPS) -> float:
-        """Expected length of an episode: until the mouse is on cheese, or ``steps``."""
+        """Return the expected number of steps until the mouse is on cheese, at most ``steps``."""
         number = _numbers(self.grid)
         half = self.transition.shape[0] // 2
         left = np.ones(2 * half)
@@ -155,12 +156,12 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Reaching:
-    """Exact probabilities of how an episode of a level with one cheese goes.
+    """Exact probabilities of the course of an episode of a level with one cheese.
 
     Attributes:
-        cheese: that the mouse reaches it within the episode's steps.
-        cheese_first: that it does so before it is on another square of the region.
-        region_first: that it is on another square of the region before.
+        cheese: the mouse reaches the cheese within the episode's steps.
+        cheese_first: it does so before it is on another square of the region.
+        region_first: it is on another square of the region before.
         steps: expected length of the episode.
     """
 
@@ -171,12 +172,12 @@ class Reaching:
 
 
 def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -> Reaching:
-    """Exact probabilities of a level.
+    """Compute exact probabilities of a level.
 
     Args:
         fields: of facing 0 and 1, of a policy without memory.
         region: rows and columns of the top right region.
-        steps: that the episode has.
+        steps: length of an episode.
 
     Raises:
         UserError: if the agent has a memory, there is not one cheese, or no such region.
@@ -190,12 +191,13 @@ def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -
 
 
 def path_probability(field: Field, target: Square) -> float:
-    """The published *normalised path probability*: the geometric mean of the probabilities of the
-    steps along the path from the mouse to a square. A step from the cheese's own square is left
-    out; for the mouse's own square it is P(stay).
+    """Return the published *normalised path probability* of a square.
+
+    It is the geometric mean of the probabilities of the steps along the path from the mouse to the
+    square, without a step from the cheese's own square; for the mouse's own square it is P(stay).
 
     Raises:
-        UserError: if no way leads there.
+        UserError: if no path leads to the square.
     """
     path = field.grid.path(field.grid.mouse, target)
     if len(path) == 1:
@@ -206,26 +208,28 @@ def path_probability(field: Field, target: Square) -> float:
 
 
 def _numbers(grid: Grid) -> np.ndarray:
-    """Each free square's number by row, then column: (W, W), -1 elsewhere."""
+    """Number the free squares by row, then column: (W, W), -1 elsewhere."""
     return np.where(grid.is_free, np.cumsum(grid.is_free).reshape(grid.is_free.shape) - 1, -1)
 
 
 def at_decision_square(field: Field) -> dict[str, float]:
-    """AT_DECISION: the probabilities of the first steps to cheese and corner and of all else, the
-    log-odds of the first two, the entropy of left, down, up, right and stay (nats), the value.
+    """Return the outcomes AT_DECISION of a fork.
+
+    They are the probabilities of the first steps to cheese and corner and of everything else, the
+    log-odds of the first two, the entropy of left, down, up, right and stay (nats), and the value.
 
     Raises:
         UserError: if the level is no fork.
     """
     to_cheese, to_corner = decision_steps(field.grid)
     row = [field.row(field.grid.decision_square())]
-    found = at_decisions(field.log_groups[row], field.values[row], np.array([to_cheese]),
-                         np.array([to_corner]))
-    return dict(zip(AT_DECISION, found[0].tolist()))
+    values = at_decisions(field.log_groups[row], field.values[row], np.array([to_cheese]),
+                          np.array([to_corner]))
+    return dict(zip(AT_DECISION, values[0].tolist()))
 
 
 def decision_steps(grid: Grid) -> tuple[int, int]:
-    """The directions of the first steps to cheese and corner from the decision square.
+    """Return the directions of the first steps to cheese and corner from the decision square.
 
     Raises:
         UserError: if the level is no fork.
@@ -237,12 +241,12 @@ def decision_steps(grid: Grid) -> tuple[int, int]:
 
 def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarray,
                  to_corner: np.ndarray) -> np.ndarray:
-    """AT_DECISION of several levels, float64 (n, outcomes).
+    """Compute AT_DECISION of several levels, float64 (n, outcomes).
 
     Args:
         log_groups: log-probabilities of left, down, up, right, stay at their decision squares,
             (n, 5).
-        values: there (n,).
+        values: at their decision squares (n,).
         to_cheese, to_corner: directions of the first steps, from :func:`decision_steps`, (n,).
     """
     probs, rows = np.exp(log_groups), np.arange(len(log_groups))
@@ -254,9 +258,10 @@ def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarr
 
 
 def value_agreement(field: Field) -> float:
-    """Share of squares where the most likely of the four moves leads to the neighbour with the
-    highest value. The cheese, which ends the episode with its reward, is above all others; a wall
-    is no neighbour."""
+    """Return the share of squares where the likeliest move leads to the neighbour of highest value.
+
+    The cheese, which ends the episode with its reward, is above all others; walls do not count.
+    """
     grid = field.grid
     heights = np.pad(field.map(field.values), 1, constant_values=np.nan)
     for square in grid.cheeses:
@@ -270,35 +275,35 @@ def value_agreement(field: Field) -> float:
 
 def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field | None = None,
              region: int = 5, steps: int = EPISODE_STEPS) -> dict[str, float]:
-    """Every outcome of a level by its name; NaN where it is not defined there.
+    """Compute all outcomes of a level by name; NaN where one is not defined.
 
     Args:
-        field: the one with facing 0, or the only one.
-        unpatched: the field of the same level without patch, for OF_CHANGE.
-        other_facing: the field with facing 1, for EXACT.
+        field: with facing 0, or the only one.
+        unpatched: field of the same level without patches, for OF_CHANGE.
+        other_facing: field with facing 1, for EXACT.
         region: rows and columns of the top right region, for EXACT.
-        steps: that an episode has, for EXACT.
+        steps: length of an episode, for EXACT.
     """
     grid = field.grid
-    found = dict.fromkeys((*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE), np.nan)
+    values = dict.fromkeys((*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE), np.nan)
     with contextlib.suppress(UserError):
-        found |= at_decision_square(field)
+        values |= at_decision_square(field)
     with contextlib.suppress(UserError):
-        found["path_cheese"] = path_probability(field, grid.cheese)
+        values["path_cheese"] = path_probability(field, grid.cheese)
     with contextlib.suppress(UserError):
-        found["path_corner"] = path_probability(field, grid.corner)
-    found["value_agreement"] = value_agreement(field)
-    found["into_walls"] = float((field.effective_probs - field.probs)[:, STAY].mean())
-    found["stay"] = float(field.probs[:, STAY].mean())
+        values["path_corner"] = path_probability(field, grid.corner)
+    values["value_agreement"] = value_agreement(field)
+    values["into_walls"] = float((field.effective_probs - field.probs)[:, STAY].mean())
+    values["stay"] = float(field.probs[:, STAY].mean())
     if other_facing is not None and len(grid.cheeses) == 1:
         exact = reaching((field, other_facing), region, steps)
-        found |= dict(zip(EXACT, dataclasses.astuple(exact)))
+        values |= dict(zip(EXACT, dataclasses.astuple(exact)))
     if unpatched is not None:
         change = difference(unpatched, field)
-        found["mean_total_variation"] = change.mean_total_variation
-        found["published_size"] = change.published_size
+        values["mean_total_variation"] = change.mean_total_variation
+        values["published_size"] = change.published_size
         with contextlib.suppress(UserError):
             square = grid.decision_square()
-            before, after = (each.probs[each.row(square)].argmax() for each in (unpatched, field))
-            found["direction_changed"] = float(before != after)
-    return found
+            before, after = (side.probs[side.row(square)].argmax() for side in (unpatched, field))
+            values["direction_changed"] = float(before != after)
+    return values

@@ -1,4 +1,4 @@
-"""Pictures and films of fields: arrows over a level, heat maps of its squares.
+"""Figures and films of fields: arrows over a level, heat maps of its squares.
 
 Coordinates are those of the world: column to the right and row upwards, a square one unit wide.
 Letters in shape comments: W side of the world; n squares; H' W' C a picture.
@@ -45,9 +45,9 @@ class Style:
     """Style in which fields are drawn.
 
     Attributes:
-        components: an arrow a direction, as long as its probability, instead of the net arrow.
-        margin: whether to show the walls around the maze, too.
-        marked: squares to mark, as those where a patch acts.
+        components: draw an arrow per direction, as long as its probability, instead of net arrows.
+        margin: draw the walls around the maze, too.
+        marked: squares to mark, such as those where a patch acts.
     """
 
     components: bool = False
@@ -63,10 +63,10 @@ class Panel:
     """Arrows over a level.
 
     Attributes:
-        title: above it.
+        title: title of the panel.
         grid: the level.
-        shown: whose arrows.
-        view: the person view, uint8 (512, 512, 3); the cells are drawn without.
+        shown: field or difference whose arrows are drawn.
+        view: the person view, uint8 (512, 512, 3); by default the cells are drawn.
     """
 
     title: str
@@ -76,14 +76,14 @@ class Panel:
 
 
 def compared(original: Panel, patched: Panel) -> list[Panel]:
-    """Panels of a field without patch, of the one with it, and of their difference."""
+    """Return panels of a field without patches, of the one with them, and of their difference."""
     change = difference(cast(Field, original.shown), cast(Field, patched.shown))
     title = f"difference\nmean total variation {change.mean_total_variation:.3f}"
     return [original, patched, Panel(title, original.grid, change, original.view)]
 
 
 def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
-    """Panels side by side."""
+    """Draw panels side by side."""
     figure = Figure(figsize=(PANEL_INCHES * len(panels), PANEL_INCHES + 0.8), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         _draw_level(axes, panel.grid, panel.view, style)
@@ -97,7 +97,7 @@ def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "")
 
 def plot_fields(path: Path, panels: Sequence[Panel], style: Style = PLAIN,
                 title: str = "") -> None:
-    """Write panels side by side as a picture, atomically."""
+    """Write a figure of panels side by side, atomically."""
     _save(path, field_figure(panels, style, title))
 
 
@@ -106,9 +106,9 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
     """Write heat maps side by side, atomically.
 
     Args:
-        maps: by title. Of squares, (W, W) with row 0 at the bottom and NaN where there is none, as
-            ``Field.map`` gives them; or the map of a channel (rows, columns), row 0 at the top,
-            which covers the whole picture, if it is of another size.
+        maps: by title. Maps of squares, (W, W), have row 0 at the bottom and NaN for other cells,
+            as from ``Field.map``. Maps of another size are those of a channel (rows, columns), with
+            row 0 at the top, and cover the whole frame.
     """
     figure = Figure(figsize=(PANEL_INCHES * len(maps), PANEL_INCHES + 0.5), layout="constrained")
     side = grid.world_dim
@@ -131,19 +131,19 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
     """Write figures of one size as a film, atomically, each shown for a quarter of a second.
 
     Args:
-        stills: where so many of the figures are written, too, side by side: the first, the last,
-            and others at equal distances; all, if there are fewer.
+        stills: optional file with ``num_stills`` evenly spaced figures side by side, including the
+            first and the last one; all, if there are fewer.
     """
     pictures = list(_pictures(figures))
     write_video(path, iter(pictures), FILM_FRAMES_PER_SECOND)
     if stills:
         chosen = np.unique(np.linspace(0, len(pictures) - 1, num_stills).round().astype(int))
         with atomic_path(stills) as temporary:
-            Image.fromarray(np.hstack([pictures[each] for each in chosen])).save(temporary)
+            Image.fromarray(np.hstack([pictures[place] for place in chosen])).save(temporary)
 
 
 def _pictures(figures: Iterable[Figure]) -> Iterator[np.ndarray]:
-    """Figures as uint8 pictures (H', W', C), H' and W' even."""
+    """Render figures as uint8 images (H', W', C), H' and W' even."""
     for figure in figures:
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(DPI)
@@ -171,7 +171,7 @@ def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None, style: Style) -
 
 
 def _frame(axes: Axes, grid: Grid, style: Style) -> None:
-    """Show the world, or the maze alone."""
+    """Set the limits to the world, or to the maze alone."""
     begin = (grid.world_dim - _shown_side(grid, style)) / 2
     axes.set_xlim(begin, grid.world_dim - begin)
     axes.set_ylim(begin, grid.world_dim - begin)
@@ -180,7 +180,7 @@ def _frame(axes: Axes, grid: Grid, style: Style) -> None:
 
 
 def _shown_side(grid: Grid, style: Style) -> int:
-    """Squares along a side of the picture."""
+    """Number of squares along a side of the panel."""
     return grid.world_dim if style.margin else grid.maze_dim
 
 
@@ -197,7 +197,7 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
 
 
 def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
-    """A ring at the decision square of a fork, crosses at the marked squares."""
+    """Draw a ring at the decision square of a fork, and crosses at the marked squares."""
     size = 260 / _shown_side(grid, style)
     with contextlib.suppress(UserError):  # only a fork has one
         square = grid.decision_square()
@@ -211,7 +211,7 @@ def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
-    """The pictures of an arm that the folder lacks."""
+    """Draw the figures of an arm that the folder lacks."""
     for name, view in with_progress(views.items(), len(views), "level"):
         sides = fields[name]
         grid = sides[0].grid
@@ -226,7 +226,7 @@ def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:
-    """Value, path probability and, with both facings, the exact probability of each square."""
+    """Return maps of value, path probability and, with both facings, exact probability."""
     field = sides[0]
     reached = field.grid.distances(field.grid.mouse) >= 0
     maps = {"value": field.map(field.values)}
@@ -242,20 +242,20 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
     return maps
 
 
-def over_arms(found: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
+def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
               style: Style) -> Iterator[Figure]:
-    """A level's field of each arm beside the one without patches, and their difference."""
-    grid = found[UNPATCHED][level][0].grid
-    original = Panel(UNPATCHED, grid, found[UNPATCHED][level][0], view)
-    for arm, fields in found.items():
+    """Draw a level's field of each arm next to the one without patches, and their difference."""
+    grid = fields[UNPATCHED][level][0].grid
+    original = Panel(UNPATCHED, grid, fields[UNPATCHED][level][0], view)
+    for arm, by_level in fields.items():
         if arm != UNPATCHED:
-            yield field_figure(compared(original, Panel(arm, grid, fields[level][0], view)), style,
-                               f"level {level}")
+            yield field_figure(compared(original, Panel(arm, grid, by_level[level][0], view)),
+                               style, f"level {level}")
 
 
 def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOptions,
                      view: np.ndarray, style: Style) -> Iterator[Figure]:
-    """A level's field by each of several agent files."""
+    """Draw a level's field of each of several agent files."""
     for path in files:
         policy = load_agent(path, options.compute.device)
         field = dataclasses.replace(options, policy=policy).field(state)
@@ -263,7 +263,7 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
 
 
 def over_cheese(state: MazeState, options: FieldOptions, style: Style) -> Iterator[Figure]:
-    """A level's field with the cheese on each of its squares but the mouse's."""
+    """Draw a level's field with the cheese on each of its squares except the mouse's."""
     for square in state.grid.squares():
         if square != state.grid.mouse:
             moved = state.with_cheese(square)

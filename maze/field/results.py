@@ -169,20 +169,19 @@ class FieldOptions:
 def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
                   levels: Mapping[str, MazeState], options: FieldOptions, std: Mapping[str, Tensor]
                   ) -> tuple[dict[str, Fields], list[dict]]:
-    """The fields of an arm by level, those of them that the folder lacks being computed.
+    """Return the fields of an arm by level; those that the folder lacks are computed.
 
     Args:
         patches: opened for the agent.
-        std: standard deviations of the patched layers' units, in which it is measured how far the
-            patches move them.
+        std: standard deviations of the patched layers' units, the unit of the sizes of the changes.
 
     Returns:
-        The fields, and how far the patches moved their outputs, for :func:`moved_table`.
+        The fields, and the sizes of the changes by the patches, for :func:`moved_table`.
 
     Raises:
         UserError: if the folder has another level of the same name.
     """
-    found, moved = {}, []
+    fields, moved = {}, []
     for name, state in with_progress(levels.items(), len(levels), "level"):
         sides = []
         for facing in options.facings:
@@ -199,12 +198,12 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
             sides.append(field)
             moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
                       for number, size in enumerate(sizes)]
-        found[name] = tuple(sides)
-    return found, moved
+        fields[name] = tuple(sides)
+    return fields, moved
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """A row for each patch of an arm: how far it moved its output, as means over all pictures.
+    """Return a row per patch of an arm with mean sizes of its change over all frames.
 
     Args:
         moved: from :func:`fields_of_arm`.
@@ -220,14 +219,14 @@ def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=table.columns)
 
 
-def outcome_table(found: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
+def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
                   region: int) -> pd.DataFrame:
-    """A row for each arm and level."""
+    """Return a row of outcomes per arm and level."""
     rows = []
-    for arm, fields in found.items():
-        for name, sides in fields.items():
+    for arm, by_level in fields.items():
+        for name, sides in by_level.items():
             state = levels[name]
-            unpatched = None if arm == UNPATCHED else found[UNPATCHED][name][0]
+            unpatched = None if arm == UNPATCHED else fields[UNPATCHED][name][0]
             exact = len(sides) > 1 and sides[0].memory == NO_MEMORY
             rows.append({
                 "arm": arm, "level": name, "seed": state.level_seed,

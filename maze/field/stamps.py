@@ -162,8 +162,8 @@ def cache_file(distribution_mode: str) -> Path:
     """Where the stamps of a mode are kept, by the version of Procgen that draws them and by the
     format."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
-    found = versions()
-    version = found.get("procgen") or found.get("procgen-mirror")
+    known = versions()
+    version = known.get("procgen") or known.get("procgen-mirror")
     return folder / f"maze_{distribution_mode}_procgen_{version}_format_{FORMAT}.npz"
 
 
@@ -185,7 +185,7 @@ def _rendered(config: EnvConfig) -> Stamps:
 
         def drawn(shown: Iterator[tuple[np.ndarray, tuple[int, int], int]]) -> np.ndarray:
             """Frames of (cells, mouse, facing), (n, P, 3)."""
-            states = [_edited(state, *each) for each in shown]
+            states = [_edited(state, *content) for content in shown]
             frames = []
             for begin in range(0, len(states), FRAMES_AT_A_TIME):
                 piece = states[begin:begin + FRAMES_AT_A_TIME]
@@ -241,9 +241,9 @@ def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.nd
     cells = np.full((most, touches.shape[1]), len(numbers), np.int16)
     colours = np.zeros((1 + len(_CONTENTS), most, touches.shape[1], 4), np.uint8)
     for pixel in range(touches.shape[1]):
-        found = np.flatnonzero(touches[:, pixel])
-        cells[:len(found), pixel] = numbers[found]
-        colours[1:, :len(found), pixel, :3] = shown[:, found, pixel]
+        touching = np.flatnonzero(touches[:, pixel])
+        cells[:len(touching), pixel] = numbers[touching]
+        colours[1:, :len(touching), pixel, :3] = shown[:, touching, pixel]
     return cells, colours.view(_COLOUR)[..., 0]
 
 

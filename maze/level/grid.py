@@ -209,8 +209,7 @@ class Grid:
                 if steps[beside] == -1:
                     steps[beside] = steps[at] + 1
                     reached.append(beside)
-        found = np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1]
-        return np.maximum(found, -1)
+        return np.maximum(np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1], -1)
 
     def path(self, origin: Square, target: Square) -> list[Square]:
         """The shortest path over free squares, both ends included.
@@ -306,7 +305,7 @@ class Grid:
         """
         inside = self.region(self.world_dim)
         row, column = np.indices(self.cells.shape) - self.margin
-        even, odd = ((row % 2 == rest) & (column % 2 == rest) & inside for rest in (0, 1))
+        even, odd = ((row % 2 == parity) & (column % 2 == parity) & inside for parity in (0, 1))
         allowed = inside if region is None else self.region(region)
         holds = {
             f"there are {len(self.cheeses)} cheeses, not one": len(self.cheeses) == 1,

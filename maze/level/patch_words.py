@@ -146,12 +146,12 @@ def _condition(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
         raise UserError(f"{word}={value} says what the sources of resample have in common, and "
                         f"{patch.kind} has none")
 
-    def sources(level: int, number: int, seed: int) -> np.ndarray:
+    def draw_sources(level: int, number: int, seed: int) -> np.ndarray:
         cheese, rng = _grid(opening, level).cheese, np.random.default_rng([seed, level])
-        found: list[MazeState] = []
+        sources: list[MazeState] = []
         for _ in range(MAX_TRIES):
-            if len(found) == number:
-                return draw(found)
+            if len(sources) == number:
+                return draw(sources)
             state = stock_state(_mode(env), int(rng.integers(MAX_LEVEL)), env.use_backgrounds)
             if value == "same_cheese" and state.grid.cells[cheese] in (FREE, CHEESE):
                 state = state.with_cheese(cheese)
@@ -159,10 +159,10 @@ def _condition(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
                 continue
             free = state.grid.squares(without_cheese=True)
             mouse = free[rng.integers(len(free))]
-            found.append(state if mouse == state.grid.mouse else state.with_mouse(mouse))
-        raise UserError(f"{word}={value}: of {MAX_TRIES} levels {len(found)} have their cheese "
+            sources.append(state if mouse == state.grid.mouse else state.with_mouse(mouse))
+        raise UserError(f"{word}={value}: of {MAX_TRIES} levels {len(sources)} have their cheese "
                         f"where level {level} asks for it, and {number} are needed")
-    return dataclasses.replace(patch, sources=sources)
+    return dataclasses.replace(patch, sources=draw_sources)
 
 
 def _mode(env: EnvConfig) -> str:

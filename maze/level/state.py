@@ -282,8 +282,8 @@ def as_played(states: Collection[MazeState], data: bytes) -> bytes:
         UserError: if there are several of that seed.
     """
     seed = MazeState.parse(data).level_seed
-    found = [state for state in states if state.level_seed == seed]
-    if len(found) > 1:
-        raise UserError(f"there are {len(found)} levels of the seed {seed}, which a patch cannot "
+    played = [state for state in states if state.level_seed == seed]
+    if len(played) > 1:
+        raise UserError(f"there are {len(played)} levels of the seed {seed}, which a patch cannot "
                         "tell apart; ask for one at a time")
-    return found[0].to_bytes()
+    return played[0].to_bytes()

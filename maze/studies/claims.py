@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-
 from common.description import read_description
+
 from common.errors import UserError
 from common.results import ResultStore
 from maze.studies import behaviour

@@ -217,13 +217,13 @@ class RetargetedLevel:
             sizes = [len(rows) for _, rows in batch]
             if sum(sizes) < PASSES_PER_BATCH and number < len(trials):
                 continue
-            patched = torch.cat([each.patch.apply(self.field.prefix.activations[rows], each.cell)
-                                 for each, rows in batch])
+            patched = torch.cat([tried.patch.apply(self.field.prefix.activations[rows], tried.cell)
+                                 for tried, rows in batch])
             outputs = self.field.resume(patched, np.concatenate([rows for _, rows in batch]))
             parts = (np.split(values, np.cumsum(sizes)[:-1]) for values in outputs)
-            for (each, _), log_probs, values in zip(batch, *parts):
-                yield fields_by_facing(self.grid, self.field.squares[each.squares], log_probs,
-                                       values, each.facings, self.field.memory)
+            for (tried, _), log_probs, values in zip(batch, *parts):
+                yield fields_by_facing(self.grid, self.field.squares[tried.squares], log_probs,
+                                       values, tried.facings, self.field.memory)
             batch = []
 
     def _with_cheese(self, targets: Sequence[Square]) -> Iterator[tuple[Field, ...]]:

@@ -344,7 +344,7 @@ class Experiment:
     def _vectors(self, source: VectorSource, layer: str, states: Sequence[MazeState],
                  draw: int = 0) -> dict[str, np.ndarray]:
         """Return the vector for each fork (n, …), by layer."""
-        names = [each.name for each in layers_named(self.policy, layer)]
+        names = [named.name for named in layers_named(self.policy, layer)]
         if source.kind is None or source.source in (MEAN, FIXED):
             fixed = self.fixed[source.fixed_name]
             return {name: np.repeat(fixed[name].vector[None], len(states), axis=0)
@@ -445,8 +445,8 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
     log-odds."""
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
-    for group, found in zip(arms, measured):
-        changes = np.abs((found.after[0] - found.before)[..., place].mean(axis=1))
+    for group, result in zip(arms, measured):
+        changes = np.abs((result.after[0] - result.before)[..., place].mean(axis=1))
         arm = int(changes.argmax())
         if group.sources not in best or changes[arm] > best[group.sources][0]:
             best[group.sources] = float(changes[arm]), dataclasses.replace(
@@ -460,7 +460,7 @@ def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
     """
     names = [outcome.name for outcome in DECISION_OUTCOMES]
     parts = [("unpatched", measured[0].before)]
-    for group, found in zip(arms, measured):
-        parts += zip((condition.name for condition in group.conditions), found.after[0])
+    for group, result in zip(arms, measured):
+        parts += zip((condition.name for condition in group.conditions), result.after[0])
     return pd.concat([pd.DataFrame(values, columns=names).assign(arm=arm, seed=seeds)[
         ["arm", "seed", *names]] for arm, values in parts], ignore_index=True)
