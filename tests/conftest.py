@@ -59,7 +59,6 @@ from interventions.resampling import (
 )
 from interventions.tracking import NUM_PERMUTATIONS, Tracker, Tracking
 
-
 # No test cuts the power, and thousands of small files would wait for the disk.
 os.fsync = lambda file: None
 

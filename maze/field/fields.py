@@ -168,8 +168,8 @@ class Difference:
 
     @property
     def published_size(self) -> float:
-        """Euclidean norm of the changes of the four movement probabilities at all squares, over 2 n,
-        as ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n); use it only to compare with
+        """Euclidean norm of the changes of the four movement probabilities, over 2 n, as
+        ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n); use it only to compare with
         published numbers."""
         return float(np.linalg.norm(self.probs[:, :STAY]) / (2 * len(self.squares)))
 

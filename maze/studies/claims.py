@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from common.description import read_description
 
 from common.errors import UserError
+from common.files import read_description
 from common.results import ResultStore
 from maze.studies import behaviour
 from maze.studies.channels import (
