@@ -5,6 +5,7 @@ Letters in shape comments: T steps.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from stats.report import (
 from stats.significance import LEVEL
 
 LAST_STEPS = 150  # of an episode in a film
+CHARACTERS_PER_INCH = 12  # of a title
 NUM_FAILURES, NUM_FRAMES = 4, 8  # in the figure of the original's failures
 
 
@@ -173,7 +175,8 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
     for axes in panels.flat[len(causes):]:
         axes.axis("off")
     grey = "; grey: range of the random edits" if rates["control"].any() else ""
-    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}", fontsize=11)
+    width = int(CHARACTERS_PER_INCH * figure.get_figwidth())
+    figure.suptitle(f"{textwrap.fill(title, width)}\nbars: 95 % (Wilson){grey}", fontsize=11)
     return figure
 
 
