@@ -4,7 +4,7 @@
 #                 stages as jobs of a Slurm that they start (as root, with slurm-wlm and munge)
 # make test-mutations  whether tests fail for the deliberate bugs of tests/mutations.yml
 # make test-short a minute's selection of them, to see whether an installation works
-# make lint       style and likely mistakes
+# make lint       style, likely mistakes and types
 # make web        the pages, after changes in web/; needs Node 20.19 or later, which nothing else does
 
 PYTHON ?= python3
@@ -43,6 +43,7 @@ test-mutations: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.agent
