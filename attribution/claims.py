@@ -60,8 +60,8 @@ CLAIMS = ClaimsTable({
     12: Claim("odd frames have a large residual", "rank correlation of its share with |advantage|"),
 }, "python -m attribution.table", (
     "Brackets hold 95 % intervals: Wilson's for rates, otherwise a bootstrap over episodes or "
-    "levels unless the measure says otherwise. The number of an effect is the change that the edit "
-    "causes. A finding holds if its interval does; in row R7 also p (McNemar, Holm's correction) "
+    "levels; in R2 quartiles, in R4 one standard deviation, in R6 the range over features. The "
+    "number of an effect is the change that the edit causes. A finding holds if its interval does; in row R7 also p (McNemar, Holm's correction) "
     "and the comparison with random edits.",),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",

@@ -210,7 +210,7 @@ def _headline(claim: Claim, rows: pd.DataFrame) -> str:
         verdict = "not tested"
     else:
         verdict = "**holds**" if row["claimed"] != claim.is_null else "**does not hold**"
-    return f"{_value(row)}{_interval(row)}<br>{verdict}"
+    return f"{_escaped(row['measure'])}: {_value(row)}{_interval(row)}<br>{verdict}"
 
 
 def _value(row: pd.Series) -> str:

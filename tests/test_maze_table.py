@@ -74,7 +74,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     lines = [line for line in summary.splitlines()[2:] if line.startswith("|")]
     numbers = [int(line.split("|")[1]) for line in lines]
     assert numbers == list(range(1, 19)) == list(CLAIMS.claims)
-    assert "| 0.900 (0.800 to 0.950)<br>not tested |" in lines[0]
+    assert ": 0.900 (0.800 to 0.950)<br>not tested |" in lines[0]
     assert "not measured" in lines[2] and "no agents with other regions" in details[2]
     assert "retargeting has not been run to its end" in details[15]
     [mine] = found[(found["row"] == 6) & found["primary"]].itertuples()
@@ -101,7 +101,7 @@ def test_a_claim_holds_if_what_it_says_is_claimed(row, change, verdict, tmp_path
                       primary=True, shown=True, row=row)
     CLAIMS.write(tmp_path, {"a": [dataclasses.replace(finding, **change)]}, {"a": {}})
     line = (tmp_path / "table.md").read_text().splitlines()[row + 1]
-    assert line.endswith(f"| +1.000 (0.500 to 1.500)<br>{verdict} |")
+    assert line.endswith(f"| x: +1.000 (0.500 to 1.500)<br>{verdict} |")
 
 
 def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
