@@ -61,8 +61,8 @@ CLAIMS = ClaimsTable({
 }, "python -m attribution.table", (
     "Brackets hold 95 % intervals: Wilson's for rates, otherwise a bootstrap over episodes or "
     "levels; in R2 quartiles, in R4 one standard deviation, in R6 the range over features. The "
-    "number of an effect is the change that the edit causes. A finding holds if its interval does; in row R7 also p (McNemar, Holm's correction) "
-    "and the comparison with random edits.",),
+    "number of an effect is the change that the edit causes. A finding holds if its interval "
+    "does; in row R7 also p (McNemar, Holm's correction) and the comparison with random edits.",),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",
