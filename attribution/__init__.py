@@ -1,11 +1,11 @@
-"""Attribution of an agent's outputs to its layers, and the features those are made of.
+"""Attribution of an agent's outputs to the activations and features of its layers.
 
-For those who used the published package: ``from attribution import run``.
+``from attribution import run`` gives the entry point of the published package.
 """
 
 
 def __getattr__(name: str):
-    if name == "run":  # when it is asked for: it needs what the scripts need
+    if name == "run":  # imported lazily, because it needs the dependencies of the scripts
         from attribution.published_run import run
         return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

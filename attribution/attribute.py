@@ -1,7 +1,7 @@
 """Attribute an agent's outputs to the features of its layers, along trajectories of a recording.
 
-A killed run continues after the last trajectory; more layers and outputs can be added later. Shards
-attribute along their trajectories; with --join the whole is summed up.
+A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
+Each shard attributes along its own trajectories; --join then writes the summaries.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ def parser() -> Parser:
     add_agent_flags(flags)
     flags.add_argument("--features_dir", type=Path,
                        default=Path("analysis") / "attribution" / "features",
-                       help="folder of python -m attribution.features; its layers if --layers is "
-                             "not given")
+                       help="output folder of python -m attribution.features; without --layers, "
+                             "all of its layers are used")
     flags.add_argument("--outputs", nargs="+", metavar="OUTPUT", default=[VALUE],
-                       help="scalars to attribute: value, log_prob_right, log_prob_any_right, "
-                            f"taken and others; {POLICY}: all log-probabilities of actions and "
-                            f"directions; {PUBLISHED_POLICY}: all logits and their sums")
+                       help="scalars to attribute, such as value, log_prob_right, "
+                            f"log_prob_any_right or taken; {POLICY}: all log-probabilities of "
+                            f"actions and directions; {PUBLISHED_POLICY}: all logits and their "
+                            "sums")
     flags.add_argument("--num_trajectories", type=count, default=8,
-                       help="number of trajectories, each of consecutive episodes")
-    flags.add_argument("--num_steps", type=count, default=512, help="steps per trajectory")
+                       help="number of trajectories, each a sequence of consecutive episodes")
+    flags.add_argument("--num_steps", type=count, default=512,
+                       help="number of steps per trajectory")
     flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
                        help="numbers of the recorded episodes to concatenate, in this order; all "
                             "by default")
@@ -63,17 +65,17 @@ def parser() -> Parser:
                        help=f"{FAILURES}: episodes with the smallest sum of rewards first")
     add_integral_flags(flags)
     flags.add_argument("--integration", choices=RULES, default=GAUSS_LEGENDRE,
-                       help="rule of the integral: Gauss-Legendre, or the right Riemann sum")
+                       help="quadrature rule: Gauss-Legendre, or the right Riemann sum")
     flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
-                       help="for agents with memory: also attribute to the layer at this many last "
-                            "steps and to older memory; 8 suffices for most agents and takes 8 "
-                            "times as long")
+                       help="for agents with memory: also attribute to the layer at each of the "
+                            "last STEPS steps and to older memory; 8 suffices for most agents and "
+                            "takes 8 times as long")
     flags.add_argument("--gradient_activation", action="store_true",
-                       help="also compute gradient times activation of each output, reduced to the "
-                            "same features, for comparison")
+                       help="for comparison, also compute gradient times activation of each "
+                            "output, reduced to the same features")
     flags.add_argument("--published_mode", action="store_true",
-                       help="as published: right Riemann sum with 10 nodes, no refinement, logits "
-                            f"where --outputs has {POLICY}; for comparison")
+                       help="use the published settings, for comparison: right Riemann sum with 10 "
+                            f"nodes, no refinement, and logits instead of {POLICY} in --outputs")
     add_output_flags(flags, "attribution")
     add_shard_flags(flags, "the trajectories")
     return flags
@@ -158,7 +160,7 @@ def select_outputs(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integr
 
 def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[Output],
              num_trajectories: int) -> Iterator[tuple]:
-    """Items without which the attributions that the flags ask for are not finished."""
+    """Yield the keys of the items that the requested attributions need to be complete."""
     for layer in layers:
         for output in outputs:
             yield "summary", layer, output.name
@@ -170,7 +172,7 @@ def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[
 
 
 def without_noise(context: AttributionContext, steps: Trajectories) -> Trajectories:
-    """Return trajectories with the log-probabilities of the policy without action noise."""
+    """Replace the log-probabilities by those of the policy without action noise."""
     if not context.recording.description.get("action_noise"):
         return steps
     log_probs = [context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]
@@ -179,7 +181,7 @@ def without_noise(context: AttributionContext, steps: Trajectories) -> Trajector
 
 def output_deviations(context: AttributionContext, outputs: Sequence[Output],
                       seed: int) -> dict[str, float]:
-    """Standard deviation of each output over observations of the recording, by its name."""
+    """Return the standard deviation of each output over recorded observations, by output name."""
     scalars = []
     for frame_ids in batches(context.recording.observations(NUM_REFERENCE, seed)):
         run, actions = context.run(frame_ids)

@@ -1,12 +1,13 @@
 """Choose edits that blind an agent to hazards of its game.
 
-For each hazard, levels are found that one must see it to solve: on which the agent fails by it when
-it is invisible. On these each feature of each layer is taken out by itself, then the best one
-together with each other of its layer, and so on as long as that is better. The edit that makes the
-agent fail most by the hazard, and least by others, is written as an agent file.
+For each hazard, the script selects the levels on which the agent fails because of the hazard when
+the hazard is invisible. On these levels it ablates each feature of each layer alone, then the best
+feature together with each other feature of its layer, and so on while the result improves. It
+writes the edit that most increases failures by the hazard, relative to other failures, as an agent
+file.
 
-What the edits do must be counted on other levels, by attribution.failure_causes. A killed run
-continues after the last episode.
+Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
+resumes after the last episode.
 """
 
 from __future__ import annotations
@@ -51,35 +52,38 @@ from common.results import ResultStore
 from common.tables import write_table
 from stats.effects import Condition
 
-PLAYED, TABLE = "played", "candidates.csv"  # in the folder
+PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="agent to edit")
     flags.add_argument("--hazards", nargs="+", required=True, metavar="HAZARD",
-                       help="what it is to be blind to, such as saw: for each an edit is chosen")
+                       help="hazards to blind the agent to, such as saw; one edit is chosen per "
+                            "hazard")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="layers to edit, by their short names; those that have features and "
-                            "cells if not given")
+                       help="short names of the layers to edit; if not given, all layers with "
+                            "features and cells")
     flags.add_argument("--num_features", type=count, default=2,
-                       help="most features of a layer that are taken out together")
+                       help="maximum number of features of a layer that are ablated together")
     flags.add_argument("--strengths", type=float, nargs="+", default=[1.0, 2.0],
-                       help="of the edits: 1 takes the features out, 2 turns their sign around")
+                       help="strengths of the edits: 1 removes the features, 2 reverses their "
+                            "sign")
     flags.add_argument("--features_dir", type=Path, default=Path("analysis/attribution/features"),
-                       help="its features, from python -m attribution.features")
+                       help="features of the agent, from python -m attribution.features")
     flags.add_argument("--num_episodes", type=count, default=160,
-                       help="levels, of which those are played with edits that a hazard must be "
-                            "seen on")
+                       help="number of candidate levels; edits are tried on those that the agent "
+                            "fails when the hazard is invisible")
     add_env_flags(flags)
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="episodes played at a time")
+                       help="number of episodes played in parallel")
     flags.add_argument("--seed", type=seed, default=1,
-                       help="of levels and actions; give attribution.failure_causes another one, "
-                            "whose levels must be others")
+                       help="seed of levels and actions; give attribution.failure_causes a "
+                            "different seed, so that it plays other levels")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/edits"),
                        help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="delete the previous contents of the folder")
     add_compute_flags(flags)
     return flags
 
@@ -138,23 +142,23 @@ def main(argv: list[str] | None = None) -> None:
 
 def play(store: ResultStore, levels: Levels, condition: Condition[Run],
          some: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Play some of the levels; returns the cause of failure of each, or SOLVED (N,)."""
+    """Play some of the levels and return each one's cause of failure, or SOLVED (N,)."""
     play_condition(store, condition, dataclasses.replace(levels, levels=some))
     return store.read("episodes", condition.name)["cause"].to_numpy(str)
 
 
 def flatten(trial: Trial) -> dict:
-    """Return a trial as a row of the table."""
+    """Convert a trial to a row of the table."""
     row = dataclasses.asdict(trial)
     candidate = row.pop("candidate")
     return {**candidate, "features": " ".join(map(str, candidate["features"])), **row}
 
 
 def layers_in(path: Path) -> list[str]:
-    """Return short names of the layers with cells whose features a folder holds.
+    """Return the short names of the layers with cells whose features are in a folder.
 
     Raises:
-        UserError: if there are none.
+        UserError: if the folder has no features of a layer with cells.
     """
     names = sorted(file.parent.name for file in path.glob("*/directions.npy"))
     names = [name for name in names

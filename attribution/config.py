@@ -1,5 +1,5 @@
-"""Parameters of the stages of ``attribution``: the sections ``attribution`` and ``failure_causes``
-of ``hyperparams/interpreting_configs.yml``."""
+"""Parameters of the pipeline's attribution stages: the sections ``attribution`` and
+``failure_causes`` of ``hyperparams/interpreting_configs.yml``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.parameters import one_of, positive
 
 @dataclasses.dataclass(frozen=True)
 class AttributionConfig:
-    """How much is recorded, which layers and outputs are attributed, and how that is checked."""
+    """Sizes of the recording, layers and outputs to attribute, and checks of the attributions."""
 
     section: ClassVar[str] = "attribution"
 
@@ -43,7 +43,7 @@ class AttributionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FailureCausesConfig:
-    """Features to ablate, hazards to make invisible, and numbers of levels and controls."""
+    """Feature to ablate, hazards to make invisible, and numbers of levels and controls."""
 
     section: ClassVar[str] = "failure_causes"
 

@@ -1,8 +1,8 @@
-"""Features of a layer: directions over its slots that span its attributions.
+"""Features of a layer: directions over its slots (channels by sign) that span its attributions.
 
-Non-negative matrix factorisation (Hilton et al. 2020, "Understanding RL vision", "Feature
-directions") of the value's attributions in many observations: one row for the positive and one for
-the negative part of each cell.
+They are found by non-negative matrix factorisation of the value's attributions in many
+observations, with one row for the positive and one for the negative part of each cell (Hilton et
+al. 2020, "Understanding RL vision", "Feature directions").
 
 Letters in shape comments: O observations, C H W a layer, N rows, M slots, F features.
 """
@@ -28,15 +28,15 @@ from attribution.reduction import (
 )
 from common.errors import UserError
 
-MAX_ROWS = 300_000  # that directions are fitted to
+MAX_ROWS = 300_000  # maximum number of rows to which directions are fitted
 MAX_HELD_OUT = 100_000
 HELD_OUT = 0.1  # minimum share of all rows
 ROWS_PER_FEATURE = 10
 OBSERVATIONS_PER_FEATURE = 16
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")
 _MAX_ITERATIONS = 400
-_MORE_ITERATIONS = 10  # after the last one, to measure how much was left to gain
-_ROWS, _HALVES = 0, 1  # streams of random numbers, next to the seed
+_MORE_ITERATIONS = 10  # extra iterations without convergence, to measure the remaining gain
+_ROWS, _HALVES = 0, 1  # streams of random numbers, in addition to the seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class LayerSamples:
 
     Attributes:
         name: name of the layer, for messages.
-        attributions: of the value, float32 (O, C, H, W).
-        activations: float32 (O, C, H, W).
+        attributions: attributions of the value, float32 (O, C, H, W).
+        activations: activations of the layer, float32 (O, C, H, W).
         episodes: episode of each observation (O,).
     """
 
@@ -62,19 +62,20 @@ class LayerSamples:
 
 
 class _Rows:
-    """Non-zero rows that directions are fitted to; only some are in memory at a time.
+    """Non-zero rows to which directions are fitted; only some are in memory at a time.
 
     Args:
         samples: activations and attributions.
         kind: one of ``KINDS``.
-        number: F.
+        number: number of features F.
         slots: maximum number of features.
 
     Attributes:
-        numbers: numbers of the rows (N,).
+        numbers: indices of the non-zero rows (N,).
 
     Raises:
-        UserError: if there are too few for the features.
+        UserError: if all attributions are zero, or there are too few slots or rows for the
+            features.
     """
 
     def __init__(self, samples: LayerSamples, kind: str, number: int, slots: int):
@@ -101,12 +102,12 @@ class _Rows:
                             "--nmf_features")
 
     def episodes(self) -> np.ndarray:
-        """Episode of each row (N,)."""
+        """Return the episode of each row (N,)."""
         return self._samples.episodes[
             self.numbers // self._cells % len(self._samples.episodes)]
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return some rows (n, M)."""
+        """Return the rows with the given indices (n,) as an array (n, M)."""
         sign, index = np.divmod(numbers, self._cells * len(self._samples.episodes))
         frame, cell = np.divmod(index, self._cells)
         activations, attributions = (
@@ -124,17 +125,17 @@ def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATT
 
     Args:
         samples: activations and attributions.
-        number: F.
-        seed: seed of the rows that are drawn.
+        number: number of features F.
+        seed: seed of the random draws of rows.
         kind: one of ``KINDS``; attributions as published.
 
     Returns:
-        Features by descending |attribution| of the value, and how well they describe the layer:
+        Features in descending order of the value's |attribution|, and statistics of their fit:
         numbers and lists of numbers by name, see ``attribution.results``.
 
     Raises:
-        UserError: if the layer has fewer slots than features, or too few non-zero rows, such as a
-            layer that nothing reads.
+        UserError: if the layer has fewer slots than features, or too few non-zero rows, for example
+            because the value does not depend on it.
     """
     rows = _Rows(samples, kind, number, num_slots(samples.activations.shape[1], samples.signed))
     drawn = np.random.default_rng([seed, _ROWS]).permutation(rows.numbers)
@@ -153,20 +154,22 @@ def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATT
 
 def features_along(samples: LayerSamples, components: np.ndarray, number: int
                    ) -> tuple[Reducer, dict]:
-    """Return features along independent components.
+    """Convert independent components to features.
 
-    A component and its opposite are two features, as they lie in different slots.
+    A component and its opposite are two features, because they lie in different slots.
 
     Args:
         samples: activations and attributions.
         components: directions of any sign over the layer's channels (k, C).
-        number: F; the features with the most of the value's |attribution| of all 2 k.
+        number: number of features F to keep: of all 2 k, those with the largest |attribution| of
+            the value.
 
     Returns:
-        See :func:`find_features`; their ``names`` are "IC 0 +" and so on.
+        The same as :func:`find_features`; the statistics also contain ``names``: "IC 0 +" and so
+        on.
 
     Raises:
-        UserError: if there are fewer, or too few non-zero rows.
+        UserError: if the components give fewer features, or there are too few non-zero rows.
     """
     both = np.concatenate([components, -components])
     directions = split_activations(both, True) if samples.signed else np.maximum(both, 0)
@@ -188,7 +191,7 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
 
 
 def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.ndarray, dict]:
-    """Directions (F, M) with sum 1, and facts about the optimisation."""
+    """Factorise rows (N, M); return directions (F, M), each with sum 1, and convergence data."""
     # NMF sets initial values below an absolute 1e-6 to 0, whatever the unit of the output.
     rows = np.asarray(rows / rows.mean(), np.float32)
     model = NMF(n_components=number, init="nndsvda", tol=1e-4, max_iter=_MAX_ITERATIONS,
@@ -213,7 +216,8 @@ def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.
 
 
 def _rank(samples: LayerSamples, directions: np.ndarray) -> tuple[np.ndarray, dict]:
-    """Order of features by descending |attribution| (F,), and facts about them in this order."""
+    """Return the order of features by descending |attribution| (F,), and statistics of the features
+    in this order."""
     reducer = Reducer(directions, samples.signed)
     sums, residual = np.zeros(len(directions)), 0.0
     for attributions, activations in zip(batches(samples.attributions),
@@ -230,14 +234,14 @@ def _rank(samples: LayerSamples, directions: np.ndarray) -> tuple[np.ndarray, di
 
 
 def explained(rows: np.ndarray, directions: np.ndarray) -> float:
-    """Share of the squares of rows (N, M) that directions explain."""
+    """Return the share of the sum of squares of rows (N, M) explained by directions (F, M)."""
     residuals = rows - nnls(rows, directions) @ directions
     return float(1 - (residuals**2).sum() / (rows.astype(np.float64)**2).sum())
 
 
 def _fit_halves(rows: _Rows, samples: LayerSamples, number: int,
                 seed: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Directions fitted to each half of the episodes, or None if there are too few rows."""
+    """Fit directions to each half of the episodes; return None if there are too few rows."""
     rng = np.random.default_rng([seed, _HALVES])
     episodes = rng.permutation(np.unique(samples.episodes))
     first = np.isin(rows.episodes(), episodes[:len(episodes) // 2])
@@ -251,12 +255,15 @@ def _fit_halves(rows: _Rows, samples: LayerSamples, number: int,
 
 
 def stability(directions: np.ndarray, half: np.ndarray, other: np.ndarray) -> list[float]:
-    """Cosine between each feature in one half of the episodes and in the other (F,).
+    """Compute the cosine between each feature's directions in the two halves of the episodes.
 
     Args:
-        directions: of all episodes (F, M).
-        half, other: of each half; they are matched to ``directions`` by their cosines (Hungarian
-            method).
+        directions: directions fitted to all episodes (F, M).
+        half, other: directions fitted to each half (F, M); they are matched to ``directions`` by
+            their cosines (Hungarian method).
+
+    Returns:
+        F cosines.
     """
     matched = []
     for unordered in (half, other):
@@ -266,6 +273,6 @@ def stability(directions: np.ndarray, half: np.ndarray, other: np.ndarray) -> li
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(F, F)."""
+    """Return the cosines between the rows of two matrices (F, M), as a matrix (F, F)."""
     a, b = (array / np.linalg.norm(array, axis=1, keepdims=True) for array in (a, b))
     return a @ b.T

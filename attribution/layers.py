@@ -4,8 +4,8 @@ Attributions to a layer add up to an output if the layer is a *bottleneck*: ever
 step's frame to both heads passes through it. Whether a layer is one is tested on the network
 itself: with the layer's output held fixed, the outputs must not change with the frame.
 
-Letters in shape comments: B frames, C channels and H W cells of a layer; units are a map of one
-cell.
+Letters in shape comments: B frames, C channels and H W cells of a layer; a layer of units counts as
+a map of one cell.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agents.networks import ClearEmbedder, ImpalaEmbedder, Policy
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
 
-# Short names of layers per embedder; in other embedders, each map behind a ReLU has one.
+# Short names of layers per embedder; in other embedders, each output of a ReLU has one.
 _SHORT_NAMES = {
     ImpalaEmbedder: {"block1": "embedder.block1.res2.resadd",
                      "block2": "embedder.block2.res2.resadd", "block3": "embedder.relu3"},
     ClearEmbedder: {name: f"embedder.relu{name}" for name in ("1a", "2a", "2b", "3a", "4a")}}
-_NUM_FRAMES = 2  # of each of the two batches that test a layer
+_NUM_FRAMES = 2  # per batch; a layer is tested with two batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Bottleneck:
     """A layer to attribute outputs to.
 
     Attributes:
-        name: short name for files and figures, such as "block3"; the layer's path if it has none.
+        name: short name for files and figures, such as "block3"; the layer's path if it has no
+            short name.
         layer: the layer.
         bypassed: whether a part of the network bypasses the layer. Attributions ignore this part.
     """
@@ -46,13 +47,13 @@ class Bottleneck:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, H, W); (C, 1, 1) for units."""
+        """Shape of the activations of one frame: (C, H, W), or (C, 1, 1) for units."""
         return (*self.layer.shape, 1, 1) if len(self.layer.shape) == 1 else self.layer.shape
 
     def centres(self) -> np.ndarray:
-        """Pixel on which the receptive field of each cell is centred: float64 (H,), for both axes.
+        """Return the centre of each cell's receptive field in pixels, float64 (H,), for both axes.
 
-        Pixels are counted from the middle of the first one.
+        Position 0 is the middle of the first pixel.
 
         Raises:
             UserError: if the layer consists of units, which have no position in the frame.
@@ -63,7 +64,7 @@ class Bottleneck:
 
 
 def short_names(policy: Policy) -> dict[str, str]:
-    """Paths of the layers that are attributed to by default, by short name, in order of
+    """Return the default layers for attribution: their paths by short name, in order of
     computation."""
     if type(policy.embedder) in _SHORT_NAMES:
         return dict(_SHORT_NAMES[type(policy.embedder)])
@@ -74,14 +75,19 @@ def short_names(policy: Policy) -> dict[str, str]:
 
 def find_bottlenecks(policy: Policy, names: list[str] | None = None,
                      allow_bypassed: bool = False) -> tuple[Bottleneck, ...]:
-    """Return the layers with some names, without repetitions.
+    """Find layers by name and test that they are bottlenecks.
 
     Args:
-        names: short names or paths, as in ``agents.layers``; None for all with short names.
+        policy: the agent.
+        names: short names or paths, as in ``agents.layers``; None for all layers with short names.
         allow_bypassed: also accept layers that a part of the network bypasses.
 
+    Returns:
+        The layers, without repetitions.
+
     Raises:
-        UserError: if there is no such layer, or it is bypassed; the nearest ones are named.
+        UserError: if a layer does not exist, is a head, or is bypassed; the message suggests the
+            nearest names or bottlenecks.
     """
     short = short_names(policy)
     by_path = {path: name for name, path in short.items()}
@@ -114,7 +120,7 @@ def _find_layer(policy: Policy, name: str, short: dict[str, str]) -> Layer:
 
 
 def is_bottleneck(policy: Policy, layer: Layer) -> bool:
-    """Whether the heads see this step's frame through one layer only.
+    """Return whether every path from this step's frame to the heads passes through a layer.
 
     The test runs random frames in float64.
     """
@@ -137,7 +143,7 @@ def is_bottleneck(policy: Policy, layer: Layer) -> bool:
 
 
 def _nearest_bottlenecks(policy: Policy, layer: Layer) -> list[str]:
-    """Paths of the last bottleneck before a layer and of the first one behind it."""
+    """Return the paths of the last bottleneck before a layer and the first one after it."""
     layers = all_layers(policy)
     index = layers.index(layer)
     nearest_layers = [next((other.name for other in side if is_bottleneck(policy, other)), None)

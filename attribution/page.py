@@ -1,4 +1,4 @@
-"""Build the attribution page: a folder with a page on which one walks through trajectories and sees
+"""Build the attribution page: an interactive web page for stepping through trajectories and seeing
 which features raised or lowered an agent's outputs. It opens from disk and from any web server."""
 
 from __future__ import annotations
@@ -51,47 +51,51 @@ def share(text: str) -> float:
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True,
-                       help="agent that the attributions are of")
+                       help="agent whose attributions are shown")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording that they are of: the data folder of record.py")
+                       help="recording that the attributions were computed on: the data folder of "
+                            "record.py")
     flags.add_argument("--beside_agent_file", type=Path,
-                       help="another agent, such as an edited one, whose trajectories are shown "
-                            "beside, by the same features")
-    flags.add_argument("--beside_data_dir", type=Path, help="its recording")
-    flags.add_argument("--beside_attribution_dir", type=Path, help="its attributions")
+                       help="second agent, such as an edited one, whose trajectories are also "
+                            "shown, with the same features")
+    flags.add_argument("--beside_data_dir", type=Path, help="recording of the second agent")
+    flags.add_argument("--beside_attribution_dir", type=Path,
+                       help="attributions of the second agent")
     flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
-                       help="folder of attribution.features")
+                       help="output folder of attribution.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
-                       help="folder of attribution.attribute")
+                       help="output folder of attribution.attribute")
     flags.add_argument("--activations", nargs="*", metavar="LAYER",
-                       help="layers, by short name, of whose features the page also has the "
-                            "activations; those of at most 16 x 16 cells if not given, since of "
-                            "larger ones they take more room than the attributions")
+                       help="short names of the layers for which the page also shows the "
+                            "activations of features; if not given, layers of at most 16 x 16 "
+                            "cells, because the activations of larger layers take more space than "
+                            "the attributions")
     flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
-                       help="folder of attribution.objects, by which features are named, if it is "
-                             "of these features")
+                       help="output folder of attribution.objects; its names of features are used "
+                             "if they belong to the same features")
     flags.add_argument("--checks_dir", type=Path, default=ANALYSES / "checks",
-                       help="folder of attribution.checks, whose report the page links to, if "
-                             "there is one")
+                       help="output folder of attribution.checks; the page links to its report, "
+                             "if there is one")
     flags.add_argument("--failure_causes", action="store_true",
-                       help="play the failed episodes once more in the real game, and mark them by "
-                            "what ended them")
+                       help="replay the failed episodes in the real game, and list them by cause "
+                            "of failure")
     flags.add_argument("--exp_name", default="Attribution",
-                       help="name of the experiment, which the page has as its title")
+                       help="name of the experiment, used as the title of the page")
     flags.add_argument("--bookmarks", type=count, default=16,
-                       help="frames in each list of bookmarks")
+                       help="maximum number of frames in each list of bookmarks")
     flags.add_argument("--reward_scale", type=reward_scale, default=AUTO,
-                       help=f"what rewards are multiplied by, so that they have the unit of the "
-                            f"agent's values: {AUTO} is what the agent file says, else an estimate "
-                            f"from the recording; {RAW} is 1; or a number")
+                       help=f"factor that converts rewards to the unit of the agent's values: "
+                            f"{AUTO} reads it from the agent file or estimates it from the "
+                            f"recording; {RAW} is 1; or a number")
     flags.add_argument("--gamma", type=share,
-                       help="discount of the advantages; what the agent's file or training run "
-                            f"says if not given, else {GAMMA}")
+                       help="discount of the advantages; by default that of the agent's file or "
+                            f"training run, or {GAMMA} if neither has one")
     flags.add_argument("--lmbda", type=share,
-                       help=f"lambda of the advantages; likewise, else {LAMBDA}")
+                       help="lambda of the advantages; by default that of the agent's file or "
+                            f"training run, or {LAMBDA} if neither has one")
     flags.add_argument("--labels", type=Path,
-                       help="names of features, as the page saves them: by layer and number on "
-                            "the page, which counts from 1")
+                       help="JSON file of feature names, as saved by the page: by layer and by "
+                            "the feature's number on the page, counted from 1")
     flags.add_argument("--output_dir", type=Path, default=ANALYSES / "page",
                        help="folder to write to")
     add_log_flag(flags)
@@ -99,7 +103,7 @@ def parser() -> Parser:
 
 
 def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
-    """Addresses of the sections of the checks' report relative to a page's folder, by check."""
+    """Return the URL of each check's section in the report, relative to the page's folder."""
     if not checks.has("report"):
         return {}
     path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))

@@ -1,8 +1,8 @@
 """Reduction of a layer's channels to features, by non-negative least squares.
 
-A feature is a direction over the channels of a layer, non-negative and with sum 1. In a layer whose
-activations may be negative, each channel is split into two *slots*: the channel where its
-activation is positive, and the absolute value of the channel where it is negative.
+A feature is a non-negative direction over the channels of a layer, with sum 1. In a layer whose
+activations may be negative, each channel is split into two *slots*: the positive part of its
+activation, and the absolute value of its negative part.
 
 Letters in shape comments: N cells (of any number of frames), C channels, M slots, F features.
 """
@@ -17,18 +17,19 @@ from numba import njit, prange
 from common.devices import give_numba_torchs_threads
 
 _ROWS_PER_BATCH = 2**16
-_DEPENDENT = 1e-10  # share of a direction's length that other directions do not span
+_DEPENDENT = 1e-10  # unspanned share of a squared length up to which a direction is dependent
 
 
 def num_slots(channels: int, signed: bool) -> int:
-    """Return M."""
+    """Return the number of slots M of a layer."""
     return 2 * channels if signed else channels
 
 
 def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
     """Arrange values of channels (N, C) in slots (N, M), by the sign of the activations (N, C).
 
-    In a signed layer the slots of positive activations come first, then those of negative ones.
+    In a signed layer the slots of positive activations come first, then those of negative
+    activations.
     """
     if not signed:
         return values
@@ -37,7 +38,7 @@ def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np
 
 
 def split_activations(activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Absolute activations (N, C) in slots (N, M)."""
+    """Arrange absolute values of activations (N, C) in slots (N, M)."""
     return np.abs(split_signs(activations, activations, signed))
 
 
@@ -51,7 +52,7 @@ class Reducer:
     """Reduces channels to features.
 
     Attributes:
-        directions: float32 (F, M), non-negative, each with sum 1.
+        directions: directions of the features, float32 (F, M), non-negative, each with sum 1.
         signed: whether the layer has slots of both signs.
     """
 
@@ -70,8 +71,8 @@ class Reducer:
             activations: activations of the same cells (N, C).
 
         Returns:
-            Coefficients float64 (N, F) and residuals float64 (N,), which together have exactly the
-            sum of the attributions over channels.
+            Coefficients float64 (N, F) and residuals float64 (N,). Per cell, they add up exactly to
+            the sum of the attributions over channels.
         """
         coefficients = np.empty((len(values), len(self.directions)))
         for rows in _batches(len(values)):
@@ -81,7 +82,8 @@ class Reducer:
         return coefficients, values.sum(axis=1, dtype=np.float64) - coefficients.sum(axis=1)
 
     def with_residual(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
-        """Reduce attributions; coefficients and residual in one array, float64 (N, F + 1)."""
+        """Reduce attributions (N, C) at activations (N, C); return coefficients and, last, the
+        residual, float64 (N, F + 1)."""
         coefficients, residual = self.attributions(values, activations)
         return np.concatenate([coefficients, residual[:, None]], axis=1)
 
@@ -127,12 +129,13 @@ def _solve(gram, targets, solutions):
 
 @njit(nogil=True, cache=True)
 def _solve_row(gram, target, t):
-    """Minimise t G t / 2 - t b over t >= 0, G ``gram`` (F, F), b ``target`` (F,); t starts at 0."""
+    """Minimise t G t / 2 - t b over t >= 0, for ``gram`` G (F, F) and ``target`` b (F,), in place
+    from t = 0."""
     size = len(target)
     slope = target.copy()  # b - G t
     smallest = 1e-12 * np.abs(target).max()
-    free = np.zeros(size, np.bool_)  # may be positive
-    barred = np.zeros(size, np.bool_)  # spanned by others, or no gain
+    free = np.zeros(size, np.bool_)  # entries of t that may be positive
+    barred = np.zeros(size, np.bool_)  # entries whose direction is dependent or gives no gain
     chosen = np.empty(size, np.int64)
     solved = np.empty(size)
     factor = np.empty((size, size))
@@ -153,7 +156,7 @@ def _solve_row(gram, target, t):
             if not _cholesky(gram, target, chosen, count, factor, solved):
                 free[index], barred[index] = False, True
                 break
-            # How far to go from t to the solution without going below 0.
+            # Largest step from t towards the solution that keeps t non-negative.
             step, first = 1.0, -1
             for k in range(count):
                 if solved[k] <= 0:
@@ -171,7 +174,7 @@ def _solve_row(gram, target, t):
                     t[chosen[k]] = 0.0
                     free[chosen[k]] = False
             if not free[index] and t[index] == 0.0:
-                barred[index] = True  # rounding alone made it look like a gain
+                barred[index] = True  # the apparent gain was a rounding error
         for i in range(size):
             slope[i] = target[i]
             for j in range(size):
@@ -180,7 +183,7 @@ def _solve_row(gram, target, t):
 
 @njit(nogil=True, cache=True)
 def _cholesky(gram, target, chosen, count, factor, solved):
-    """Solve for the chosen rows and columns; False if one of them is spanned by the others."""
+    """Solve the normal equations of the chosen entries; return False if they are dependent."""
     for i in range(count):
         for j in range(i + 1):
             total = gram[chosen[i], chosen[j]]

@@ -1,1 +1,1 @@
-"""Is it true? Features scored by the game's own objects, and attributions checked by experiment."""
+"""Validation: scores of features against the game's objects, and checks of attributions."""

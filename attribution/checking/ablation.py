@@ -1,8 +1,8 @@
-"""Ablation of features in single frames: does the output change by what was attributed to them?
+"""Ablation of features in single frames: does the output change by the attributed amount?
 
-A feature is ablated like by the edits of ``agents.edits``: its direction is projected out of every
-cell. If the attributions are right and features do not interact, the output changes by minus the
-sum of the feature's attribution.
+A feature is ablated as in ``agents.edits``: its direction is projected out of every cell. If the
+attributions are right and features do not interact, the output changes by minus the sum of the
+feature's attributions.
 
 Letters in shape comments: N frames, B a batch, F features.
 """
@@ -36,9 +36,10 @@ from stats.bootstrap import ClusterBootstrap
 
 
 class Ablation(Check):
-    """Changes of the output without single features, and what was attributed to these.
+    """Changes of the output when single features are ablated, and the features' attributions.
 
-    ``changes`` float64 (N, F) of the output; ``totals`` float32 (N, F), sums of the attributions.
+    Stored: ``changes`` of the output, float64 (N, F); ``totals``, sums of the attributions over
+    cells, float32 (N, F).
     """
 
     name = "interventions"
@@ -63,7 +64,7 @@ class Ablation(Check):
                               context.seed)
 
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        """Draw the change of the output against the expected one, a point per frame and feature."""
+        """Plot actual against expected changes of the output, one point per frame and feature."""
         figure, axes_of = panels(1, len(arrays))
         for axes, (name, stored) in zip(axes_of[0], arrays.items()):
             expected = -stored["totals"]
@@ -86,7 +87,7 @@ class Ablation(Check):
 
 
 def ablate_features(layer: CheckedLayer, batch: Batch) -> np.ndarray:
-    """Compute the change of the output when one feature is ablated in a frame, float64 (B, F)."""
+    """Compute the change of the output when each feature is ablated alone, float64 (B, F)."""
     activations, rows = batch.prefix.activations, np.arange(len(batch.actions))
     before = layer.outputs(batch, activations, rows)
     return np.stack([
@@ -106,9 +107,10 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per feature: ``feature``, ``change`` (mean), ``expected`` (mean of minus the
-        attributions), ``slope`` of the change on the expected one, ``low_95`` and ``high_95``,
-        ``r2``, and ``rank_correlation``. NaN where nothing was attributed.
+        A row per feature: ``feature``, ``change`` (mean), ``expected`` (mean expected change: minus
+        the attributions), ``slope`` of the actual on the expected change with ``low_95`` and
+        ``high_95``, ``r2``, and ``rank_correlation``. NaN where attributions or changes are
+        constant.
     """
     bootstrap = ClusterBootstrap(episodes, seed)
     rows = []

@@ -4,14 +4,14 @@
 
     settings.json                       settings
     raw/<check>/<layer>/<output>.npz    numbers per frame, see ``arrays`` of each check, and ``of``,
-                                        the checksum of the features that they belong to
+                                        the checksum of the features used
     raw/objects/<output>.npz            numbers per frame of the removal of objects, for all layers;
                                         ``of`` is the agent's checksum
     <check>.csv, <check>.png            table and figure of each check
     report.md                           a section per check, whose anchor is the name of the check
 
-Numbers per frame are stored for each layer and output, so that an interrupted run resumes after
-them. Tables, figures and report are made from all that are stored.
+Numbers per frame are stored for each layer and output, so that an interrupted run resumes after the
+last stored ones. Tables, figures and the report cover everything that is stored.
 
 Letters in shape comments: N frames.
 """
@@ -35,11 +35,11 @@ from common.palette import BLUE, DPI, VERMILION
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
 
-MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # of gaps: their median and 99 % quantile
+MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # limits on the median and the 99 % quantile of the gaps
 
 
 class Completeness(Check):
-    """Sums of attributions, of all layers and outputs; nothing more is stored."""
+    """Completeness errors of all layers and outputs, read from the stored attributions."""
 
     name = "completeness"
     title = "Do the attributions add up?"
@@ -101,7 +101,8 @@ CHECK_FILES = Schema(
 
 def stored_arrays(store: ResultStore, context: CheckContext, check: Check, subject: Subject
                   ) -> Arrays | None:
-    """Read the numbers per frame of a check; None if there are none, or of other features."""
+    """Read the numbers per frame of a check; return None if none are stored, or if they belong to
+    other features or another agent."""
     key = check.key(subject)
     if not store.has(check.name, *key):
         return None
@@ -111,10 +112,10 @@ def stored_arrays(store: ResultStore, context: CheckContext, check: Check, subje
 
 def compute_checks(store: ResultStore, context: CheckContext, names: Collection[str],
                    subjects: Sequence[Subject]) -> None:
-    """Compute the numbers per frame of some checks that are not stored yet.
+    """Compute and store the missing numbers per frame of the named checks.
 
     Raises:
-        UserError: if objects are among them and the recording cannot be replayed.
+        UserError: if the check of objects is among them and the recording cannot be replayed.
     """
     for name, check in CHECKS.items():
         if name in names and check.arrays:
@@ -146,8 +147,8 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
     """Return the report as Markdown.
 
     Args:
-        tables: tables of the checks that were made, in order.
-        what: a sentence on what was checked.
+        tables: table of each check that was run, by its name, in order.
+        what: a sentence that describes the checked frames and agent.
     """
     checks = [(name, CHECKS[name], table) for name, table in tables.items()]
     lines = ["# Checks of the attributions", "", markdown_escaped(what), "",

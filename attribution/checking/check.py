@@ -1,8 +1,8 @@
-"""Base class of the checks of attributions, and what they share: frames, and layers of an agent
-whose activations are changed.
+"""Base class of the checks of attributions, and shared helpers: the checked frames, and outputs at
+changed activations of a layer.
 
-A check computes numbers per frame for each attributed layer and output, which are stored, and turns
-them into a table, a figure and a sentence.
+A check computes and stores numbers per frame for each attributed layer and output, and turns them
+into a table, a figure and a one-sentence verdict.
 
 Letters in shape comments: N frames, B a batch, H W a layer's grid, F features, C channels, R
 changed frames.
@@ -39,21 +39,21 @@ from common.results import Array
 from envs.objects import GameObject, objects_of
 
 Arrays = dict[str, np.ndarray]
-Name = tuple[str, str]  # of a layer and an output
+Name = tuple[str, str]  # names of a layer and an output
 GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
 PANEL_WIDTH = 4.2
-_FRAMES_PER_BATCH = 128  # of changed activations
+_FRAMES_PER_BATCH = 128  # frames with changed activations
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckedFrames:
-    """Frames of trajectories, in their order.
+    """Frames of trajectories in which attributions are checked, in the order of the trajectories.
 
     Attributes:
         trajectory: number of the trajectory of each frame (N,).
-        step: step in the trajectory (N,).
-        places: episode and row in the recording, int32 (N, 2); rows of an episode are adjacent and
-            ascending.
+        step: step of each frame in its trajectory (N,).
+        places: episode and row of each frame in the recording, int32 (N, 2); rows of an episode are
+            adjacent and ascending.
     """
 
     trajectory: np.ndarray
@@ -62,7 +62,7 @@ class CheckedFrames:
 
     @classmethod
     def draw(cls, attributions: AttributionStore, number: int, seed: int) -> CheckedFrames:
-        """Draw at most ``number`` frames from all trajectories."""
+        """Draw at most ``number`` random frames from all trajectories."""
         steps = attributions.trajectories()
         rows = np.sort(np.random.default_rng(seed).permutation(len(steps))[:number])
         trajectory = steps.trajectory[rows]
@@ -82,7 +82,7 @@ class CheckedFrames:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """An output that is attributed to the features of a layer with cells."""
+    """An output and the layer, with cells, to whose features it is attributed."""
 
     bottleneck: Bottleneck
     features: LayerFeatures
@@ -96,12 +96,12 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class CheckContext:
-    """Everything that checks share.
+    """Agent, attributions and frames that all checks share.
 
     Attributes:
         agent: the agent and its recording.
-        attributions: its attributions.
-        frames: frames in which they are checked.
+        attributions: attributions of the agent.
+        frames: frames in which the attributions are checked.
         seed: seed of all random draws.
     """
 
@@ -112,14 +112,15 @@ class CheckContext:
 
     @functools.cached_property
     def kinds(self) -> tuple[GameObject, ...]:
-        """Kinds of object of the recorded game; empty if the game has no table of objects."""
+        """Kinds of object in the recorded game; empty if the game has no table of objects."""
         return objects_of(recorded_game(self.agent.recording.folder).env_name)
 
     def attributed(self, subject: Subject, array: str) -> np.ndarray:
-        """Read stored attributions in the frames.
+        """Read the stored attributions of a subject in the checked frames.
 
         Args:
-            array: "cells", or "totals" for the sums over cells.
+            subject: layer and output.
+            array: "cells" for attributions per cell, or "totals" for their sums over cells.
 
         Returns:
             float32 (N, H, W, F + 1) or (N, F + 1); the last entry is the residual.
@@ -134,7 +135,8 @@ class CheckContext:
             for number in np.unique(frames.trajectory)])
 
     def cells(self, subject: Subject) -> np.ndarray:
-        """Return the attributions to each cell, summed over features, float32 (N, H, W)."""
+        """Return the attributions to each cell, summed over features and residual, float32
+        (N, H, W)."""
         return self.attributed(subject, "cells").sum(axis=-1)
 
 
@@ -143,9 +145,9 @@ class Batch:
     """A batch of frames with the activations of a layer.
 
     Attributes:
-        rows: positions among all checked frames.
-        prefix: activations (B, C, …) and what else the rest of the network reads.
-        actions: actions that were taken (B,).
+        rows: positions of the batch among all checked frames.
+        prefix: activations (B, C, …) and the other inputs of the rest of the network.
+        actions: actions taken (B,).
     """
 
     rows: slice
@@ -154,10 +156,12 @@ class Batch:
 
 
 class CheckedLayer:
-    """A layer and an output of an agent, to measure the output with changed activations.
+    """A layer and an output of an agent; computes the output at changed activations.
 
     Args:
-        integration: integration of attributions that are computed here.
+        agent: the agent and its recording.
+        subject: layer and output.
+        integration: quadrature of attributions computed by ``attributor``.
     """
 
     def __init__(self, agent: AttributionContext, subject: Subject,
@@ -172,14 +176,15 @@ class CheckedLayer:
 
     def compute(self, frames: CheckedFrames, unit: str,
                 function: Callable[[Batch], np.ndarray]) -> np.ndarray:
-        """Compute numbers of frames batch by batch, with a progress bar.
+        """Compute numbers per frame batch by batch, with a progress bar.
 
         Args:
-            unit: name of a frame in the bar.
-            function: returns the numbers of a batch (B, …).
+            frames: the frames.
+            unit: unit of the progress bar.
+            function: returns the numbers for a batch (B, …).
 
         Returns:
-            (N, …).
+            Numbers of all frames (N, …).
         """
         numbers = []
         with Progress(len(frames.step), unit) as progress:
@@ -193,14 +198,15 @@ class CheckedLayer:
         return np.concatenate(numbers)
 
     def outputs(self, batch: Batch, changed: Tensor, frame: np.ndarray) -> np.ndarray:
-        """Compute the output with changed activations.
+        """Compute the output at changed activations.
 
         Args:
-            changed: activations (R, C, H, W).
-            frame: position in the batch of the frame that each belongs to (R,).
+            batch: the unchanged frames.
+            changed: changed activations (R, C, H, W).
+            frame: position in the batch of the frame of each changed activation (R,).
 
         Returns:
-            float64 (R,).
+            Outputs, float64 (R,).
         """
         outputs = []
         for begin in range(0, len(changed), _FRAMES_PER_BATCH):
@@ -217,11 +223,11 @@ class Check(abc.ABC):
     """A check of attributions by experiment.
 
     Attributes:
-        name: name in files and flags.
+        name: name of the check in files and flags.
         title: question that the check answers.
-        method: how it is answered, and when the answer is yes.
-        columns: headings of the table's columns in the report.
-        arrays: stored numbers per frame; empty if none are stored.
+        method: description of the method and of the criterion, for the report.
+        columns: headings in the report by column of the table.
+        arrays: stored arrays of numbers per frame; empty if none are stored.
     """
 
     name: ClassVar[str]
@@ -231,11 +237,11 @@ class Check(abc.ABC):
     arrays: ClassVar[dict[str, Array]] = {}
 
     def key(self, subject: Subject) -> tuple[str, ...]:
-        """Return the names in the path of the stored numbers."""
+        """Return the parts of the file path under which the numbers per frame are stored."""
         return subject.name
 
     def owner(self, context: CheckContext, subject: Subject) -> str:
-        """Return the checksum of what the stored numbers belong to."""
+        """Return the checksum of the features or agent to which the stored numbers belong."""
         return subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
@@ -249,7 +255,7 @@ class Check(abc.ABC):
             yield subject, self.compute(context, subject)
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Return the rows of one subject in the table."""
+        """Return the rows of the table for one subject."""
         raise NotImplementedError
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
@@ -260,19 +266,21 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        """Draw the figure from the table, and from the numbers by layer and output."""
+        """Draw the figure from the table and from the numbers per frame of each subject."""
 
     @abc.abstractmethod
     def verdict(self, table: pd.DataFrame) -> str:
-        """Return the answer in a sentence, which names the exceptions."""
+        """Return the answer in a sentence that names the exceptions."""
 
 
 def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -> str:
-    """Return in how many rows of a table a statement holds, and name the others.
+    """Return a sentence on how many rows satisfy a statement, naming the rows that do not.
 
     Args:
-        met: whether it holds, per row.
-        more: columns that tell rows apart, in addition to the layer and the output.
+        met: whether each row satisfies the statement.
+        table: the rows, with the columns ``layer`` and ``output``.
+        statement: the statement.
+        more: further columns that identify a row in the sentence.
     """
     holds = met.to_numpy(bool)
     if not len(holds):
@@ -285,11 +293,11 @@ def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -
 
 
 def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
-    """Return a figure with a grid of axes."""
+    """Create a figure with a grid of axes (rows, columns)."""
     figure = Figure(figsize=(PANEL_WIDTH * columns, 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def by_name(table: pd.DataFrame) -> list[tuple[Name, pd.DataFrame]]:
-    """Return the rows of each layer and output, in the order of the table."""
+    """Group the rows of a table by layer and output, in the order of the table."""
     return list(table.groupby(["layer", "output"], sort=False))

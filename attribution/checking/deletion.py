@@ -1,14 +1,14 @@
 """Deletion and insertion: an output as cells of a layer are replaced by the baseline (deletion) or
 restored (insertion), in the order of their attributions.
 
-Petsiuk, Das and Saenko (2018), "RISE", section 3.3, with the cells of a layer in the place of
-pixels. The cells with the largest attribution, those that raise the output most, come first, so
-good orders have a small area under the curve of deletion, and a large one under that of insertion.
-They are compared with the orders of gradient times activation and of the size of the activations
+After Petsiuk, Das and Saenko (2018), "RISE", section 3.3, with cells of a layer instead of pixels.
+The cells with the largest attribution, which raise the output most, come first. A good order
+therefore has a small area under the deletion curve and a large area under the insertion curve. It
+is compared with the orders by gradient times activation and by the size of the activations
 (Euclidean norm over channels), and with random orders.
 
-Letters in shape comments: N frames, B of a batch, P cells, C channels, H W a layer's grid, M points
-of a curve, R changed frames.
+Letters in shape comments: N frames, B frames of a batch, P cells, C channels, H W a layer's grid, M
+points of a curve, R changed frames.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from common.palette import BLUE, COLOURS, DARK_GREY, VERMILION
 from common.results import Array
 from stats.bootstrap import ClusterBootstrap
 
-POINTS = 9  # of a curve, including both ends
+POINTS = 9  # points per curve, including both ends
 RANDOM_ORDERS = 2
 ATTRIBUTION, GRADIENT, ACTIVATION, RANDOM = ORDERS = (
     "attribution", "gradient times activation", "size of the activations", "random")
 KINDS = ("deletion", "insertion")
-COMPARISON = ("better", "low_95", "high_95", "above")  # see compare_areas
+COMPARISON = ("better", "low_95", "high_95", "above")  # columns; see compare_areas
 _CHANGED_PER_BATCH = 512
 
 
 class Deletion(Check):
     """Deletion and insertion curves.
 
-    ``values`` float32 (N, orders, 2, M): the output by order of ``ORDERS``, deletion and insertion.
-    At the first point no cell has been replaced or restored, at the last one all cells.
+    Stored: ``values`` of the output, float32 (N, orders, 2, M), by order of ``ORDERS`` and for
+    deletion and insertion. No cell is replaced or restored at the first point, all cells are at the
+    last point.
     """
 
     name = "deletion"
@@ -75,8 +76,8 @@ class Deletion(Check):
 
         Returns:
             A row per kind of curve and other order, with the columns ``kind``, ``other``, ``area``
-            and ``other_area`` (under the curves, in deviations of the output), and those of
-            ``compare_areas``.
+            and ``other_area`` (mean areas under the curves, in standard deviations of the output),
+            and the columns of ``COMPARISON``.
         """
         deviation = context.attributions.read("summary", *subject.name)["deviation"] or 1.0
         areas = areas_under(arrays["values"]) / deviation  # (N, orders, 2)
@@ -108,18 +109,23 @@ class Deletion(Check):
 
 
 def areas_under(curves: np.ndarray) -> np.ndarray:
-    """Return the areas under curves (…, M) over a length of 1."""
+    """Compute the areas under curves (…, M) on the unit interval, by the trapezoidal rule."""
     return (curves[..., 1:] + curves[..., :-1]).mean(axis=-1) / 2
 
 
 def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
                   bootstrap: ClusterBootstrap) -> tuple:
-    """Compare areas under the curves of two orders in the same frames (N,).
+    """Compare the areas under the curves of two orders in the same frames.
+
+    Args:
+        areas, others: areas of the first and the second order (N,).
+        kind: one of ``KINDS``.
+        bootstrap: bootstrap over episodes.
 
     Returns:
-        Both means, then ``better`` (by how much the first order is better: its area is smaller in
-        deletion and larger in insertion), ``low_95``, ``high_95``, and ``above`` (whether this
-        interval lies above 0).
+        Mean areas of both orders; ``better``, the advantage of the first order (smaller area in
+        deletion, larger area in insertion); its interval, ``low_95`` and ``high_95``; and
+        ``above``, whether the interval lies above 0.
     """
     better = (areas - others) * (1 if kind == "insertion" else -1)
     low, high = bootstrap.interval(better[None])[:, 0]
@@ -131,25 +137,27 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
     """Compute the curves of a batch.
 
     Args:
+        layer: layer and output.
+        batch: the frames.
         attributions: attribution to each cell (B, H, W).
-        rng: draws the random orders.
+        rng: random generator of the random orders.
 
     Returns:
-        float64 (B, orders, 2, M), see ``Deletion``.
+        Curves, float64 (B, orders, 2, M); see ``Deletion``.
     """
     activations = batch.prefix.activations
     number, _, height, width = activations.shape
     gradient = layer.attributor.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]
     scores = [attributions, gradient.sum(axis=1), activations.norm(dim=1).cpu().numpy()]
-    # Rank of each cell in an order (B, P): cells with small ranks are replaced, or restored, first.
+    # Rank of each cell in an order (B, P): cells of low rank are replaced, or restored, first.
     ranks = [np.argsort(np.argsort(-score.reshape(number, -1), axis=1, kind="stable"), axis=1)
              for score in scores]
     random = [rng.permuted(np.tile(np.arange(height * width), (number, 1)), axis=1)
               for _ in range(RANDOM_ORDERS)]
     changed = np.round(np.linspace(0, height * width, POINTS)).astype(int)[1:-1]
     kept = np.stack([
-        *(rank[:, None] >= changed[:, None] for rank in (*ranks, *random)),  # the last: deletion
-        *(rank[:, None] < changed[:, None] for rank in ranks)],  # the first: insertion
+        *(rank[:, None] >= changed[:, None] for rank in (*ranks, *random)),  # deletion
+        *(rank[:, None] < changed[:, None] for rank in ranks)],  # insertion
         axis=1)  # (B, orders, M - 2, P)
     inner = _outputs(layer, batch, kept.reshape(-1, 1, height, width)).reshape(kept.shape[:3])
     rows = np.arange(number)
@@ -158,15 +166,16 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
     own = len(ranks)
     deleted = np.concatenate([full, inner, empty], axis=2)[:, :own + RANDOM_ORDERS]
     inserted = np.concatenate([empty, inner, full], axis=2)[:, own + RANDOM_ORDERS:]
-    # A random order read from its end is another one, which has the same curve from its other end.
+    # A deletion curve read backwards is the insertion curve of the reversed order, which is also
+    # random.
     by_chance = deleted[:, own:].mean(axis=1, keepdims=True)
     return np.stack([np.concatenate([deleted[:, :own], by_chance], axis=1),
                      np.concatenate([inserted, by_chance[..., ::-1]], axis=1)], axis=2)
 
 
 def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
-    """Compute outputs with all cells at the baseline but those in ``kept`` (R, 1, H, W), of which
-    R / B successive ones belong to each frame: (R,)."""
+    """Compute outputs (R,) with all cells at the baseline except those in ``kept``, bool
+    (R, 1, H, W), where R / B successive masks belong to each frame."""
     activations = batch.prefix.activations
     base = layer.baseline.to(activations)
     frame = np.repeat(np.arange(len(activations)), len(kept) // len(activations))

@@ -1,13 +1,13 @@
-"""Infidelity and sensitivity of attributions to a layer, by captum.
+"""Infidelity and sensitivity of attributions to a layer, computed with Captum.
 
-Yeh et al. (2019), "On the (in)fidelity and sensitivity of explanations". Infidelity: activations
-move by random shares of their distance from the baseline (normally distributed, NOISE); the mean
-squared difference between the change of the output that the attributions predict and the actual
-one; here as a share of the mean square of the latter, so that attributions of zero have 1.
-Sensitivity: the largest relative change of the attributions (Euclidean norm) while activations move
-by shares of at most NOISE.
+Both measures are from Yeh et al. (2019), "On the (in)fidelity and sensitivity of explanations".
+Infidelity: mean squared difference between the predicted and the actual change of the output when
+activations move towards the baseline by random shares of their distance from it (normally
+distributed, with standard deviation NOISE). It is divided by the mean square of the actual change,
+so that attributions of zero have infidelity 1. Sensitivity: largest relative change of the
+attributions (Euclidean norm) when activations move by shares of at most NOISE.
 
-Letters in shape comments: N frames, B of a batch.
+Letters in shape comments: N frames, B frames of a batch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from attribution.checking.check import (
 from attribution.integrated_gradients import Integration, PrefixActivations
 from common.results import Array
 
-NUM_FRAMES = 32  # each with attributions of many changed activations
+NUM_FRAMES = 32  # small, because each frame is attributed at many changed activations
 NOISE = 0.1
-CHANGES = 10  # per frame
+CHANGES = 10  # random changes per frame
 _FRAMES_PER_BATCH = 8
 
 
 class Fidelity(Check):
-    """``values`` float64 (N, 2): infidelity and sensitivity; NaN where they are not defined."""
+    """Infidelity and sensitivity.
+
+    Stored: ``values`` of both, float64 (N, 2); NaN where they are not defined.
+    """
 
     name = "fidelity"
     title = "Infidelity and sensitivity"
@@ -91,10 +94,16 @@ class Fidelity(Check):
 
 
 def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
-    """Compute infidelity and sensitivity in rows of a batch, float64 (B, 2).
+    """Compute infidelity and sensitivity in some rows (B,) of a batch.
 
     Args:
-        seed: seed of the changes.
+        layer: layer and output.
+        batch: the frames.
+        rows: positions in the batch (B,).
+        seed: seed of the random changes.
+
+    Returns:
+        float64 array (B, 2).
     """
     activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.baseline.expand_as(activations)

@@ -6,23 +6,23 @@ objects/``.
     settings.json               settings; kinds: names of the K kinds of object
     masks.npz                   observations int32 (O, 2), episode and row of each frame; masks
                                 uint8 (O, K, 512), the bits of 64 x 64 pixels, see ``packed``
-    <layer>/scores.csv          a row per feature (counted from 0) and kind of object
+    <layer>/scores.csv          one row per feature (counted from 0) and kind of object
     <layer>/hallucinations.csv  frames in which a named feature is strongly active away from its
                                 object
     <layer>/names.json          names and scores of the features, see below; written last
-    <layer>/compared.json       optional: ``features_sha256``, ``other_features_sha256``, and
-                                ``difference``, ``low_95`` and ``high_95`` of the layer's object
-                                score minus that of the other features in the same frames
+    <layer>/compared.json       optional: ``features_sha256``, ``other_features_sha256``, and the
+                                ``difference`` between the layer's object score and that of the
+                                other features in the same frames, with ``low_95`` and ``high_95``
 
 ``names.json`` holds ``layer`` (path), ``features_sha256`` (checksum of the features, as in the
-settings of attributions) and a list of ``features``, each with ``name`` (kind of object, or null if
-its score is not above chance), ``kind`` (with the best score; null if no kind can be told from its
-place), ``score`` (area under the ROC curve), ``low_95``, ``high_95`` and ``chance_high`` of that
-score (null likewise), and ``hallucinations`` (frames in 1 000 in which a named feature is strongly
-active away from its object), ``hallucinations_low_95`` and ``hallucinations_high_95`` (null without
-a name). For the layer it holds ``score`` (object score: mean over the features), ``score_low_95``,
-``score_high_95`` and ``score_chance`` (the same with the masks of other frames), null if a feature
-has none.
+settings of attributions) and a list of ``features``. Each feature has ``name`` (its kind of object,
+or null if its score is not above chance), ``kind`` (the kind with the best score), ``score`` (area
+under the ROC curve) with ``low_95``, ``high_95`` and ``chance_high`` (all five null if no kind has
+a score), and ``hallucinations`` (frames per 1 000 in which the feature is strongly active away from
+its object) with ``hallucinations_low_95`` and ``hallucinations_high_95`` (null without a name). For
+the layer, it holds ``score`` (object score: mean over the features) with ``score_low_95`` and
+``score_high_95``, and ``score_chance`` (the object score with the masks of other frames); they are
+null if a feature has no score.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SCORES = {"feature": int, "kind": str, **dict.fromkeys(
     ("auc", "low_95", "high_95", "chance", "chance_low", "chance_high"), float), "frames": int}
 _HALLUCINATIONS = {"feature": int, "kind": str, "episode": int, "row": int, "cell_row": int,
                    "cell_column": int, "activation": float, "threshold": float}
-RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # of a feature
+RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # keys of a feature
 OBJECT_FILES = Schema(
     "objects", "python -m attribution.objects", items={
         "masks": Entry("masks.npz", Npz({
@@ -65,7 +65,7 @@ def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
     """Return the kinds of object of a game.
 
     Raises:
-        UserError: if there is no table of its objects.
+        UserError: if the game has no table of objects.
     """
     kinds = objects_of(config.env_name)
     if not kinds:
@@ -76,15 +76,18 @@ def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
 
 def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject]
                      ) -> Iterator[tuple[LevelState, ObjectPictures]]:
-    """Render rows of a recording with and without each kind of object, in their order.
-
-    Yields the state of the level of each row, and its renderings.
+    """Render rows of a recording with and without each kind of object, in the given order.
 
     Args:
+        folder: the recording.
         places: episode and row of each frame (O, 2); rows of an episode are adjacent and ascending.
+        kinds: kinds of object.
+
+    Yields:
+        The level state of each row, and its renderings.
 
     Raises:
-        UserError: see ``agents.replay.replayed``.
+        UserError: if the recording cannot be replayed; see ``agents.replay.replayed``.
     """
     with (contextlib.closing(ObjectPainter(recorded_game(folder), kinds)) as painter,
           Progress(len(places), "frame with masks") as progress):
@@ -96,12 +99,12 @@ def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[
 
 
 def packed(masks: np.ndarray) -> np.ndarray:
-    """Pack masks bool (O, K, 64, 64) into bits, uint8 (O, K, 512)."""
+    """Pack masks, bool (O, K, 64, 64), into bits, uint8 (O, K, 512)."""
     return np.packbits(masks.reshape(*masks.shape[:2], -1), axis=-1)
 
 
 def unpacked(bits: np.ndarray) -> np.ndarray:
-    """Return the masks of ``packed``."""
+    """Unpack the bits of ``packed``, uint8 (O, K, 512), to masks, bool (O, K, 64, 64)."""
     masks = np.unpackbits(bits, axis=-1).astype(bool)
     return masks.reshape(*masks.shape[:2], FRAME_SIZE, FRAME_SIZE)
 
@@ -120,7 +123,7 @@ def read_names(store: ResultStore, layer: str) -> dict:
 
 
 def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
-    """Whether the features of a layer with this checksum have names and scores."""
+    """Return whether names and scores are stored for the layer's features with this checksum."""
     return store.has("names", layer) and (
         store.read("names", layer).get("features_sha256") == features_sha256)
 
@@ -131,11 +134,13 @@ def write_names(store: ResultStore, layer: str, facts: Mapping[str, str], kinds:
     """Write the scores of a layer's features, and their names last.
 
     Args:
+        store: the open folder.
         layer: short name of the layer.
-        facts: its path and the checksum of its features, as in ``names.json``.
+        facts: path of the layer and checksum of its features, as in ``names.json``.
         kinds: names of the kinds of object (K,).
-        hallucinations: those of each feature that has a name.
-        observations: episode and row of the frames (O, 2).
+        scores: scores of the features.
+        hallucinations: hallucinations of each named feature, by its number.
+        observations: episode and row of each frame (O, 2).
     """
     store.write("scores", layer, value=pd.DataFrame([
         (feature, kind, *(array[feature, place] for array in (
@@ -168,5 +173,5 @@ def write_names(store: ResultStore, layer: str, facts: Mapping[str, str], kinds:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number as JSON holds it: null if it is not finite."""
+    """Convert a number for JSON: return None if it is not finite."""
     return float(value) if math.isfinite(value) else None

@@ -1,9 +1,9 @@
-"""Removal of objects from the real game in single frames: does the output change by what was
-attributed to the cells in which they lie?
+"""Removal of objects from the real game in single frames: does the output change by the amount
+attributed to their cells?
 
-Atrey, Clary and Jensen (2020), "Exploratory not explanatory: counterfactual analysis of saliency
-maps for deep reinforcement learning". The frame is rendered again without one kind of object, and
-the agent, with the same memory, sees this frame.
+The frame is rendered again without one kind of object and shown to the agent, whose memory is kept
+(Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis of saliency
+maps for deep reinforcement learning").
 
 Letters in shape comments: N frames, K kinds of object, J outputs, H W cells of a layer.
 """
@@ -39,15 +39,16 @@ from common.results import Array
 from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
-MIN_FRAMES = 10  # with a kind, for its numbers
+MIN_FRAMES = 10  # minimum number of frames with a kind of object to compute its statistics
 OBJECTS_AT_STAKE = ("coin", "saw")
 
 
 class ObjectRemoval(Check):
-    """Changes of the output without single kinds of object.
+    """Changes of the output when single kinds of object are removed.
 
-    ``masks`` uint8 (N, K, 512), packed; ``changes`` float64 (N, K) of the output, 0 where a kind is
-    not in view. They do not depend on the layer and are computed for all outputs together.
+    Stored: packed ``masks``, uint8 (N, K, 512); ``changes`` of the output, float64 (N, K), 0 where
+    a kind is not in view. They do not depend on the layer and are computed for all outputs
+    together.
     """
 
     name = "objects"
@@ -76,7 +77,7 @@ class ObjectRemoval(Check):
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        first = {subject.output: subject for subject in reversed(subjects)}  # of each output
+        first = {subject.output: subject for subject in reversed(subjects)}  # first of each output
         if first and context.kinds:
             masks, changes = remove_objects(context, list(first))
             for subject, change in zip(first.values(), changes):
@@ -89,7 +90,7 @@ class ObjectRemoval(Check):
             context.seed)
 
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        """Draw the agreement of signs by kind of object, with chance."""
+        """Plot the agreement of signs and its chance level by kind of object."""
         named = by_name(table)
         figure, axes_of = panels(1, len(named))
         for axes, (name, rows) in zip(axes_of[0], named):
@@ -117,7 +118,7 @@ class ObjectRemoval(Check):
 
 def remove_objects(context: CheckContext, outputs: Sequence[Output]
                    ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the agent on frames without single kinds of object.
+    """Run the agent on the checked frames without each kind of object.
 
     Returns:
         Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K).
@@ -148,28 +149,30 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
                   seed: int) -> pd.DataFrame:
     """Compare changes of an output with its attributions to the cells that objects touch.
 
-    Chance is the attribution to the cells that the kind touches in another frame: the masks are
-    shifted by half of the frames that have the kind, in a circle.
+    The chance level uses the cells that the kind touches in another frame: the masks are cyclically
+    shifted by half of the frames that show the kind.
 
     Args:
-        masks: bool (N, K, 64, 64).
+        masks: masks of the objects, bool (N, K, 64, 64).
         changes: changes of the output without each kind (N, K).
         attributions: attribution to each cell (N, H, W).
+        bottleneck: the layer.
         kinds: names of the kinds (K,).
         episodes: episode of each frame (N,).
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per kind: ``kind``, ``frames`` and ``episodes`` in which it is seen; ``change`` (mean
-        change of the output without it), ``expected`` (mean of minus the attribution to its
-        cells); ``agreement`` (share of frames in which both have the same sign; 0 agrees with
-        nothing) with ``low_95`` and ``high_95``, and that of ``chance`` with ``above_low_95``, the
-        lower end of the interval of the difference; ``above_chance`` (whether the interval of the
-        agreement lies above 0.5 and that of the difference above 0); ``rank_correlation`` with
-        ``rank_low_95`` and ``rank_high_95``; ``share`` of |attribution| in its cells, their
-        ``area`` as a share of the grid, ``density`` (share by area) with ``density_low_95`` and
-        ``density_high_95``; ``attribution_sign``, the mean sign of the attribution to its cells.
-        NaN where too few frames have it.
+        A row per kind: ``kind``; ``frames`` and ``episodes``, numbers of those that show it;
+        ``change`` (mean change of the output without it) and ``expected`` (mean of minus the
+        attribution to its cells); ``agreement`` (share of frames in which both have the same sign;
+        a zero never agrees) with ``low_95`` and ``high_95``; ``chance`` (agreement with shifted
+        masks), and ``above_low_95``, the lower end of the interval of agreement minus chance;
+        ``above_chance`` (whether the interval of the agreement lies above 0.5 and that of the
+        difference above 0); ``rank_correlation`` with ``rank_low_95`` and ``rank_high_95``;
+        ``share`` of |attribution| in its cells, their ``area`` as a share of the grid, ``density``
+        (share divided by area) with ``density_low_95`` and ``density_high_95``;
+        ``attribution_sign``, the mean sign of the attribution to its cells. NaN where too few
+        frames show the kind.
     """
     touched = cells_of(masks, bottleneck)  # (N, K, H, W)
     whole = np.abs(attributions).sum(axis=(1, 2))

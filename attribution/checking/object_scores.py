@@ -1,21 +1,20 @@
-"""Scores of features by the kinds of object that they respond to, by exact masks.
+"""Scores of features by the kinds of object that they respond to, using exact masks.
 
-The score of a feature and a kind of object is the area under the ROC curve of the feature's
-activation in a cell as a detector of cells that the mask touches, over all cells of all frames.
-Many kinds lie in the same part of every frame, and many features are active there whatever it
-shows; so cells are weighted: at each position of the grid, a touched cell counts as the share of
-frames in which the position is not touched, and an untouched one as the share in which it is
-(overlap weights; Li, Morgan and Zaslavsky 2018). Both classes are then distributed over the grid
-in the same way, and a position that is always, or never, touched has no weight.
+The score of a feature and a kind of object is the area under the ROC curve when the feature's
+activation in a cell is used to detect cells that the mask touches, over all cells of all frames.
+Many kinds lie in the same part of every frame, and many features are active there regardless of
+its content. Cells are therefore weighted: at each position of the grid, a touched cell has as its
+weight the share of frames in which the position is not touched, and an untouched cell the share in
+which it is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then have the
+same distribution over the grid, and a position that is always, or never, touched has no weight.
 
-Chance is the same score with the masks of other frames, by a cyclic shift along the frames.
+The chance level is the same score with the masks of other frames, by a cyclic shift of the frames.
 
-A feature *hallucinates* an object where it is strongly active without it: a cell above the 99 %
-quantile of the feature's activations in all cells of all frames, where the object touches neither
-the cell nor one of its eight neighbours, because features are also active next to what they respond
-to.
+A feature *hallucinates* an object in a cell if its activation there exceeds the 99 % quantile over
+all cells of all frames, but the object touches neither the cell nor one of its eight neighbours.
+Neighbours are excluded because features are also active next to the objects they respond to.
 
-Letters in shape comments: O frames, H W cells, P = H W places, F features, K kinds of object, E
+Letters in shape comments: O frames, H W cells, P = H W positions, F features, K kinds of object, E
 episodes, B bins of activations, R resamplings.
 """
 
@@ -32,22 +31,23 @@ from common.game_constants import FRAME_SIZE
 from stats.bootstrap import ClusterBootstrap
 
 NUM_SHIFTS = 40
-# In which a kind touches a cell that it does not touch in others, for a score.
+# A score needs this many frames and episodes in which the kind touches a cell with a weight.
 MIN_FRAMES, MIN_EPISODES = 10, 5
 _BINS = 128
-STRONG = 0.99  # quantile of activations
-NUM_CANDIDATES = 8  # frames that are listed per feature, one per episode
-PER = 1000  # frames, of a rate
+STRONG = 0.99  # quantile of activations above which a feature is strongly active
+NUM_CANDIDATES = 8  # listed frames per feature, at most one per episode
+PER = 1000  # rates are per this many frames
 
 
 def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
-    """Return the cells that masks touch; each pixel belongs to the cell with the nearest centre.
+    """Find the cells that masks touch; each pixel belongs to the cell with the nearest centre.
 
     Args:
-        masks: bool (…, 64, 64).
+        masks: masks of pixels, bool (…, 64, 64).
+        bottleneck: the layer.
 
     Returns:
-        bool (…, H, W).
+        Mask of cells, bool (…, H, W).
 
     Raises:
         UserError: if the layer has no cells.
@@ -61,17 +61,17 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectScores:
-    """Scores of the features of a layer; NaN where a kind is in too few frames or cannot be told
-    from its position.
+    """Scores of the features of a layer; NaN where a kind is in too few frames, or its cells never
+    have a weight.
 
     Attributes:
         auc: area under the ROC curve (F, K).
-        low, high: its 95 % interval, by bootstrap over episodes (F, K).
-        chance: mean with shifted masks (F, K).
-        chance_low, chance_high: interval of 95 % of the shifts (F, K).
+        low, high: 95 % interval of ``auc``, by bootstrap over episodes (F, K).
+        chance: mean of ``auc`` over shifts of the masks (F, K).
+        chance_low, chance_high: 2.5 % and 97.5 % quantiles of ``auc`` over the shifts (F, K).
         frames: number of frames in which a kind touches a cell with a weight (K,).
-        score: mean over features of the best score, and its 95 % interval (3,).
-        score_chance: mean over features and shifts of the best score with shifted masks.
+        score: object score (mean over features of the best ``auc``) with its 95 % interval (3,).
+        score_chance: object score with shifted masks, averaged over the shifts.
     """
 
     auc: np.ndarray
@@ -86,13 +86,13 @@ class ObjectScores:
 
     @property
     def best(self) -> np.ndarray:
-        """Kind with the best score of each feature, -1 if none has a score (F,)."""
+        """Index of the kind with the best score for each feature; -1 without any score (F,)."""
         known = np.where(np.isnan(self.auc), -1, self.auc)
         return np.where(known.max(axis=1) >= 0, known.argmax(axis=1), -1)
 
     @property
     def named(self) -> np.ndarray:
-        """Whether the best kind's interval lies above chance, bool (F,)."""
+        """Whether the interval of each feature's best score lies above chance, bool (F,)."""
         rows, best = np.arange(len(self.auc)), self.best
         return (best >= 0) & (self.low[rows, best] > self.chance_high[rows, best])
 
@@ -105,7 +105,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.nda
         activations: activations of the features, float (O, H, W, F).
         touched: cells that the masks touch, bool (O, H, W, K).
         episodes: episode of each frame (O,).
-        seed: seed of the bootstrap.
+        seed: seed of the bootstrap over episodes.
     """
     scorer = ObjectScorer(touched, episodes)
     histograms = scorer.histograms(activations)
@@ -117,7 +117,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.nda
             low[place], high[place] = bootstrap.interval_of(
                 functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN where any is
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any shift is
     scores = ObjectScores(auc, low, high, shifted.mean(axis=0), chance_low, chance_high,
                           scorer.frames, np.full(3, np.nan), float("nan"))
     best = scores.best
@@ -136,13 +136,13 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
 
     Args:
         activations: activations of the features, float (O, H, W, F).
-        others: activations of the other features; their number may differ.
+        others: activations of the other features, float (O, H, W, any number).
         touched: cells that the masks touch, bool (O, H, W, K).
         episodes: episode of each frame (O,).
-        seed: seed of the bootstrap over episodes, whose draws both share.
+        seed: seed of the bootstrap over episodes; both scores use the same resamplings.
 
     Returns:
-        Difference with its 95 % interval (3,); NaN if a feature has no score.
+        Difference of the object scores with its 95 % interval (3,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
     both = [scorer.best_histograms(each) for each in (activations, others)]
@@ -157,14 +157,14 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
 
 
 def mean_score(draws: np.ndarray, histograms: list[np.ndarray]) -> np.ndarray:
-    """Compute the mean over features of the area under the ROC curve in resamplings.
+    """Compute the mean area under the ROC curve over features in each resampling.
 
     Args:
-        draws: how often each episode was drawn (R, E).
-        histograms: histograms of each feature with its kind, from :class:`ObjectScorer`.
+        draws: number of times that each episode was drawn (R, E).
+        histograms: histograms (2, E, B) of each feature and its kind, from :class:`ObjectScorer`.
 
     Returns:
-        (R,).
+        Means, float (R,).
     """
     return np.mean([_auc_of_draws(draws, each) for each in histograms], axis=0)
 
@@ -178,7 +178,7 @@ class ObjectScorer:
 
     Attributes:
         frames: number of frames in which a kind touches a cell with a weight (K,).
-        enough: whether these frames and their episodes are enough for a score, bool (K,).
+        enough: whether there are enough such frames and episodes for a score, bool (K,).
     """
 
     def __init__(self, touched: np.ndarray, episodes: np.ndarray):
@@ -186,14 +186,15 @@ class ObjectScorer:
         self._touched = touched.reshape(number, -1, touched.shape[-1])  # (O, P, K)
         self._episode = np.unique(episodes, return_inverse=True)[1]
         share = self._touched.mean(axis=0)  # (P, K)
-        self._weights = 1 - share, share  # of touched and of other cells
+        self._weights = 1 - share, share  # weights of touched and of other cells
         counted = (self._touched & (share < 1)).any(axis=1)  # (O, K)
         self.frames = counted.sum(axis=0)
         in_episodes = np.array([len(np.unique(self._episode[each])) for each in counted.T])
         self.enough = (self.frames >= MIN_FRAMES) & (in_episodes >= MIN_EPISODES)
 
     def histograms(self, activations: np.ndarray) -> np.ndarray:
-        """Compute histograms by episode of touched and of other cells, float32 (F, K, 2, E, B)."""
+        """Compute histograms of activations (O, H, W, F) by episode, in touched and in other cells:
+        float32 (F, K, 2, E, B)."""
         codes = self._codes(activations)
         num_episodes, kinds = self._episode.max() + 1, self._touched.shape[-1]
         histograms = np.zeros((len(codes), kinds, 2, num_episodes, _BINS), np.float32)
@@ -208,8 +209,8 @@ class ObjectScorer:
         return histograms
 
     def best_histograms(self, activations: np.ndarray) -> list[np.ndarray]:
-        """Compute the histograms of each feature with the kind of its best score (2, E, B); empty
-        if a feature has no score."""
+        """Compute the histograms (2, E, B) of each feature and the kind with its best score; return
+        an empty list if a feature has no score."""
         best = []
         for by_kind in self.histograms(activations):
             scores = np.where(self.enough, [_auc(each.sum(axis=1)) for each in by_kind], np.nan)
@@ -237,13 +238,13 @@ class ObjectScorer:
         return areas
 
     def _codes(self, activations: np.ndarray) -> np.ndarray:
-        """Return the bin of each activation, int (F, O, P); equal activations share a bin."""
+        """Assign each activation to a bin, int (F, O, P); equal activations share a bin."""
         values = activations.reshape(*self._touched.shape[:2], -1)
         return np.stack([_binned(values[..., feature]) for feature in range(values.shape[-1])])
 
 
 def _binned(values: np.ndarray) -> np.ndarray:
-    """Return the bin of each value; positive values are spread evenly over the bins."""
+    """Assign each value to a bin; positive values are spread evenly over the bins."""
     positive = values[values > 0]
     if not len(positive):
         return np.zeros(values.shape, np.int64)
@@ -254,7 +255,8 @@ def _binned(values: np.ndarray) -> np.ndarray:
 
 
 def _auc(histograms: np.ndarray) -> np.ndarray:
-    """Compute areas under the ROC curve (…) from weights of touched and other cells (2, …, B)."""
+    """Compute areas under the ROC curve (…) from histograms of touched and other cells (2, …, B).
+    """
     inside, outside = histograms
     below = outside.cumsum(axis=-1) - outside / 2
     total = inside.sum(axis=-1) * outside.sum(axis=-1)
@@ -272,13 +274,13 @@ class Hallucinations:
     """Frames in which a feature is strongly active away from its object.
 
     Attributes:
-        threshold: activation that 1 % of all cells exceed.
-        rate: number of such frames in 1 000.
-        low, high: its 95 % interval, by bootstrap over episodes.
-        frames: numbers of the frames with the strongest activations, at most one per episode,
-            strongest first.
-        cells: their cells (row, column).
-        strengths: the activations there.
+        threshold: activation exceeded in 1 % of all cells.
+        rate: number of hallucinations per 1 000 frames.
+        low, high: 95 % interval of the rate, by bootstrap over episodes.
+        frames: indices of the n frames with the strongest activations, at most one per episode,
+            strongest first (n,).
+        cells: row and column of the most active cell in each of these frames (n, 2).
+        strengths: activations in these cells (n,).
     """
 
     threshold: float
@@ -298,7 +300,7 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, episodes: np.nd
         activations: activations of the feature, float (O, H, W).
         touched: cells that the masks of its object touch, bool (O, H, W).
         episodes: episode of each frame (O,).
-        seed: seed of the bootstrap.
+        seed: seed of the bootstrap over episodes.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))

@@ -1,7 +1,7 @@
-"""Attributions of an agent whose weights are randomised, from the heads downwards.
+"""Attributions of an agent whose weights are randomised step by step, from the heads downwards.
 
-Adebayo et al. (2018), "Sanity checks for saliency maps", cascading randomisation: a map that does
-not change with the weights does not depend on what the network learned.
+Cascading randomisation after Adebayo et al. (2018), "Sanity checks for saliency maps": a map that
+does not change with the weights does not depend on what the network learned.
 
 Letters in shape comments: N frames, S stages, H W cells.
 """
@@ -34,17 +34,17 @@ from common.palette import COLOURS, DARK_GREY
 from common.results import Array
 from stats.bootstrap import ClusterBootstrap
 
-NUM_FRAMES = 64  # each with attributions of many agents
-DRAWS = 2
+NUM_FRAMES = 64  # small, because each frame is attributed for many agents
+DRAWS = 2  # random draws of the weights
 INTEGRATION = Integration(8, tolerance=None)
 HEADS, MEMORY = "heads", "memory"
-CORRELATION_BAR = 0.5  # of maps of a network that is random throughout
+CORRELATION_BAR = 0.5  # limit on the correlation with maps of a fully random network
 
 
 class Randomisation(Check):
     """Rank correlations with the maps of increasingly random agents.
 
-    ``correlations`` float64 (S, N), mean over DRAWS draws of the weights.
+    Stored: ``correlations`` float64 (S, N), averaged over DRAWS random draws of the weights.
     """
 
     name = "randomisation"
@@ -104,7 +104,7 @@ class Randomisation(Check):
 
 
 def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
-    """Return the stages from the top: their names, and paths of the modules to randomise."""
+    """Return the stages from the heads downwards: name, and paths of the modules to randomise."""
     stages = [(HEADS, ["fc_policy", "fc_value"])]
     if policy.recurrent:
         stages.append((MEMORY, ["gru"]))
@@ -114,7 +114,7 @@ def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
 
 
 def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
-    """Return a copy of an agent with new weights in some modules, by PyTorch's initialisation."""
+    """Return a copy of an agent with some modules re-initialised by PyTorch's defaults."""
     randomised = copy.deepcopy(policy)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -126,20 +126,20 @@ def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
 
 
 def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
-    """Yield agents of which one stage more is random each time."""
+    """Yield agents with one more randomised stage each time, down to a fully random agent."""
     for number, (_, paths) in enumerate(stages_of(policy)):
         policy = randomise(policy, paths, seed + number)
         yield policy
 
 
 def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compute Spearman's correlation over the cells of each frame.
+    """Compute Spearman's rank correlation over the cells of each frame.
 
     Args:
-        maps, others: (N, H, W).
+        maps, others: maps to compare (N, H, W).
 
     Returns:
-        (N,); 0 where a map is constant.
+        Correlation per frame (N,); 0 where a map is constant.
     """
     ranks = [rankdata(each.reshape(len(each), -1), axis=1) for each in (maps, others)]
     ranks = [each - each.mean(axis=1, keepdims=True) for each in ranks]
@@ -153,12 +153,14 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
     """Average rank correlations over frames.
 
     Args:
-        correlations: (S, N).
+        correlations: rank correlation of each stage and frame (S, N).
+        stages: names of the stages (S,).
         episodes: episode of each frame (N,).
+        seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per stage: ``drawn_again`` (the lowest part that is random), ``correlation`` (mean
-        over frames), ``low_95`` and ``high_95`` by bootstrap over episodes.
+        A row per stage: ``drawn_again`` (the lowest randomised part), ``correlation`` (mean over
+        frames), ``low_95`` and ``high_95`` by bootstrap over episodes.
     """
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),

@@ -1,13 +1,13 @@
-"""Comparison of saliency through the simulator with attributions: which kind of map is right more
-often about the real game?
+"""Comparison of saliency through the simulator with attributions: which kind of map predicts the
+real game correctly more often?
 
-There are three measures in the same frames, for every map: deletion and insertion of blocks of the
+Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
 frame; rank correlation with the maps of agents with randomised weights; and objects hidden in the
-real game, whose effect on the output should have the sign opposite to that of the map in their
-pixels. For the last one also, over all kinds of object together, the share of hidden objects whose
-sign a map gets right, frame by frame, by the statistics of ``stats.effects``: each map is compared
-with a half, and saliency through the simulator with attributions of the same frames. Controls are
-the maps of other frames, by a cyclic shift.
+real game, where the output should change with the sign opposite to that of the map in the object's
+pixels. For hidden objects, the share of correctly predicted signs per frame, over all kinds of
+object, is also tested with ``stats.effects``: each map against 0.5, and saliency through the
+simulator against attributions in the same frames. Controls are the maps of other frames, by a
+cyclic shift.
 
 Letters in shape comments: N frames, K kinds of object, M maps, H W a grid, P points of a curve.
 """
@@ -37,15 +37,16 @@ CHANCE = "chance"
 
 
 def agreements(maps: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0) -> np.ndarray:
-    """Return the share of objects in each frame whose effect has the sign that a map predicts.
+    """Compute the share of objects in each frame whose effect has the sign that a map predicts.
 
     Args:
-        masks: bool (N, K, 64, 64).
-        changes: changes of the output at the map's lag (N, K).
-        shift: number of frames by which the maps are shifted.
+        maps: maps of the frames.
+        masks: masks of the objects, bool (N, K, 64, 64).
+        changes: changes of the output at the map's lag when each object is hidden (N, K).
+        shift: number of frames by which the maps are cyclically shifted.
 
     Returns:
-        (N,); NaN where nothing changes.
+        Share of correct signs per frame (N,); NaN where no object changes the output.
     """
     cells = cells_of(masks, maps.bottleneck)  # (N, K, H, W)
     predicted = -(np.roll(maps.values, shift, axis=0)[:, None] * cells).sum(axis=(2, 3))
@@ -57,19 +58,22 @@ def agreements(maps: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0
 
 def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[int, np.ndarray],
                        episodes: np.ndarray, seed: int) -> pd.DataFrame:
-    """Compare the agreement of each map with a half, and that of each saliency map with that of
-    each attribution.
+    """Test the agreement of each map against 0.5, and of each saliency map against each
+    attribution map.
 
     Args:
-        changes: by lag (N, K). Attributions explain the output in the frame itself; they are
-            compared at every lag.
+        maps: the maps.
+        masks: masks of the objects, bool (N, K, 64, 64).
+        changes: changes of the output when each object is hidden (N, K), by lag. Attributions
+            explain the output in the frame itself; they are compared at every lag.
         episodes: episode of each frame (N,).
+        seed: seed of the bootstrap.
 
     Returns:
         The table of ``stats.effects.compare_conditions``, with all comparisons in one family and
         the columns ``map``, ``compared_with``, ``lag``, and the shares ``right`` and ``other``.
-        ``altered`` is the difference, and ``unaltered`` 0. A control is the same difference with
-        the maps of other frames, on both sides.
+        ``altered`` is the difference, and ``unaltered`` is 0. A control is the same difference
+        computed with the maps of other frames, for both maps.
     """
     shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))
     counted = np.all([(change != 0).any(axis=1) for change in changes.values()], axis=0)
@@ -100,15 +104,18 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
 
 def deletion_table(names: Sequence[str], curves: np.ndarray, episodes: np.ndarray,
                    seed: int) -> pd.DataFrame:
-    """Compare the order of blocks by each map with random orders.
+    """Compare deletion and insertion in the order of each map with random orders.
 
     Args:
         names: names of the maps (M,).
-        curves: float64 (N, orders, 2, P), of the maps and then of random orders.
+        curves: curves of the maps and then of random orders, float64 (N, orders, 2, P).
+        episodes: episode of each frame (N,).
+        seed: seed of the bootstrap over episodes.
 
     Returns:
-        Columns ``map``, ``kind``, ``area`` and ``random_area`` (mean heights, in deviations of the
-        output over the frames), and those of ``compare_areas``.
+        Table with columns ``map``, ``kind``, ``area`` and ``random_area`` (mean areas under the
+        curves, in standard deviations of the output over the frames), and the columns of
+        ``COMPARISON``.
     """
     deviation = max(float(curves[:, 0, 0, 0].std()), 1e-9)
     areas = areas_under(curves) / deviation  # (N, orders, 2)
@@ -124,8 +131,8 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
     """Return the report as Markdown.
 
     Args:
-        description: a sentence on what was checked.
-        tables: ``agreement``, ``objects``, ``deletion`` and ``randomisation``.
+        description: a sentence that describes the frames and the output.
+        tables: the tables ``agreement``, ``objects``, ``deletion`` and ``randomisation``.
     """
     agreement = tables["agreement"]
     return "\n".join([
@@ -164,7 +171,7 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _markdown(table: pd.DataFrame, *columns: str) -> list[str]:
-    """Return some columns of a table, or all, as Markdown."""
+    """Format the given columns of a table, or all columns, as Markdown."""
     table = table[list(columns)] if columns else table
     return markdown_table([name.replace("_", " ") for name in table], [
         ["" if pd.isna(value) else f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -172,16 +179,20 @@ def _markdown(table: pd.DataFrame, *columns: str) -> list[str]:
 
 
 def plot(tables: Mapping[str, pd.DataFrame], curves: np.ndarray, names: Sequence[str]) -> Figure:
-    """Draw the agreement, curves of deletion, and correlations with maps of random weights.
+    """Plot the agreement, deletion and insertion curves, and correlations with maps of randomised
+    agents.
 
     Args:
-        curves: float64 (N, orders, 2, P), of the maps of ``names`` and then of random orders.
+        tables: as for ``report``.
+        curves: curves of the maps in ``names`` and then of random orders, float64
+            (N, orders, 2, P).
+        names: names of the maps (M,).
     """
     figure = Figure(figsize=(17, 5.2), layout="constrained")
     right, *falling, random = figure.subplots(1, 4)
     agreement = tables["agreement"]
     rows = agreement[(agreement["compared_with"] == CHANCE) & ~agreement["control"]].copy()
-    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5  # of differences from a half
+    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5  # were differences from 0.5
     forest_plot(right, rows, [f"{row.map.partition(',')[0]}, {row.lag} later" if row.lag
                               else row.map for row in rows.itertuples()], value="right")
     right.axvline(0.5, color=DARK_GREY, linewidth=0.8)

@@ -1,13 +1,13 @@
 """Maps of one output in recorded frames, and changes of the output in the real game.
 
 There are two kinds of map: saliency through the simulator, and attributions to layers. A simulation
-begins at the vector of the recorded frame and the two before it; its step 0 shows that frame. The
-output is read at step 0, or ``lag`` steps later, and its gradient taken with respect to the image
-of step 0. What the maps predict is tested in the real game, from which an object, or a part of the
-frame, is hidden from the agent.
+starts at the latent vector of the recorded frame and the frames before it; its step 0 shows the
+recorded frame. The output is read at step 0 or ``lag`` steps later, and differentiated with respect
+to the image of step 0. The predictions of the maps are tested in the real game, by hiding an object
+or a part of the frame from the agent.
 
 Letters in shape comments: N frames, B a batch, H W a map's grid, C image channels, K kinds of
-object, L lags, R renderings of a frame, M maps, P points of a curve.
+object, D hidden state, L lags, R renderings of a frame, M maps, P points of a curve.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from generative.simulator import Simulator
 
 PIXELS = Bottleneck("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
 SALIENCY, TIMES_IMAGE = "saliency", "saliency times image"
-BLOCK = 8  # side in pixels of the parts of a frame that are replaced or compared
-POINTS = 9  # of a curve, including both ends
+BLOCK = 8  # side in pixels of the blocks of a frame that are replaced or compared
+POINTS = 9  # points per curve, including both ends
 _FRAMES_PER_BATCH, _WINDOWS_PER_BATCH = 32, 8
 
 
@@ -53,7 +53,7 @@ class Map:
     Attributes:
         name: name with the lag, for tables.
         lag: number of steps after the frame at which the output is read.
-        bottleneck: layer of its cells.
+        bottleneck: layer whose cells the map covers; ``PIXELS`` for saliency.
         values: contributions to the output, float64 (N, H, W).
     """
 
@@ -68,8 +68,8 @@ class Map:
 
     @property
     def blocks(self) -> np.ndarray:
-        """Sums over blocks of the frame (N, 8, 8); cell i of a layer of stride s counts for the
-        pixels from s i on, as in ``Layer.cell``."""
+        """Sums over blocks of the frame (N, 8, 8); cell i of a layer with stride s covers the
+        pixels s i to s (i + 1) - 1, as in ``Layer.cell``."""
         size = FRAME_SIZE // BLOCK
         return self.values.reshape(len(self.values), size, -1, size,
                                    self.values.shape[2] // size).sum(axis=(2, 4))
@@ -77,7 +77,7 @@ class Map:
 
 def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bottleneck],
                      output: Output, recorded: RecordedFrames) -> list[Map]:
-    """Compute integrated gradients of the agent's output in recorded frames, a map per layer."""
+    """Compute integrated gradients of an output in recorded frames, one map per layer."""
     maps = []
     for bottleneck in bottlenecks:
         attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output],
@@ -96,11 +96,19 @@ def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bot
 def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
                    windows: np.ndarray, function: SaliencyFunction, lags: Sequence[int],
                    kernel_size: int, sigma: float) -> list[Map]:
-    """Compute saliency as it is shown (summed over colours and smoothed), and times the image.
+    """Compute saliency (summed over colours and smoothed) and saliency times the image.
 
     Args:
-        windows: windows of the dataset whose last initial frame is the frame (N,).
-        kernel_size, sigma: parameters of the smoothing, see ``saliency_maps``.
+        simulator: the simulator with its agent.
+        compute: device and precision.
+        dataset: dataset of the recording.
+        windows: numbers of the windows of which each frame is the last initial frame (N,).
+        function: output to differentiate.
+        lags: numbers of steps after the frame at which the output is read.
+        kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
+
+    Returns:
+        Two maps per lag.
     """
     values: dict[tuple[int, str], list[np.ndarray]] = {
         (lag, name): [] for lag in lags for name in (SALIENCY, TIMES_IMAGE)}
@@ -122,7 +130,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
 
 @contextlib.contextmanager
 def with_agent(simulator: Simulator, policy: Policy) -> Iterator[None]:
-    """Replace the agent inside a simulator by another one of the same sizes."""
+    """Context manager: replace the agent inside a simulator by one of the same architecture."""
     agent = simulator.agent
     simulator.agent = FrozenAgent(policy, agent.policy.hidden_state_size,
                                   agent.policy.fc_policy.out_features)
@@ -135,20 +143,26 @@ def with_agent(simulator: Simulator, policy: Policy) -> Iterator[None]:
 def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places: np.ndarray,
                  entering: np.ndarray, kinds: Sequence[GameObject], output: Output,
                  lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hide each kind of object from the agent in one frame of the real game, and let it play on.
+    """Hide each kind of object from the agent in one frame of the real game, and continue playing.
 
-    The game itself stays as it is: only that frame is rendered without the kind, which may change
-    the agent's state, its most likely actions and so the rest of the episode. The output is that of
-    the real frame ``lag`` steps later; if an episode has ended before, that of its last frame.
+    The game state is not changed: only that frame is rendered without the kind, which may change
+    the agent's hidden state, its most likely actions and so the rest of the episode. The output is
+    read ``lag`` steps later, or in the last frame if the episode has ended earlier.
 
     Args:
+        policy: the agent.
+        compute: device and precision.
+        folder: the recording.
         places: episode and row of each frame (N, 2); rows of an episode are adjacent and ascending.
-        entering: hidden states that enter (N, D).
+        entering: hidden states before each frame (N, D).
+        kinds: kinds of object.
+        output: output that is read.
+        lags: numbers of steps after the frame.
 
     Returns:
-        Pixels of each kind, bool (N, K, H, W); changes of the output at each lag, float64
-        (L, N, K), 0 where a kind is not in view; and whether the episode is over before the last
-        lag with nothing hidden, bool (N,).
+        Masks of each kind, bool (N, K, H, W); changes of the output at each lag, float64 (L, N, K),
+        0 where a kind is not in view; and whether the episode with nothing hidden ends before the
+        last lag, bool (N,).
 
     Raises:
         UserError: if the recording cannot be replayed.
@@ -171,8 +185,12 @@ def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places
 @torch.no_grad()
 def _play_on(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, shown: np.ndarray,
              entering: np.ndarray, output: Output, last: int) -> tuple[np.ndarray, bool]:
-    """Return the output at steps 0 to ``last`` (last + 1, R) after the agent has seen renderings
-    (R, H, W, C) of a state, and whether the episode of the first one has ended."""
+    """Play from a state that is shown to the agent by renderings (R, H, W, C).
+
+    Returns:
+        Outputs at steps 0 to ``last`` (last + 1, R), and whether the episode of the first rendering
+        has ended.
+    """
     number = len(shown)
     hidden = torch.from_numpy(entering).expand(number, -1).to(compute.device)
     frames, over, outputs = shown.copy(), np.zeros(number, dtype=bool), []
@@ -198,15 +216,21 @@ def _play_on(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, 
 @torch.no_grad()
 def frame_deletion_curves(policy: Policy, compute: Compute, recorded: RecordedFrames,
                           scores: Sequence[np.ndarray], output: Output) -> np.ndarray:
-    """Compute the output as blocks of the frame are replaced by the mean frame (deletion) or
-    restored (insertion), those with the largest score first (Petsiuk et al. 2018, "RISE", section
-    3.3).
+    """Compute deletion and insertion curves over blocks of the frame (Petsiuk et al. 2018, "RISE",
+    section 3.3).
+
+    Blocks are replaced by the mean frame (deletion) or restored (insertion), in descending order of
+    their scores.
 
     Args:
-        scores: scores of the blocks, by order (M of (N, 8, 8)).
+        policy: the agent.
+        compute: device and precision.
+        recorded: N recorded frames.
+        scores: M arrays of block scores (N, 8, 8), one per order.
+        output: output of the agent.
 
     Returns:
-        float64 (N, M, 2, P): deletion and insertion.
+        Output along the deletion and the insertion curve, float64 (N, M, 2, P).
     """
     side = FRAME_SIZE // BLOCK
     mean = recorded.frames.mean(axis=0)
