@@ -1,7 +1,7 @@
-"""Stability of behaviours: they are found in draws of the samples by each clustering method, and
-the draws are compared (Ben-Hur, Elisseeff and Guyon 2002).
+"""Stability of behaviours: find them in random subsets (draws) of the samples with each clustering
+method, and compare the subsets (Ben-Hur, Elisseeff and Guyon 2002).
 
-Letters in shape comments: M samples, T steps of each, F features of a step, K methods.
+Letters in shape comments: M samples, T steps per sample, F features per step, K methods.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ DATA = (SAMPLES, CONTROL)
 
 
 def stability_schema(num_draws: int) -> Schema:
-    """Files of the behaviours in draws of N samples.
+    """Return the schema of the behaviours found in draws from N samples.
 
     Layout::
 
         behaviours_samples_D_N.npy, behaviours_control_D_N.npy
-                                     draw D: behaviour of each sample by each method of
-                                     CLUSTERINGS, NO_CLUSTER for none, NOT_DRAWN (K, N)
-        behaviour_agreement_N.csv    one row per pair of draws, see ``agreements``
-        behaviour_draws_N.csv        one row per draw, see ``counts``
-        behaviour_stability_N.md     both in one table
+                                     behaviour of each sample in draw D for each method of
+                                     CLUSTERINGS; NO_CLUSTER if it shows none, NOT_DRAWN if it is
+                                     not in the draw (K, N)
+        behaviour_agreement_N.csv    one row per method and pair of draws, see ``agreements``
+        behaviour_draws_N.csv        one row per method and draw, see ``counts``
+        behaviour_stability_N.md     report with one table that summarises the two CSV files
     """
     return Schema(
         "results for {} samples", "analysis/behaviour_stability.py", items={
@@ -50,23 +51,24 @@ def stability_schema(num_draws: int) -> Schema:
 
 
 def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:
-    """Draw random subsets of the samples without replacement, each sorted."""
+    """Draw ``number`` random subsets of the samples, each without replacement and sorted."""
     rng = np.random.default_rng(seed)
     size = max(round(share * num_samples), 1)
     return [np.sort(rng.choice(num_samples, size, replace=False)) for _ in range(number)]
 
 
 def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int) -> np.ndarray:
-    """Make a control without behaviours: permute time courses of each principal coordinate among
-    the samples, independently of the other coordinates.
+    """Create a control without behaviours: permute the time courses of each principal coordinate
+    among the samples, independently of the other coordinates.
 
-    Clusters that are found in the control are pieces of a cloud of the same extent.
+    The control keeps the variance along each component, so its clusters reflect only the overall
+    shape of the point cloud.
 
     Args:
         features: features of all steps (M, T, F).
 
     Returns:
-        Float32 (M, T, F).
+        Features of the control, float32 (M, T, F).
     """
     rows = features.reshape(-1, features.shape[2])
     scale = standardizer_of(rows)
@@ -80,14 +82,14 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
 
 def behaviours_of(features: np.ndarray, config: BehavioursConfig, seed: int,
                   tsne_seed: int) -> np.ndarray:
-    """Find the behaviour of each sample by each method of CLUSTERINGS, as
-    ``analysis.behaviours.analyse`` does; the methods share one map.
+    """Find the behaviour of each sample with each method of CLUSTERINGS, as
+    ``analysis.behaviours.analyse`` does; all methods use the same t-SNE map.
 
     Args:
         features: features of all steps (M, T, F).
 
     Returns:
-        int64 (K, M).
+        Behaviour of each sample for each method, int64 (K, M).
     """
     rows = features.reshape(-1, features.shape[2])
     standardised = standardizer_of(rows).standardise(rows)
@@ -102,7 +104,11 @@ def behaviours_of(features: np.ndarray, config: BehavioursConfig, seed: int,
 
 def labels_of_draw(features: np.ndarray, draw: np.ndarray, config: BehavioursConfig, seed: int,
                    tsne_seed: int) -> np.ndarray:
-    """Find the behaviours of the samples of a draw; NOT_DRAWN for the others, int64 (K, M)."""
+    """Find the behaviours of the samples in a draw.
+
+    Returns:
+        Behaviour of each sample for each method, NOT_DRAWN for the other samples, int64 (K, M).
+    """
     found = np.full((len(CLUSTERINGS), len(features)), NOT_DRAWN)
     found[:, draw] = behaviours_of(features[draw], config, seed, tsne_seed)
     return found
@@ -110,11 +116,11 @@ def labels_of_draw(features: np.ndarray, draw: np.ndarray, config: BehavioursCon
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Agreement of two draws on the samples that are in both.
+    """Agreement of two draws on the samples that both contain.
 
     Attributes:
-        adjusted_rand: 1 if the same samples are together, 0 on average for chance (Hubert and
-            Arabie 1985). Samples in no behaviour are a group of their own.
+        adjusted_rand: adjusted Rand index (Hubert and Arabie 1985): 1 for identical groupings, 0
+            on average for random ones. Samples without a behaviour form a group of their own.
     """
 
     data: str
@@ -126,10 +132,11 @@ class Agreement:
 
 
 def agreements(data: str, labels: Sequence[np.ndarray]) -> list[Agreement]:
-    """Compare all pairs of draws.
+    """Compare all pairs of draws with each method.
 
     Args:
-        labels: results of ``labels_of_draw``, each (K, M).
+        data: name of the data, SAMPLES or CONTROL.
+        labels: results of ``labels_of_draw``, one (K, M) array per draw.
     """
     found = []
     for (one, first), (two, second) in itertools.combinations(enumerate(labels), 2):
@@ -141,7 +148,7 @@ def agreements(data: str, labels: Sequence[np.ndarray]) -> list[Agreement]:
 
 
 def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
-    """Count the behaviours in each draw, and the share of samples in none."""
+    """Count the behaviours found in each draw, and compute the share of samples without one."""
     return pd.DataFrame([
         {"data": data, "method": method, "draw": draw,
          "behaviours": len(np.unique(row[row > NO_CLUSTER])),
@@ -152,7 +159,7 @@ def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
 
 def report(agreement: pd.DataFrame, draws: pd.DataFrame, config: BehavioursConfig,
            share: float) -> str:
-    """Format a report in Markdown, with counts and agreements of each method and of the control."""
+    """Format a Markdown report of the number of behaviours and the agreement for each method."""
     number = draws["draw"].nunique()
     lines = ["# Are behaviours the same in other samples?", "",
              f"{number} draws of {share:.0%} of {config.num_samples} samples; behaviours were "

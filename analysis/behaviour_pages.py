@@ -1,10 +1,12 @@
 """Behaviour pages: Markdown and figures about the influences in each behaviour, in one folder.
 
-    index.md                     all behaviours, how to read the pages, what they do not say
-    behaviour_<cc>.md, all.md    one per behaviour, and one for all samples
-    <page>_samples.png           films of a few samples
+Layout::
+
+    index.md                     list of behaviours, how to read the pages, and their limitations
+    behaviour_<cc>.md, all.md    one page per behaviour, and one for all samples
+    <page>_samples.png           frames of a few samples
     <page>_influences.png        the most consistent influences
-    ic_<ii>.png                  what a component looks like
+    ic_<ii>.png                  frames in which a component is highest and lowest
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ _FRAME = 0.95  # inches
 
 
 def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str) -> None:
-    """The steps of some samples, one sample a row.
+    """Draw the frames of some samples, one sample per row.
 
     Args:
-        films: uint8 (samples, T, H, W, C).
-        labels: of the rows.
+        path: file to write.
+        films: frames of the samples, uint8 (samples, T, H, W, C).
+        labels: labels of the rows.
+        title: title of the figure.
     """
     figure, panels = _frames(*films.shape[:2])
     for row, (film, label) in enumerate(zip(films, labels)):
@@ -62,11 +66,13 @@ def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str)
 
 def plot_component(path: Path, top: np.ndarray, bottom: np.ndarray, notes: Sequence[Sequence[str]],
                    title: str) -> None:
-    """Frames in which a component is highest, above those in which it is lowest.
+    """Draw frames in which a component is highest (first row) and lowest (second row).
 
     Args:
-        top, bottom: uint8 (frames, H, W, C), as many of each.
-        notes: below the frames of both rows.
+        path: file to write.
+        top, bottom: frames of the two rows, uint8 (frames, H, W, C), equally many.
+        notes: captions below the frames, for each row.
+        title: title of the figure.
     """
     figure, panels = _frames(2, len(top))
     for axes, frames, label, words in zip(panels, (top, bottom), ("highest", "lowest"), notes):
@@ -79,11 +85,13 @@ def plot_component(path: Path, top: np.ndarray, bottom: np.ndarray, notes: Seque
 
 def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
                     title: str) -> None:
-    """Agreement of some influences, claimed ones filled, with both kinds of gradient.
+    """Draw the agreement of some influences with both kinds of gradient, claimed ones filled.
 
     Args:
-        rows: of the table of agreements.
-        others: the same influences with the other kind of gradient, or None.
+        path: file to write.
+        rows: rows of the table of agreements, one per influence.
+        others: rows of the same influences with the other kind of gradient, None if not computed.
+        title: title of the figure.
     """
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
     axes = figure.subplots()
@@ -149,25 +157,27 @@ _SHOWN_OF_COMPONENT = 8
 
 
 def samples_picture(group: int | str) -> str:
-    """File with films of a few samples of a behaviour."""
+    """Return the name of the file with frames of a few samples of a behaviour."""
     return f"{file_stem(group)}_samples.png"
 
 
 class BehaviourPages:
-    """Writes the pages.
+    """Writes the behaviour pages.
 
     Args:
-        comparison: the results of dynamics_grads_consistency_plots.py.
-        samples: those that it looked at, in their order (M, T, …).
-        ics: their coordinates (M, T, I).
-        share: of all steps, at each end of a component, that show what it looks like.
-        num_films: samples of a behaviour that are shown.
-        names: of behaviours, by their numbers, as the reader gave them.
-        plots: folder of the figures of the comparison, to which pages link if it is there.
-        seed: of the samples that are shown.
+        comparison: results of dynamics_grads_consistency_plots.py.
+        samples: the samples of the comparison, in the same order (M, T, …).
+        ics: coordinates of the ICs in these samples (M, T, I).
+        share: share of all steps that counts as extreme at each end of a component; the frames
+            that illustrate the component are chosen among them.
+        num_films: number of samples of each behaviour that are shown.
+        names: user-given names of behaviours, by behaviour number.
+        plots: folder with the figures of the comparison; pages link to those that exist.
+        seed: seed of the choice of samples that are shown.
 
     Raises:
-        UserError: if the comparison is damaged, or is not of these samples.
+        UserError: if the comparison is damaged or belongs to other samples, or if ``names``
+            contains a behaviour that no sample shows.
     """
 
     def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
@@ -195,14 +205,14 @@ class BehaviourPages:
             self._settings["min_samples"]) for group in self._groups}
 
     def write(self, folder: Path, final: Path) -> list[Path]:
-        """Write everything.
+        """Write all pages and figures.
 
         Args:
-            folder: to write to.
-            final: where that will be, for links out of it.
+            folder: folder to write to.
+            final: final location of this folder, from which relative links are computed.
 
         Returns:
-            The pages.
+            Paths of the pages, the index last.
         """
         components = sorted({int(name.split()[1]) for influences in self._influences.values()
                              for name in influences.components()})
@@ -263,7 +273,7 @@ class BehaviourPages:
         return "\n".join(parts)
 
     def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
-        """The frames of some samples, with the actions where these are known."""
+        """Return the frames of some samples (samples, T, H, W, C), with known actions marked."""
         return np.stack([[mark_action(frame, action) if action >= 0 else frame
                           for frame, action in zip(self._samples.frames[row],
                                                    self._samples.actions[row])] for row in rows])
@@ -329,7 +339,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> list[int]:
-        """Return the first rows of (M T,) that are of different samples."""
+        """Return the first row of each sample among ``rows`` (indices into M * T steps), at most
+        _SHOWN_OF_COMPONENT."""
         chosen: dict[int, int] = {}
         for row in rows.tolist():
             chosen.setdefault(row // num_steps, row)

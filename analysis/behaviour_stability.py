@@ -1,8 +1,8 @@
-"""Say whether behaviours are the same in other samples: find them in random draws of the samples,
-by each method of clustering, and compare the draws.
+"""Test whether behaviours are stable across samples: find them in random subsets (draws) of the
+samples with each clustering method, and compare the draws.
 
-Writes the agreement of every pair of draws (adjusted Rand index), beside that of a control without
-behaviours, and the number of behaviours in each. The method that agrees most is the one to give
+Writes the agreement of every pair of draws (adjusted Rand index), the same for a control without
+behaviours, and the number of behaviours in each draw. Pass the method with the highest agreement to
 combined_agent_env_hx_analysis_precompute.py as --clustering.
 """
 
@@ -36,11 +36,11 @@ def parser() -> Parser:
     add_behaviour_flags(flags, "behaviour_stability")
     flags.add_argument("--n_clusters", type=count,
                        key="analysis.combined_agent_env_hx.n_clusters", help="number of clusters")
-    flags.add_argument("--num_draws", type=count, default=10, help="draws, at least 2")
+    flags.add_argument("--num_draws", type=count, default=10, help="number of draws, at least 2")
     flags.add_argument("--share", type=float, default=0.8,
-                       help="of the samples, in each draw, below 1")
+                       help="share of the samples in each draw, below 1")
     flags.add_argument("--seed", type=seed, default=0,
-                       help="of every random choice but those of t-SNE")
+                       help="seed of all random choices except those of t-SNE")
     flags.add_argument("--overwrite", action="store_true",
                        help="replace the results for this number of samples")
     return flags
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     store = ResultStore(results.path, results.schema)
     for name, value in (("agreement", agreement), ("draws", numbers), ("report", text)):
         store.write(name, results.number, value=value)
-    results.finish()  # last, so that a folder with settings is complete
+    results.finish()  # last, so that a folder that contains settings is complete
     print(text)
 
 

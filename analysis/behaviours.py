@@ -1,23 +1,25 @@
 """Behaviours: clusters of the agent's and the environment's states and of their changes.
 
-A behaviour is a cluster of steps; a sample shows the one that most of its first steps are in.
+A behaviour is a cluster of steps; a sample shows the behaviour that contains most of its first
+steps.
 
 Layout of ``analysis/combined_agent_env_hx_analysis_precomp/``, as published except for the files
 marked *; N is the number of simulated samples, and rows are the steps of sample 0, then of sample
 1, and so on::
 
     clusters_combined_agent_env_hx_N        cluster of each step, -1 for none (rows,)
-    cluster_means_combined_agent_env_hx_N   means of the coordinates on the map (C, 3)
+    cluster_means_combined_agent_env_hx_N   mean coordinates of each cluster on the map (C, 3)
     tsne_combined_agent_env_hx_N            coordinates on the map (rows, 3)
     clusters_per_sample_N                   behaviour of each sample, -1 for none (N,)
     pcomponents_combined_agent_env_hx_N *, pc_variances_combined_agent_env_hx_N *,
     pca_data_combined_agent_env_hx_N *      principal components (P, F), variances (P,),
                                             coordinates (rows, P)
-    mu_combined_agent_env_hx_N *, std_combined_agent_env_hx_N *    of the features (F,)
+    mu_combined_agent_env_hx_N *,
+    std_combined_agent_env_hx_N *           mean and standard deviation of the features (F,)
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples, T steps of each, F features of a step.
+Letters in shape comments: M samples, T steps per sample, F features per step.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ from common.step_results import StepResult, StepResults
 from common.video import enlarge, mark_action
 from generative.sample_files import SampleFolder
 
-VOTING_STEPS = 5  # first steps of a sample whose most common cluster is the sample's behaviour
-NUM_STRIPS = 4  # samples of a behaviour whose frames are shown
+VOTING_STEPS = 5  # number of first steps whose most common cluster is the sample's behaviour
+NUM_STRIPS = 4  # number of samples per behaviour whose frames are shown
 BEHAVIOUR_FILES = Schema(
     "results for {} samples", "analysis/combined_agent_env_hx_analysis_precompute.py", items={
         "clusters": Entry("clusters_combined_agent_env_hx_{}.npy", Npy(Array(np.integer, "N"))),
@@ -79,19 +81,19 @@ BEHAVIOUR_FILES = Schema(
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
-    """Features of every step: the states of agent and environment, then their changes.
+    """Compute the features of every step: the states of agent and environment, then their changes.
 
-    The change over k steps is the state minus that k steps before. A step from which a sample does
-    not go back so far gets the change over the sample's first k steps, in which it lies: zeros
-    there would put all first steps into clusters of their own.
+    The change over k steps is the state minus the state k steps earlier. The first k steps of a
+    sample all get the change over these k steps: zeros would put the first steps of all samples
+    into clusters of their own.
 
     Args:
-        agent: the agent's states (M, T, D).
-        env: the environment's (M, T, P).
-        differences: numbers of steps k.
+        agent: states of the agent (M, T, D).
+        env: principal coordinates of the environment's states (M, T, P).
+        differences: time differences k, in steps.
 
     Returns:
-        Float32 (M * T, F), with F = (D + P) * (1 + len(differences)).
+        Features, float32 (M * T, F), with F = (D + P) * (1 + len(differences)).
     """
     states = np.concatenate([agent, env], axis=2).astype(np.float32)
     steps = np.arange(states.shape[1])
@@ -104,16 +106,16 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
 
 
 def most_common(labels: np.ndarray) -> np.ndarray:
-    """The cluster that most of the first VOTING_STEPS steps of each sample are in.
+    """Find the most common cluster among the first VOTING_STEPS steps of each sample.
 
-    Steps in no cluster do not vote, unless all are in none. Of several equally common clusters it
-    is the one that comes first in the sample.
+    Steps without a cluster do not vote. If several clusters are equally common, the one that occurs
+    first in the sample wins.
 
     Args:
-        labels: of all steps, NO_CLUSTER for none (M, T).
+        labels: cluster of each step, NO_CLUSTER for none (M, T).
 
     Returns:
-        int64 (M,).
+        Cluster of each sample, NO_CLUSTER if none of these steps has one, int64 (M,).
     """
     found = np.full(len(labels), NO_CLUSTER, dtype=np.int64)
     for sample, votes in enumerate(labels[:, :VOTING_STEPS]):
@@ -126,10 +128,13 @@ def most_common(labels: np.ndarray) -> np.ndarray:
 
 
 def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None:
-    """Find behaviours: principal components, a t-SNE map, clusters on it, a vote in each sample.
+    """Find behaviours: compute principal components and a t-SNE map, cluster the map, and assign a
+    behaviour to each sample by vote.
 
     Args:
         features: result of ``behaviour_features`` (M * T, F).
+        num_samples: number of samples, M.
+        state_map: computes the shared steps and stores the results.
 
     Raises:
         UserError: if there are too few steps.
@@ -151,7 +156,7 @@ def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
     """Add the flags of the scripts that find behaviours.
 
     Args:
-        precomputed: name of the folder of a script's arrays.
+        precomputed: name of the folder with the script's arrays.
     """
     add_sample_analysis_flags(parser, "combined_agent_env_hx", precomputed)
     parser.add_argument("--env_precomp_dir", type=Path,
@@ -159,7 +164,8 @@ def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
                              f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
                              "given")
     parser.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
-                        help="samples that those were made of, which is in their names")
+                        help="number of samples from which these coordinates were computed; it is "
+                             "part of their file names")
 
 
 def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]:
@@ -169,7 +175,8 @@ def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]
         Features (M * T, F), and settings that identify the environment's coordinates.
 
     Raises:
-        UserError: if samples or coordinates are missing, damaged, too few, or of other samples.
+        UserError: if samples or coordinates are missing, damaged or too few, or if the coordinates
+            belong to other samples.
     """
     args, parameters = analysis.args, analysis.parameters
     config: BehavioursConfig = analysis.config
@@ -187,10 +194,10 @@ def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]
 
 def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: list[int],
                          num_steps: int, num_components: int) -> np.ndarray:
-    """Read the first principal coordinates of the environment in samples (M, T, P).
+    """Read the first principal coordinates of the environment's states in samples (M, T, P).
 
     Raises:
-        UserError: if they are missing, damaged, too few, or of other samples.
+        UserError: if they are missing, damaged or too few, or belong to other samples.
     """
     path, script = results.file("principal"), ENV_STATE_FILES.script
     if results.number < len(numbers):
@@ -209,7 +216,7 @@ def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: l
     return rows[:len(numbers) * num_steps, :num_components].reshape(len(numbers), num_steps, -1)
 
 
-FRAME_FACTOR = 2  # frames are enlarged, for the arrow of the action to be readable
+FRAME_FACTOR = 2  # frames are enlarged to make the action's arrow readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,19 +224,19 @@ class Members:
     """Values and actions of a set of samples.
 
     Attributes:
-        values: the agent's (M, T).
-        actions: that entered the steps, -1 where not known (M, T).
+        values: value estimates of the agent (M, T).
+        actions: actions that entered the steps, -1 if unknown (M, T).
     """
 
     values: np.ndarray
     actions: np.ndarray
 
     def of(self, chosen: np.ndarray) -> Members:
-        """Some of them, by bool (M,)."""
+        """Select samples by a boolean mask (M,)."""
         return Members(self.values[chosen], self.actions[chosen])
 
     def action_shares(self) -> np.ndarray:
-        """Share of each action among the known ones (A,)."""
+        """Compute the share of each action among all known actions (A,)."""
         known = self.actions[self.actions >= 0]
         return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 
@@ -239,10 +246,10 @@ class Strip:
     """Frames of a sample from its first step to its last.
 
     Attributes:
-        sample: its number.
-        frames: uint8 (T, H, W, C).
-        actions: that entered the steps (T,).
-        voting: bool (T,), whether the step is in the sample's behaviour.
+        sample: number of the sample.
+        frames: frames, uint8 (T, H, W, C).
+        actions: actions that entered the steps, -1 if unknown (T,).
+        voting: whether each step is in the cluster of the behaviour, bool (T,).
     """
 
     sample: int
@@ -253,13 +260,18 @@ class Strip:
 
 def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: Members,
                    everyone: Members, strips: list[Strip], strips_title: str) -> Figure:
-    """Draw one behaviour: where its steps are, actions and values of its samples, and
+    """Draw one behaviour: the positions of its steps, the actions and values of its samples, and
     frames of some of them.
 
     Args:
-        clusters: of all steps.
-        members: the samples that show it; if there are none, these panels show all samples alone.
-        strips: of these samples, or of any that have steps in it.
+        behaviour: number of the behaviour.
+        note: text after the number in the title.
+        clusters: plots of the clusters of all steps.
+        members: samples that show the behaviour; if there are none, the panels of actions and
+            values show only ``everyone``.
+        everyone: all samples.
+        strips: frames of samples with steps in the behaviour's cluster.
+        strips_title: title above these frames.
     """
     num_steps = everyone.values.shape[1]
     frame_height = 13 / num_steps + 0.15
@@ -280,14 +292,16 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: M
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
                   title: str) -> Figure:
-    """Draw all behaviours: how many samples show each, in which steps its cluster lies, and which
-    actions its samples take.
+    """Draw an overview of all behaviours: number of samples, steps in the cluster, and actions of
+    the samples.
 
     Args:
-        sizes: samples of each behaviour (B,).
-        in_none: samples without one.
+        sizes: number of samples of each behaviour (B,).
+        in_none: number of samples without a behaviour.
         labels: cluster of each step (M, T).
-        shares: of the actions in each behaviour's samples (B, A), NaN where it has none.
+        shares: share of each action in the samples of each behaviour (B, A); NaN for a behaviour
+            without samples.
+        title: title of the figure.
     """
     numbers = np.arange(len(sizes))
     steps = np.stack([(labels == number).sum(axis=0) for number in numbers])  # (B, T)
@@ -371,7 +385,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         seed: seed of the drawing order.
 
     Raises:
-        UserError: if a file is missing or damaged, or is not of these samples.
+        UserError: if a file is missing or damaged, or belongs to other samples.
     """
     num_states = len(steps.sample)
     title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
@@ -401,7 +415,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
 
 
 def _draw_other_rows(results: StepResults, tsne: Plane, num_states: int, seed: int) -> Figures:
-    """Draw the clusters on the map: published folders do not have a row for every step."""
+    """Draw only the clusters on the map, for published folders without a row for every step."""
     rows = len(tsne.places)
     print(f"left out all figures but the clusters on the map: {results.file('tsne')} has {rows} "
           f"rows for {num_states} steps, and does not say which", flush=True)
@@ -413,7 +427,7 @@ def _draw_other_rows(results: StepResults, tsne: Plane, num_states: int, seed: i
 
 def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.ndarray,
                      per_sample: np.ndarray, number: int, plane: Plane) -> Figures:
-    """Draw an overview of the behaviours and a figure of each.
+    """Draw an overview of the behaviours and one figure per behaviour.
 
     Args:
         labels: cluster of each step (M * T,).

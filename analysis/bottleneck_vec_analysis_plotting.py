@@ -1,5 +1,5 @@
-"""Draw the results of bottleneck_vec_analysis_precompute.py: the vectors from which simulations
-start."""
+"""Draw the results of bottleneck_vec_analysis_precompute.py: the bottleneck vectors from which
+simulations start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Analyse the vectors from which simulations start: principal components, clusters and t-SNE of
-those that the encoder gives, random ones beside them, and how far both are from uniform."""
+"""Analyse the bottleneck vectors from which simulations start: principal components, clusters and
+t-SNE of the encoder's (informed) vectors compared with random ones, and uniformity tests of both.
+"""
 
 from __future__ import annotations
 

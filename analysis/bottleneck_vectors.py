@@ -1,28 +1,28 @@
-"""The bottleneck vectors, from which simulations start: files of their analysis, tests of
-uniformity on the unit sphere, and figures.
+"""Analysis of the bottleneck vectors, from which simulations start: files, tests of uniformity on
+the unit sphere, and figures.
 
 Layout of ``analysis/bottleneck_vec_analysis_precomp/``, as published except for the files marked *;
-N is the number of simulated samples of each kind, and a row is a sample::
+N is the number of simulated samples of each kind (informed, random), with one row per sample::
 
     lv_inf_pca_N                principal coordinates of the informed vectors (N, P)
-    pcomponents_lv_inf_N        their principal components (P, V)
-    lv_rand_pca_projected_N     coordinates of the random vectors along the same (N, P)
-    tsne_lv_inf_N, tsne_lv_rand_N       coordinates of both on one map (N, 2)
+    pcomponents_lv_inf_N        principal components of the informed vectors (P, V)
+    lv_rand_pca_projected_N     random vectors projected on these components (N, P)
+    tsne_lv_inf_N, tsne_lv_rand_N       coordinates of both kinds on one t-SNE map (N, 2)
     clusters_lv_inf_N           cluster of each informed vector, -1 for none (N,)
-    cluster_means_lv_inf_N      means of the principal coordinates (C, P)
+    cluster_means_lv_inf_N      mean principal coordinates of each cluster (C, P)
     mu_lv_inf_N *               mean of the informed vectors (V,)
-    pc_variances_lv_inf_N *     (P,)
-    cosines_lv_inf_N *, cosines_lv_rand_N *     between pairs of vectors, at most a million
+    pc_variances_lv_inf_N *     variances along the principal components (P,)
+    cosines_lv_inf_N *, cosines_lv_rand_N *     cosines between pairs of vectors, at most a million
     aux_lv_N.csv *              one row per sample: start (informed_init or rand_init), sample,
                                 sum_of_reward, ends, mean_value, cluster (-1 for none, and for
                                 random vectors)
     pca_data_lv_inf_N, pca_data_lv_rand_projected_N     copies of lv_inf_pca_N and of
-                                lv_rand_pca_projected_N, for published scripts that read these
-    lv_inf_aux_data_N.csv       for the same scripts: sum_of_reward, ends, mean_value and cluster of
-                                the informed samples, one row each
+                                lv_rand_pca_projected_N under the names that published scripts read
+    lv_inf_aux_data_N.csv       table for these scripts: sum_of_reward, ends, mean_value and cluster
+                                of the informed samples, one row each
 
-All are ``.npy`` files except those called ``.csv``. The statistics of uniformity are in the
-settings. In a published folder the coordinates are read under either name.
+All files without a suffix here are ``.npy`` files. The uniformity statistics are in the settings.
+In a published folder the coordinates are read under either name.
 
 Letters in shape comments: N vectors, V dimensions, P principal components.
 """
@@ -64,7 +64,7 @@ from common.step_results import StepResult, StepResults
 from generative.config import SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
-COSINE_VECTORS = 1_400  # whose pairs are stored: just under a million
+COSINE_VECTORS = 1_400  # number of vectors whose pairs are stored: just under a million pairs
 UNIFORM = "uniform on the sphere"
 _OUTCOMES = {"sum_of_reward": float, "ends": float, "mean_value": float, "cluster": int}
 BOTTLENECK_FILES = Schema(
@@ -94,17 +94,17 @@ BOTTLENECK_FILES = Schema(
 
 @dataclasses.dataclass(frozen=True)
 class Uniformity:
-    """Statistics of vectors on the sphere, beside their values for uniform vectors.
+    """Statistics of vectors on the sphere, compared with their values for uniform vectors.
 
     Attributes:
-        num_vectors: N.
-        mean_norm: length of the mean vector: 1 if all are equal.
-        uniform_mean_norm: root of its mean square for uniform ones, 1 / sqrt(N).
-        effective_dimensions: 1 / tr(S²) of the matrix of second moments S; V if all directions are
-            equally frequent, 1 if all lie on one axis.
-        uniform_effective_dimensions: the inverse of the mean of tr(S²) for so many uniform ones.
-        rayleigh, rayleigh_p: statistic and p-value of Rayleigh's test, that the mean is 0.
-        bingham, bingham_p: the same of Bingham's test, that S is I / V.
+        num_vectors: number of vectors, N.
+        mean_norm: norm of the mean vector; 1 if all vectors are equal.
+        uniform_mean_norm: its root mean square for N uniform vectors, 1 / sqrt(N).
+        effective_dimensions: 1 / tr(S²), with S the matrix of second moments; V if all directions
+            are equally frequent, 1 if all vectors lie on one axis.
+        uniform_effective_dimensions: inverse of the expected tr(S²) for N uniform vectors.
+        rayleigh, rayleigh_p: statistic and p-value of Rayleigh's test of a zero mean.
+        bingham, bingham_p: statistic and p-value of Bingham's test of S = I / V.
     """
 
     num_vectors: int
@@ -119,10 +119,10 @@ class Uniformity:
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Vectors divided by their lengths, float64 (N, V).
+    """Normalise vectors (N, V) to unit length, float64 (N, V).
 
     Raises:
-        UserError: if one of them has no direction.
+        UserError: if a vector is 0.
     """
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     if not (lengths > 0).all():
@@ -134,10 +134,10 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 def uniformity(vectors: np.ndarray) -> Uniformity:
     """Test whether vectors (N, V) come from the uniform distribution on the sphere.
 
-    With n vectors in d dimensions, n d |mean|² (Rayleigh) is for large n distributed like chi² with
-    d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) like chi² with
-    (d - 1)(d + 2) / 2; at any n the mean is the same and the variance (n - 1) / n times as large.
-    See Mardia and Jupp, Directional Statistics, 10.4.
+    For n vectors in d dimensions and large n, n d |mean|² (Rayleigh) follows a chi² distribution
+    with d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) one with
+    (d - 1)(d + 2) / 2; at any n the mean is exact and the variance is (n - 1) / n times that of
+    chi². See Mardia and Jupp, Directional Statistics, 10.4.
 
     Raises:
         UserError: see ``unit_vectors``.
@@ -157,34 +157,51 @@ def uniformity(vectors: np.ndarray) -> Uniformity:
 
 
 def pairwise_cosines(vectors: np.ndarray, most_vectors: int) -> np.ndarray:
-    """Cosines between all pairs of the first ``most_vectors``, float32 (pairs,)."""
+    """Compute the cosines between all pairs of the first ``most_vectors`` vectors.
+
+    Args:
+        vectors: vectors (N, V).
+        most_vectors: largest number of vectors to use.
+
+    Returns:
+        Cosines, float32 (pairs,).
+    """
     x = unit_vectors(vectors[:most_vectors])
     return (x @ x.T)[np.triu_indices(len(x), 1)].astype(np.float32)
 
 
 def uniform_cosine_density(cosines: np.ndarray, dimensions: int) -> np.ndarray:
-    """Density of the cosine between two uniform vectors in so many dimensions, at these values."""
+    """Compute the probability density of the cosine between two uniform unit vectors.
+
+    Args:
+        cosines: cosines at which the density is evaluated, of any shape.
+        dimensions: dimension V of the vectors.
+
+    Returns:
+        Densities, with the shape of ``cosines``.
+    """
     exponent = (dimensions - 3) / 2
-    # (1 - c²)^exponent, whose integral is the beta function B(1/2, (V - 1) / 2).
+    # (1 - c²)^exponent; its integral is the beta function B(1/2, (V - 1) / 2).
     logs = exponent * np.log1p(-cosines ** 2) - betaln(0.5, (dimensions - 1) / 2)
     return np.exp(logs)
 
 
 def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedSteps, SimulatedSteps],
             state_map: StateMap) -> None:
-    """Find the principal components of informed vectors, project random ones on them, cluster the
-    informed ones, map both, and measure how far both are from uniform on the sphere.
+    """Find the principal components of informed vectors, project random vectors on them, cluster
+    the informed vectors, map both kinds, and test both for uniformity on the sphere.
 
-    The vectors are centred, but not divided by standard deviations: their variances are the
-    result. Clusters are of the principal coordinates that hold 95 % of the variance of the informed
-    vectors, the map of all coordinates, among which are those in which the random ones vary.
+    The vectors are centred but not divided by standard deviations, because their variances are
+    a result. Clusters use the principal coordinates that hold 95 % of the variance of the informed
+    vectors; the map uses all coordinates, since random vectors also vary along the others.
 
     Args:
-        informed, random: float32 (N, V).
-        steps: steps of the samples that start with them.
+        informed, random: bottleneck vectors of the two kinds, float32 (N, V).
+        steps: steps of the samples that start with the informed and with the random vectors.
+        state_map: computes the shared steps and stores the results.
 
     Raises:
-        UserError: if there are too few vectors, or one is 0.
+        UserError: if there are too few vectors, or a vector is 0.
     """
     results = state_map.results
     results.step("uniformity", lambda: (
@@ -217,7 +234,7 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
 
 
 def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
-    """Outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    """Return the outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
     return pd.DataFrame({
         "sample": steps.by_sample(steps.sample)[:, 0],
         "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),
@@ -286,7 +303,8 @@ def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figu
 
 
 def _read_outcomes(results: StepResults, samples: SampleFolder) -> pd.DataFrame:
-    """Outcomes of the informed vectors; published results lack them, so the samples are read."""
+    """Read the outcomes of the informed samples, from the samples if the results are published
+    ones, which lack them."""
     if not results.has("table"):
         numbers = choose_samples(samples, results.number)
         return sample_outcomes(read_simulated_steps(samples, numbers))
@@ -300,12 +318,12 @@ def _read_outcomes(results: StepResults, samples: SampleFolder) -> pd.DataFrame:
 
 def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
                   uniformity_of: dict[str, dict]) -> Figure:
-    """Variances of both kinds of vectors along the principal components of the informed ones.
+    """Plot the variances of both kinds of vectors along the informed vectors' principal components.
 
     Args:
-        informed, random: coordinates (N, P).
-        dimensions: V.
-        uniformity_of: ``Uniformity`` of both, by the name of the start.
+        informed, random: principal coordinates of the two kinds (N, P).
+        dimensions: dimension V of the vectors.
+        uniformity_of: fields of ``Uniformity`` for each kind, by the name of the start.
     """
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
@@ -329,12 +347,12 @@ def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
 
 def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
                  uniformity_of: dict[str, dict]) -> Figure:
-    """Cosines between pairs of vectors of both kinds, and their density for uniform vectors.
+    """Plot the cosines between pairs of vectors of each kind, and the density for uniform vectors.
 
     Args:
-        informed, random: cosines (pairs,).
-        dimensions: V.
-        uniformity_of: ``Uniformity`` of both, by the name of the start.
+        informed, random: cosines of the two kinds (pairs,).
+        dimensions: dimension V of the vectors.
+        uniformity_of: fields of ``Uniformity`` for each kind, by the name of the start.
     """
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()

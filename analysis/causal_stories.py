@@ -1,5 +1,5 @@
-"""Write causal stories: for each behaviour a page with its samples and with the influences on
-components and on the agent's answers on which gradients and correlations agree."""
+"""Write causal stories: for each behaviour, a page with its samples and with the influences on
+components and on the agent's outputs for which gradients and correlations agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from interventions.flags import directions_folder
 
 
 def named(text: str) -> tuple[int, str]:
-    """A behaviour's number and name, as an argparse type."""
+    """argparse type: the number and name of a behaviour, such as ``3=jumps``."""
     match = re.fullmatch(r"\s*(\d+)\s*=\s*(\S.*?)\s*", text, re.DOTALL)
     if not match:
         raise argparse.ArgumentTypeError(
@@ -30,7 +30,7 @@ def named(text: str) -> tuple[int, str]:
 
 
 def _once(named: list[tuple[int, str]]) -> dict[int, str]:
-    """Names by numbers; refuse a number that is given twice."""
+    """Return the names by behaviour number; raise if a number occurs twice."""
     names = dict(named)
     if len(names) < len(named):
         raise UserError("--behaviour_names gives two names to one behaviour")
@@ -40,18 +40,20 @@ def _once(named: list[tuple[int, str]]) -> dict[int, str]:
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_story_flags(flags)
-    flags.add_argument("--comparison_dir", type=Path, help="tables and matrices of "
+    flags.add_argument("--comparison_dir", type=Path, help="folder of the tables and matrices of "
                        "dynamics_grads_consistency_plots.py; <save_dir>/dyn_grad_comparison_data "
                        "if not given")
-    flags.add_argument("--comparison_plots_dir", type=Path, help="its figures, which pages link "
-                       "to; <save_dir>/dyn_grad_comparison_plots if not given")
+    flags.add_argument("--comparison_plots_dir", type=Path, help="folder of the figures of that "
+                       "script, which pages link to; <save_dir>/dyn_grad_comparison_plots if not "
+                       "given")
     flags.add_argument("--output_dir", type=Path,
-                       help="folder of the pages; <save_dir>/causal_stories if not given")
+                       help="folder for the pages; <save_dir>/causal_stories if not given")
     flags.add_argument("--num_films", type=count, default=5,
-                       help="samples of a behaviour that are shown")
+                       help="number of samples shown per behaviour")
     flags.add_argument("--behaviour_names", type=named, nargs="+", default=[],
-                       metavar="NUMBER=NAME", help="names of behaviours, for the pages")
-    flags.add_argument("--seed", type=seed, default=0, help="of the samples that are shown")
+                       metavar="NUMBER=NAME", help="names of behaviours to show on the pages")
+    flags.add_argument("--seed", type=seed, default=0,
+                       help="seed of the choice of samples that are shown")
     return flags
 
 

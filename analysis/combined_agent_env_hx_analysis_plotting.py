@@ -1,5 +1,5 @@
-"""Draw the results of combined_agent_env_hx_analysis_precompute.py: all behaviours on maps, and
-each with frames, actions and values of its samples."""
+"""Draw the results of combined_agent_env_hx_analysis_precompute.py: maps of all behaviours, and
+the frames, actions and values of each behaviour's samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compare the gradients between independent components of the agent's state with their
-correlations: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag,
-with and without gradients through the environment."""
+"""Compare gradients between the independent components of the agent's state with the components'
+correlations: Jacobian, cross-correlation and sign agreement for each behaviour and lag, with and
+without gradients through the environment."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ FIGURES = figure_schema("analysis/dynamics_grads_consistency_plots.py")
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_influence_flags(flags)
-    flags.add_argument("--output_dir", type=Path, help="folder of the figures; "
+    flags.add_argument("--output_dir", type=Path, help="folder for the figures; "
                        "<save_dir>/dyn_grad_comparison_plots if not given")
-    flags.add_argument("--data_output_dir", type=Path, help="folder of the tables and matrices; "
+    flags.add_argument("--data_output_dir", type=Path, help="folder for the tables and matrices; "
                        "<save_dir>/dyn_grad_comparison_data if not given")
     flags.add_argument("--only_with_env_grads", action="store_true",
-                       help="go on without the gradients that do not pass through the environment")
+                       help="use only the gradients that include paths through the environment")
     flags.add_argument("--agent_file", type=Path,
-                       help="agent, whose read-out weights replace the saliency of its answers "
-                            "where the samples have none; not given: leave the answers out")
+                       help="agent whose readout weights replace the saliency of its outputs if "
+                            "the samples have none; without it, the outputs are then left out")
     flags.add_argument("--num_shuffles", type=count, default=2000,
-                       help="of the null distribution; its smallest p-value is one in so many")
-    flags.add_argument("--seed", type=seed, default=0, help="of the shuffles")
+                       help="number of shuffles for the null distribution; the smallest possible "
+                            "p-value is 1 / (shuffles + 1)")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the shuffles")
     return flags
 
 

@@ -15,7 +15,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_sample_analysis_flags(flags, "env_h", "env_analysis_precomp")
     flags.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
-                       help="samples whose paths are drawn")
+                       help="number of samples whose trajectories are drawn")
     add_plotting_flags(flags, "env_plots")
     return flags
 

@@ -26,7 +26,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_hidden_analysis_flags(flags)
     flags.add_argument("--num_epi_paths", type=count, key="analysis.agent_h.num_epi_paths",
-                       help="episodes whose paths are drawn")
+                       help="number of episodes whose trajectories are drawn")
     add_plotting_flags(flags, "hx_plots")
     return flags
 

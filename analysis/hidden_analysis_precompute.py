@@ -1,6 +1,6 @@
-"""Analyse the hidden states of the agent in recorded episodes: outliers, principal and independent
-components, clusters, t-SNE and non-negative factors; simulated states are projected beside them.
-"""
+"""Analyse the agent's hidden states in recorded episodes: outliers, principal and independent
+components, clusters, t-SNE and non-negative factors. Simulated states are projected on the same
+principal components."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parser() -> Parser:
     add_generated_data_flag(flags)
     flags.add_argument("--informed_or_random_init", choices=SAMPLE_STARTS,
                        key="analysis.agent_h.informed_or_random_init",
-                       help="which of these folders")
+                       help="folder of simulated samples to use: informed or random start vectors")
     add_precompute_flags(flags, "agent_h", "episodes")
     return flags
 

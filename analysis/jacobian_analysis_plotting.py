@@ -1,4 +1,4 @@
-"""Draw the results of jacobian_analysis_precompute.py: the gradients of components."""
+"""Draw the results of jacobian_analysis_precompute.py: gradients of independent components."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Analyse how the agent's independent components depend on earlier states of agent and environment:
-principal components, clusters and t-SNE of the gradients that saliency_experiments.py took."""
+principal components, clusters and t-SNE of the gradients from saliency_experiments.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_sample_analysis_flags(flags, "jacobian", "jacob_analysis_precomp")
     flags.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
-                       help="step of the samples, from 0, with respect to whose states the "
-                            "gradients are")
+                       help="step of the samples whose states the gradients are taken with respect "
+                            "to, counted from 0")
     add_direction_ids_flag(flags, "--direction_ids",
                            "numbers of the components, or a range: 0 to 16 ends before 16")
     add_direction_type_flag(flags)
     flags.add_argument("--without_env_grads", action="store_true",
-                       help="take the gradients without those through the action that enters the "
+                       help="use the gradients that do not pass through the action that enters the "
                             "environment")
     add_precompute_flags(flags, "jacobian", "samples")
     return flags
