@@ -1,7 +1,7 @@
 """Nearest neighbours, outliers, clusters and t-SNE maps of states.
 
-Neighbours are exact for few rows and approximate for many. t-SNE starts from the first principal
-components.
+Neighbours are exact for few rows and approximate for many. t-SNE is initialised with the first
+principal components.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sklearn.neighbors import NearestNeighbors
 from common.devices import give_numba_torchs_threads, num_jobs
 from common.errors import UserError
 
-EXACT_ROWS = 100_000  # up to so many, all distances are computed
-APPROXIMATE_NEIGHBOURS = 30  # that the descent keeps of each row; fewer find worse ones
+EXACT_ROWS = 100_000  # largest number of rows for which all distances are computed
+APPROXIMATE_NEIGHBOURS = 30  # neighbours per row in the descent; fewer give a worse approximation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Neighbours:
     """The k nearest rows of each row, nearest first.
 
     Attributes:
-        indices: (N, k).
-        distances: Euclidean (N, k).
+        indices: indices of the neighbours (N, k).
+        distances: Euclidean distances to them (N, k).
     """
 
     indices: np.ndarray
@@ -42,26 +42,29 @@ class Neighbours:
 
 def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
                        exact_rows: int = EXACT_ROWS) -> Neighbours:
-    """The nearest other rows of each row.
+    """Find the k nearest other rows of each row.
 
-    Beyond ``exact_rows`` they are found by nearest-neighbour descent (Dong et al. 2011, from
-    pynndescent), whose time grows like N log N.
+    Beyond ``exact_rows`` rows, they are found approximately by nearest-neighbour descent (Dong et
+    al. 2011, from pynndescent), whose run time grows like N log N.
 
     Args:
-        rows: float32 (N, D), N above k.
+        rows: rows to compare, float32 (N, D), with N above k.
+        k: number of neighbours of each row.
+        seed: seed of the descent.
+        exact_rows: largest number of rows for which all distances are computed.
     """
     if len(rows) <= exact_rows:
         found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
         distances, indices = found.kneighbors(None, n_neighbors=k)
         return Neighbours(indices, distances.astype(np.float32))
-    from pynndescent import NNDescent  # it takes seconds to compile
+    from pynndescent import NNDescent  # imported here because its compilation takes seconds
 
     kept = max(k + 1, APPROXIMATE_NEIGHBOURS)
     give_numba_torchs_threads()
     indices, distances = NNDescent(rows, n_neighbors=kept, random_state=seed).neighbor_graph
     found = _without_itself(indices, distances, np.arange(len(rows)), k)
     (lost,) = np.nonzero(~np.isfinite(found.distances).all(axis=1))
-    if len(lost):  # rows for which the descent ended with too few
+    if len(lost):  # rows for which the descent found too few neighbours
         exact = nearest_rows(rows[lost], rows, k + 1)
         exact = _without_itself(exact.indices, exact.distances, lost, k)
         found.indices[lost], found.distances[lost] = exact.indices, exact.distances
@@ -69,14 +72,15 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
 
 
 def nearest_rows(queries: np.ndarray, rows: np.ndarray, k: int) -> Neighbours:
-    """The nearest ``rows`` (N, D) of each of the ``queries`` (Q, D), exact."""
+    """Find the k exact nearest neighbours of each query (Q, D) among ``rows`` (N, D)."""
     found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
     distances, indices = found.kneighbors(queries, n_neighbors=k)
     return Neighbours(indices, distances.astype(np.float32))
 
 
 def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
-    """Numbers of at most ``most`` rows, drawn by the seed, in ascending order."""
+    """Return the indices of all rows, or of ``most`` randomly drawn ones if there are more, in
+    ascending order."""
     if num_rows <= most:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(seed).choice(num_rows, most, replace=False))
@@ -84,7 +88,12 @@ def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
 
 def _without_itself(indices: np.ndarray, distances: np.ndarray, own: np.ndarray,
                     k: int) -> Neighbours:
-    """The first k of each row's neighbours (N, > k) that are not the row itself, ``own`` (N,)."""
+    """Return the first k neighbours of each row that are not the row itself.
+
+    Args:
+        indices, distances: more than k neighbours of each row (N, > k).
+        own: index of each row (N,).
+    """
     order = np.argsort(indices == own[:, None], axis=1, kind="stable")[:, :k]
     return Neighbours(np.take_along_axis(indices, order, axis=1),
                       np.take_along_axis(distances, order, axis=1))
@@ -96,11 +105,11 @@ DEVIATIONS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """Which states are outliers.
+    """Outliers among states.
 
     Attributes:
-        mask: True for an outlier, bool (N,).
-        ks: numbers of neighbours that voted.
+        mask: True for outliers, bool (N,).
+        ks: numbers of neighbours k that took part in the vote.
     """
 
     mask: np.ndarray
@@ -108,14 +117,16 @@ class Outliers:
 
 
 def find_outliers(states: np.ndarray, max_k: int, seed: int) -> Outliers:
-    """Vote on each state, once for every k = 5, 7, … below ``max_k``.
+    """Find outliers by a vote over k = 5, 7, … below ``max_k``.
 
-    A k votes against a state if the median of the distances to its k nearest neighbours lies
-    beyond mean + 2 standard deviations of these medians. More than half of the votes decide. The
-    published ``max_k`` of 6 leaves one k, 5.
+    For each k, a state gets a vote as an outlier if the median distance to its k nearest neighbours
+    exceeds the mean of these medians by more than 2 standard deviations. A state is an outlier if
+    it gets more than half of the votes. The published ``max_k`` of 6 leaves only k = 5.
 
     Args:
-        states: standardised (N, D).
+        states: standardised states (N, D).
+        max_k: exclusive upper bound of k.
+        seed: seed of the neighbour search.
 
     Raises:
         UserError: if no k lies below ``max_k``, or there are too few states.
@@ -136,11 +147,12 @@ def find_outliers(states: np.ndarray, max_k: int, seed: int) -> Outliers:
 
 NO_CLUSTER = -1
 
-FIT_ROWS = 30_000  # that agglomerative and hdbscan are fitted to; the rest join their nearest one
+# Rows that agglomerative and hdbscan are fitted to; the others join their nearest fitted row.
+FIT_ROWS = 30_000
 GRAPH_NEIGHBOURS = 10
 KMEANS_STARTS = 4
-# From whose distance hdbscan judges how dense it is around a row. Its own default, the smallest
-# cluster's size, makes the time quadratic, and most of a t-SNE map noise.
+# Neighbours from which hdbscan estimates the density around a row. Its default, the minimum cluster
+# size, leads to quadratic run time and labels most of a t-SNE map as noise.
 DENSITY_NEIGHBOURS = 5
 
 logger = logging.getLogger(__name__)
@@ -151,10 +163,10 @@ class Clusters:
     """A partition of rows.
 
     Attributes:
-        labels: cluster of each row, from 0; NO_CLUSTER for rows that hdbscan calls noise (N,).
-        means: of the members of each cluster, float32 (C, d).
-        fitted_rows: to how many rows the method was fitted; the others were given the cluster of
-            the nearest fitted row.
+        labels: cluster of each row, from 0; NO_CLUSTER for rows that hdbscan labels as noise (N,).
+        means: mean of each cluster's members, float32 (C, d).
+        fitted_rows: number of rows that the method was fitted to; each other row has the cluster
+            of its nearest fitted row.
     """
 
     labels: np.ndarray
@@ -164,19 +176,23 @@ class Clusters:
 
 def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
                   fit_rows: int = FIT_ROWS) -> Clusters:
-    """Group rows by one of CLUSTERINGS of ``analysis.parameters``.
+    """Cluster rows with a method from CLUSTERINGS of ``analysis.parameters``.
 
-    - ``agglomerative``: Ward's criterion, where only clusters are merged that touch in the graph
-      of 10 nearest neighbours. Fitted to at most ``fit_rows`` rows.
-    - ``hdbscan``: density (Campello et al. 2013), with trees (McInnes and Healy 2017), whose time
-      grows like n log n in few dimensions. It finds its own number of clusters;
-      ``num_clusters`` says how small they may be: a quarter of an even share, at least 5 rows.
-      If it finds none, all rows are one cluster, with a warning. Fitted to at most ``fit_rows``
-      rows.
-    - ``kmeans``: the best of 4 starts. Fitted to all rows.
+    - ``agglomerative``: Ward linkage, merging only clusters connected in the graph of 10 nearest
+      neighbours. Fitted to at most ``fit_rows`` rows.
+    - ``hdbscan``: density-based clustering (Campello et al. 2013), accelerated with trees (McInnes
+      and Healy 2017), so run time grows like n log n in few dimensions. It determines the number of
+      clusters itself; ``num_clusters`` sets the minimum cluster size, a quarter of an even share
+      and at least 5 rows. If it finds none, all rows form one cluster, with a warning. Fitted to at
+      most ``fit_rows`` rows.
+    - ``kmeans``: best of 4 initialisations. Fitted to all rows.
 
     Args:
-        rows: float32 (N, d).
+        rows: rows to cluster, float32 (N, d).
+        method: name of the method.
+        num_clusters: number of clusters.
+        seed: seed of the random choices.
+        fit_rows: largest number of rows to fit to.
 
     Raises:
         UserError: if there are fewer rows than clusters.
@@ -200,7 +216,15 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
 
 
 def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The mean of each cluster's members, float32 (C, d); rows of no cluster do not count."""
+    """Compute the mean of each cluster's members.
+
+    Args:
+        rows: rows (N, d).
+        labels: cluster of each row, NO_CLUSTER for none (N,).
+
+    Returns:
+        Means, float32 (C, d).
+    """
     return np.stack([rows[labels == cluster].mean(axis=0, dtype=np.float64)
                      for cluster in range(labels.max() + 1)]).astype(np.float32)
 
@@ -213,14 +237,14 @@ def _agglomerative(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray
                        shape=(len(rows), len(rows)))
     model = AgglomerativeClustering(num_clusters, linkage="ward",
                                     connectivity=graph.maximum(graph.T))
-    with warnings.catch_warnings():  # it joins the parts of a graph in pieces, as it should
+    with warnings.catch_warnings():  # scikit-learn connects the components of the graph, as desired
         warnings.filterwarnings("ignore", "the number of connected components", UserWarning)
         return model.fit_predict(rows)
 
 
 def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
     smallest = max(5, len(rows) // (4 * num_clusters))
-    with warnings.catch_warnings():  # of scikit-learn, which renames an argument
+    with warnings.catch_warnings():  # scikit-learn warns about a renamed argument
         warnings.filterwarnings("ignore", "'force_all_finite' was renamed", FutureWarning)
         labels = HDBSCAN(min_cluster_size=smallest, min_samples=DENSITY_NEIGHBOURS,
                          algorithm="boruvka_kdtree").fit_predict(rows)
@@ -232,21 +256,21 @@ def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
 
 
 PERPLEXITY = 30
-# Rows that the map is fitted to; the others get places among them.
+# Largest number of rows that the map is fitted to; the others are placed by their neighbours.
 FIT_ROWS = 100_000
 FIT_ROWS_3D = 20_000
 PLACING_NEIGHBOURS = 10
-START_STD = 1e-4  # of the first coordinate, as small as t-SNE needs it
+START_STD = 1e-4  # initial standard deviation of the first coordinate; t-SNE needs a small one
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """Places of rows on the map.
+    """Coordinates of rows on a t-SNE map.
 
     Attributes:
-        places: float32 (N, c).
-        fitted_rows: how many rows the map was fitted to; each of the others is placed at the median
-            of the places of its 10 nearest fitted rows.
+        places: coordinates on the map, float32 (N, c).
+        fitted_rows: number of rows that the map was fitted to; each other row is placed at the
+            median position of its 10 nearest fitted rows.
     """
 
     places: np.ndarray
@@ -255,19 +279,20 @@ class Embedding:
 
 def embed(principal: np.ndarray, num_components: int, seed: int,
           fit_rows: int | None = None) -> Embedding:
-    """t-SNE (van der Maaten 2008) of principal coordinates, perplexity 30.
+    """Compute a t-SNE map (van der Maaten 2008) of principal coordinates with perplexity 30.
 
-    One or two dimensions are computed by openTSNE, with interpolation (Linderman et al. 2019)
-    from 10 000 rows on and a tree (Barnes-Hut) below; three by scikit-learn's tree.
+    Maps of one or two dimensions are computed by openTSNE, with interpolation (Linderman et al.
+    2019) from 10 000 rows on and Barnes-Hut below; maps of three by scikit-learn's Barnes-Hut.
 
     Args:
-        principal: float32 (N, d), the first columns with the largest variance.
+        principal: principal coordinates in order of descending variance, float32 (N, d).
         num_components: dimensions of the map, 1 to 3.
-        fit_rows: most rows to fit to; FIT_ROWS or, in three dimensions, FIT_ROWS_3D if None.
+        seed: seed of the random choices.
+        fit_rows: largest number of rows to fit to; FIT_ROWS or, in three dimensions, FIT_ROWS_3D
+            if None.
 
     Raises:
-        UserError: if there are too few rows or columns, or more than three dimensions are asked
-            for.
+        UserError: if there are too few rows or columns, or ``num_components`` is above 3.
     """
     if num_components > 3:
         raise UserError(f"n_components_tsne is {num_components}, but t-SNE has at most 3")
@@ -293,7 +318,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
 def _fit_fast(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
     perplexity = _perplexity(len(rows))
     found = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
-    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # it says which defaults it takes
+    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # below, it logs its default settings
     affinities = PerplexityBasedNN(
         perplexity=perplexity, n_jobs=num_jobs(len(rows)),
         knn_index=PrecomputedNeighbors(found.indices, found.distances))
@@ -307,5 +332,5 @@ def _fit_tree(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _perplexity(num_rows: int) -> float:
-    """PERPLEXITY, or what so few rows allow: it needs three times as many neighbours."""
+    """Return PERPLEXITY, or less if there are fewer other rows than three times PERPLEXITY."""
     return min(PERPLEXITY, (num_rows - 1) / 3)

@@ -1,6 +1,7 @@
-"""Scale, principal components, independent components and non-negative factors of states.
+"""Standardisation, PCA, ICA and non-negative matrix factorisation of states.
 
-Letters in shape comments: N states, D units, P principal components, k independent ones, F factors.
+Letters in shape comments: N states, D units, P principal components, k independent components,
+F factors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from common.errors import UserError
 
-WIDE = 2_000  # units beyond which principal components are found by a randomised decomposition
+WIDE = 2_000  # number of units above which principal components are found by a randomised SVD
 PIECE_ROWS = 20_000
 
 
@@ -23,9 +24,9 @@ class Standardizer:
     """Mean and standard deviation of each unit.
 
     Attributes:
-        mean: (D,).
-        std: (D,); 1 for a unit that does not vary.
-        constant: units that do not vary.
+        mean: mean of each unit (D,).
+        std: standard deviation of each unit, 1 for a unit that does not vary (D,).
+        constant: indices of the units that do not vary.
     """
 
     mean: np.ndarray
@@ -33,14 +34,14 @@ class Standardizer:
     constant: tuple[int, ...]
 
     def standardise(self, states: np.ndarray) -> np.ndarray:
-        """(states - mean) / std, float32 (N, D)."""
+        """Compute (states - mean) / std for states (N, D), float32 (N, D)."""
         standardised = states - self.mean
         standardised /= self.std
         return standardised
 
 
 def standardizer_of(states: np.ndarray) -> Standardizer:
-    """The scale of states, float32 (N, D)."""
+    """Compute the mean and standard deviation of each unit over states, float32 (N, D)."""
     constant = states.min(axis=0) == states.max(axis=0)
     std = states.std(axis=0, dtype=np.float64)
     std[constant] = 1
@@ -54,10 +55,10 @@ class PrincipalComponents:
     """Directions of largest variance.
 
     Attributes:
-        components: orthonormal rows (P, D).
-        variances: of the coordinates, descending (P,).
-        singular_values: of the centred states (P,).
-        total_variance: of all directions, also those left out.
+        components: directions as orthonormal rows (P, D).
+        variances: variances of the coordinates, in descending order (P,).
+        singular_values: singular values of the centred states (P,).
+        total_variance: total variance of the states, including omitted components.
     """
 
     components: np.ndarray
@@ -66,29 +67,35 @@ class PrincipalComponents:
     total_variance: float
 
     def coordinates(self, states: np.ndarray) -> np.ndarray:
-        """Standardised states (N, D) to float32 (N, P); their mean is not subtracted."""
+        """Project standardised states (N, D) on the components, float32 (N, P).
+
+        The mean of the states is not subtracted.
+        """
         return states @ self.components.T
 
     def number_for(self, share: float) -> int:
-        """Number of components that hold this share of the variance; all, if they hold less."""
+        """Return the number of components that hold this share of the total variance, or the number
+        of all components if these hold less."""
         held = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
         return min(int((held < share).sum()) + 1, len(self.variances))
 
 
 def principal_components(states: np.ndarray, number: int, seed: int = 0) -> PrincipalComponents:
-    """Fit to standardised states, float32 (N, D).
+    """Compute the principal components of standardised states.
 
-    Up to WIDE units the components are eigenvectors of the covariance, added up in double precision
-    piece by piece, so that no second copy of many states is needed (scikit-learn's solver for this
-    adds up in the states' own precision, and loses small variances). Beyond, they are found by a
-    randomised decomposition (Halko et al. 2011), in time and memory that grow with N times D.
+    Up to WIDE units, the components are eigenvectors of the covariance matrix, which is accumulated
+    in double precision block by block to avoid a second copy of the states (scikit-learn's
+    covariance solver accumulates in the precision of the states and loses small variances). Above
+    WIDE units, they are found by a randomised SVD (Halko et al. 2011), whose time and memory grow
+    with N times D.
 
     Args:
-        seed: of that decomposition.
+        states: standardised states, float32 (N, D).
+        number: number of components.
+        seed: seed of the randomised SVD.
 
     Raises:
-        UserError: if more components are asked for than there are units or states, or no unit
-            varies.
+        UserError: if ``number`` exceeds the number of units or states, or if no unit varies.
     """
     most = min(states.shape)
     if number > most:
@@ -105,7 +112,7 @@ def principal_components(states: np.ndarray, number: int, seed: int = 0) -> Prin
         variances = np.maximum(variances[::-1][:number], 0)
         components = vectors[:, ::-1][:, :number].T
         largest = components[np.arange(number), np.abs(components).argmax(axis=1)]
-        components = components * np.sign(largest)[:, None]  # eigenvectors have no sign
+        components = components * np.sign(largest)[:, None]  # the sign of eigenvectors is arbitrary
     if not total > 0:
         raise UserError(f"none of the {states.shape[1]} units varies over {len(states)} states, "
                         "so they have no principal components")
@@ -115,7 +122,7 @@ def principal_components(states: np.ndarray, number: int, seed: int = 0) -> Prin
 
 
 def _covariance(states: np.ndarray) -> np.ndarray:
-    """Of the units, float64 (D, D)."""
+    """Compute the covariance matrix of the units, float64 (D, D)."""
     mean = states.mean(axis=0, dtype=np.float64)
     products = np.zeros((states.shape[1], states.shape[1]))
     for begin in range(0, len(states), PIECE_ROWS):
@@ -126,13 +133,13 @@ def _covariance(states: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class IndependentComponents:
-    """Directions along which states are least normally distributed.
+    """Directions along which the distribution of states is least Gaussian.
 
     Attributes:
-        unmixing: W (k, k).
-        mixing: its inverse (k, k).
-        iterations: that the fit took.
-        converged: whether it ended before the largest number of iterations.
+        unmixing: unmixing matrix W (k, k).
+        mixing: mixing matrix, the inverse of W (k, k).
+        iterations: number of iterations of the fit.
+        converged: whether the fit stopped before the maximum number of iterations.
     """
 
     unmixing: np.ndarray
@@ -143,13 +150,14 @@ class IndependentComponents:
 
 def independent_components(principal: np.ndarray, variances: np.ndarray, max_iter: int, tol: float,
                            seed: int) -> IndependentComponents:
-    """FastICA (Hyvärinen and Oja 2000, parallel, logcosh) on whitened principal coordinates.
+    """Fit FastICA (Hyvärinen and Oja 2000; parallel, logcosh) to whitened principal coordinates.
 
     Args:
-        principal: the first k principal coordinates of the states to fit (N, k).
-        variances: of these (k,).
-        max_iter: largest number of iterations.
-        tol: smallest change of direction that counts as one.
+        principal: first k principal coordinates of the states to fit (N, k).
+        variances: variances of these coordinates (k,).
+        max_iter: maximum number of iterations.
+        tol: change of the directions below which the fit has converged.
+        seed: seed of the initial unmixing matrix.
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -171,27 +179,33 @@ def independent_components(principal: np.ndarray, variances: np.ndarray, max_ite
 
 
 def whiten(principal: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Coordinates (N, k) divided by their standard deviations."""
+    """Divide principal coordinates (N, k) by their standard deviations."""
     return principal / np.sqrt(variances)
 
 
 def source_signals(principal: np.ndarray, variances: np.ndarray,
                    unmixing: np.ndarray) -> np.ndarray:
-    """Independent coordinates s = (p / std(p)) W^T (N, k), as ``Projector`` defines them."""
+    """Compute independent coordinates s = (p / std(p)) W^T (N, k), as defined by ``Projector``.
+
+    Args:
+        principal: principal coordinates p (N, k).
+        variances: variances of these coordinates (k,).
+        unmixing: unmixing matrix W (k, k).
+    """
     return whiten(principal, variances) @ unmixing.T
 
 
 @dataclasses.dataclass(frozen=True)
 class Factorisation:
-    """States as ``weights @ factors + minimum``, weights and factors not negative.
+    """Non-negative factorisation of states: ``weights @ factors + minimum``.
 
     Attributes:
-        weights: float32 (N, F).
-        factors: float32 (F, D).
-        minimum: of each unit, which is subtracted before (D,).
-        relative_error: norm of what is left over, by that of the shifted states.
-        iterations: that the fit took.
-        converged: whether it ended before the largest number of iterations.
+        weights: weight of each factor in each state, non-negative, float32 (N, F).
+        factors: non-negative factors, float32 (F, D).
+        minimum: minimum of each unit, which is subtracted before the fit (D,).
+        relative_error: norm of the residual divided by the norm of the shifted states.
+        iterations: number of iterations of the fit.
+        converged: whether the fit stopped before the maximum number of iterations.
     """
 
     weights: np.ndarray
@@ -204,12 +218,18 @@ class Factorisation:
 
 def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
               seed: int) -> Factorisation:
-    """Fit ``number`` factors to states (N, D) by coordinate descent (Lee and Seung 1999; Cichocki
-    and Phan 2009), started from their singular vectors.
+    """Fit a non-negative matrix factorisation (Lee and Seung 1999) by coordinate descent (Cichocki
+    and Phan 2009), initialised by SVD.
+
+    Args:
+        states: states as recorded (N, D).
+        number: number of factors.
+        max_iter: maximum number of iterations.
+        tol: tolerance below which the fit has converged.
+        seed: seed of the initialisation.
 
     Raises:
-        UserError: if more factors are asked for than there are units or states, or no unit
-            varies.
+        UserError: if ``number`` exceeds the number of units or states, or if no unit varies.
     """
     if number > min(states.shape):
         raise UserError(f"n_components_nmf is {number}, but {states.shape[0]} states of "

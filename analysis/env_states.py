@@ -1,4 +1,4 @@
-"""The states of the simulated environment: files of their analysis, and figures.
+"""Analysis of the simulated environment's states: files and figures.
 
 Layout of ``analysis/env_analysis_precomp/``, as published except for the files marked *; N is the
 number of simulated samples, and rows are the steps of sample 0, then of sample 1, and so on::
@@ -6,12 +6,13 @@ number of simulated samples, and rows are the steps of sample 0, then of sample 
     pca_data_env_N                  principal coordinates (rows, P)
     pcomponents_env_N               principal components (P, E)
     clusters_env_N                  cluster of each row, -1 for none (rows,)
-    cluster_means_env_N             means of the principal coordinates (C, P)
-    tsne_env_N                      (rows, 2)
-    mu_env_N *, std_env_N *         mean and standard deviation of units (E,)
-    pc_variances_env_N *            (P,)
+    cluster_means_env_N             mean principal coordinates of each cluster (C, P)
+    tsne_env_N                      coordinates on the t-SNE map (rows, 2)
+    mu_env_N *, std_env_N *         mean and standard deviation of each unit (E,)
+    pc_variances_env_N *            variances along the principal components (P,)
 
-All are ``.npy`` files.
+All are ``.npy`` files. In shapes, P is the number of principal components, E of units and C of
+clusters.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def analyse(states: np.ndarray, state_map: StateMap) -> None:
     coordinates that hold 95 % of the variance.
 
     Args:
-        states: float32 (N, D).
+        states: states of all rows, float32 (rows, E).
+        state_map: computes the shared steps and stores the results.
 
     Raises:
         UserError: if there are too few states.
@@ -79,10 +81,10 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         samples: folder of the samples.
         steps: steps of the same samples.
         num_paths: number of samples whose trajectories are drawn.
-        seed: seed of the drawing order and of these samples.
+        seed: seed of the drawing order and of the choice of these samples.
 
     Raises:
-        UserError: if a file is missing or damaged, or is not of these samples.
+        UserError: if a file is missing or damaged, or belongs to other samples.
     """
     num_states = len(steps.sample)
     principal = results.read("principal", num_states)  # (N, P)

@@ -1,4 +1,4 @@
-"""Figures that several analyses draw, as pairs of a file name and a figure.
+"""Figures shared by several analyses, as pairs of a file name and a figure.
 
 Letters in shape comments: N states, P principal components.
 """
@@ -27,7 +27,7 @@ from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
-MAX_CLUSTERS = 32  # with a figure each
+MAX_CLUSTERS = 32  # largest number of clusters that get their own figure
 FRAMES_PER_CLUSTER = 8
 TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
 Colourings = dict[str, Quantity | Category]
@@ -39,7 +39,8 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
     """Read the cluster of each row (N,), -1 for none, and the number of clusters.
 
     Raises:
-        UserError: if a file is missing, damaged, of other data, or the two do not fit.
+        UserError: if a file is missing, is damaged or has another number of rows, or if a label
+            exceeds the number of clusters.
     """
     labels, number = results.read("clusters", num_rows), len(results.read("cluster_means"))
     if labels.max() >= number:
@@ -49,7 +50,7 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
 
 
 def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
-    """Return whether a folder has the arrays that some figures need; if not, report a gap."""
+    """Return whether the arrays that some figures need exist; if not, print what is left out."""
     missing = [results.file(entry).name for entry in entries if not results.has(entry)]
     if missing:
         print(f"left out {figures}: {results.path} has no {', '.join(missing)}", flush=True)
@@ -57,12 +58,12 @@ def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
 
 
 class Variances:
-    """The variances of principal components, for axes and for a figure of their own.
+    """Variances of principal components, for axis labels and a figure.
 
     Args:
-        results: published results store neither the variances nor the total variance. The
-            variances of the coordinates and their sum are used instead.
-        principal: coordinates (N, P).
+        results: precomputed results. Published ones store neither the variances nor the total
+            variance; the variances of the coordinates and their sum are used instead.
+        principal: principal coordinates (N, P).
     """
 
     def __init__(self, results: StepResults, principal: np.ndarray):
@@ -81,7 +82,7 @@ class Variances:
         """Draw the share of the variance that each component explains.
 
         Args:
-            title: what the states are and how many.
+            title: description and number of the states.
         """
         cumulative = np.cumsum(self.variances) / self.total
         number = int((cumulative < 0.95).sum()) + 1
@@ -94,14 +95,27 @@ class Variances:
 
 
 def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) -> Figures:
-    """Draw every plane, by the beginning of its files' names, in every colouring."""
+    """Draw every plane in every colouring.
+
+    Args:
+        planes: planes by the prefix of their file names.
+        colourings: colourings by the suffix of the file names.
+        seed: seed of the drawing order.
+    """
     for name, plane in planes.items():
         for what, colouring in colourings.items():
             yield f"{name}_{what}.png", plot_plane(plane, colouring, seed)
 
 
 def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed: int) -> Figures:
-    """Draw rotating figures in some of the colourings, if there are three dimensions."""
+    """Draw rotating figures if there are three dimensions.
+
+    Args:
+        space: projection of the states.
+        colourings: colourings by name.
+        names: names of the colourings to draw.
+        seed: seed of the choice of drawn states.
+    """
     if space.places.shape[1] >= 3:
         for name in names:
             yield f"rotating_{name}.gif", plot_space(space, colourings[name], seed)
@@ -109,12 +123,15 @@ def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed:
 
 def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
                note: Callable[[int], str], seed: int) -> Figures:
-    """Draw trajectories of random sequences of states.
+    """Draw trajectories of randomly chosen sequences of states.
 
     Args:
-        sequences: number of each state's sequence (N,).
-        what: name of a sequence, such as "episode".
+        plane: projection of all states.
+        sequences: index of each state's sequence (N,).
+        what: kind of sequence, such as "episode".
+        num_paths: number of sequences to draw.
         note: returns the text above the panel of a sequence.
+        seed: seed of the choice of sequences.
     """
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(np.unique(sequences), num_paths, replace=False)).tolist()
@@ -124,12 +141,14 @@ def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
 def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, clusters: Iterable[int],
                   note: Callable[[int], str],
                   frames: Callable[[int], Pictures | None] = lambda cluster: None) -> Figures:
-    """Draw a figure of each of these clusters.
+    """Draw one figure for each of these clusters.
 
     Args:
+        planes: projections of all states.
         labels: cluster of each state (N,).
+        clusters: clusters to draw.
         note: returns the text above the figure of a cluster.
-        frames: returns frames of a cluster, which are drawn below it, or None.
+        frames: returns the frames to show below a cluster, or None.
     """
     plots = ClusterPlots(planes, labels)
     for cluster in clusters:
@@ -137,7 +156,8 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, clusters: Iterabl
 
 
 def largest_clusters(labels: np.ndarray, num_clusters: int) -> tuple[list[int], str]:
-    """Return all clusters, or the MAX_CLUSTERS largest, in ascending order, and a note about it."""
+    """Return at most the MAX_CLUSTERS largest clusters in ascending order, and a note if some are
+    left out."""
     sizes = np.bincount(labels[labels >= 0], minlength=num_clusters)
     numbers = np.sort(np.argsort(-sizes, kind="stable")[:MAX_CLUSTERS]).tolist()
     some = f" (one of the {MAX_CLUSTERS} largest of {num_clusters})"
@@ -145,14 +165,15 @@ def largest_clusters(labels: np.ndarray, num_clusters: int) -> tuple[list[int], 
 
 
 def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-    """Return rows nearest to the mean, nearest first, at most one per sequence.
+    """Return the rows nearest to a mean, nearest first, at most one per sequence.
 
     Args:
-        coordinates: (N, d).
-        sequences: number of each row's sequence (N,).
+        coordinates: coordinates of the rows (N, d).
+        mean: the mean (d,).
+        sequences: index of each row's sequence (N,).
 
     Returns:
-        At most FRAMES_PER_CLUSTER rows.
+        Indices of at most FRAMES_PER_CLUSTER rows.
     """
     nearest = np.argsort(((coordinates - mean) ** 2).sum(axis=1), kind="stable")
     _, first = np.unique(sequences[nearest], return_index=True)
@@ -164,9 +185,14 @@ def central_members(labels: np.ndarray, cluster: int, principal: np.ndarray, mea
     """Return the rows of the members of a cluster that are nearest to its mean.
 
     Args:
-        principal: coordinates of all states (N, P).
+        labels: cluster of each row (N,).
+        cluster: number of the cluster.
+        principal: principal coordinates of all rows (N, P).
         means: mean of each cluster (C, p), where p <= P.
-        sequences: number of each row's sequence (N,); every row is its own sequence if None.
+        sequences: index of each row's sequence (N,); if None, every row is its own sequence.
+
+    Returns:
+        Indices of at most FRAMES_PER_CLUSTER rows, nearest first.
     """
     members = np.flatnonzero(labels == cluster)
     return members[most_central(principal[members, :means.shape[1]], means[cluster],
@@ -183,11 +209,13 @@ def read_frames(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -
 
 def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluster",
                       label: str | None = None) -> Category:
-    """Return the colouring by clusters (N,).
+    """Return the colouring of states by cluster.
 
     Args:
-        what: name of a cluster, such as "cluster".
-        label: meaning of the colours, if it is not ``what``.
+        labels: cluster of each state, -1 for none (N,).
+        num_clusters: number of clusters.
+        what: word for a cluster in the legend, such as "behaviour".
+        label: meaning of the colours; ``what`` if None.
     """
     return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
                     numbered=True)
@@ -205,14 +233,14 @@ def colour_steps(steps: SimulatedSteps) -> Colourings:
 
 def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
                      actions: np.ndarray) -> str:
-    """Describe a cluster: number of states, their sequences, and the agent's actions there.
+    """Describe a cluster: number of states and sequences, mean value, and most frequent action.
 
     Args:
-        members: bool (N,).
-        sequences: number of each state's sequence (N,).
-        what: name of a sequence, such as "episode".
+        members: whether each state is in the cluster, bool (N,).
+        sequences: index of each state's sequence (N,).
+        what: kind of sequence, such as "episode".
         values: value estimates of the agent (N,).
-        actions: (N,), -1 where it is not known.
+        actions: actions of the agent, -1 if unknown (N,).
     """
     number = int(members.sum())
     if not number:

@@ -1,8 +1,8 @@
-"""Figures of matrices whose rows and columns are independent components (ICs) or other named
+"""Heat maps of matrices whose rows and columns are independent components (ICs) or other named
 quantities.
 
-Blue is above the middle of the scale and red below, as in the saliency pictures; colour-blind
-readers can tell them apart.
+Blue marks positive and red negative values, as in the saliency images; colour-blind readers can
+distinguish them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from common.palette import DARK_GREY
 
 SIGNED, SHARE = "RdBu", "PuOr"
 _CELL = 0.19  # inches
-_SMALLEST = 2.3  # inches, side of a panel
-_NARROWEST = 7.0  # inches, of a figure, so that its title fits
+_SMALLEST = 2.3  # inches, smallest side of a panel
+_NARROWEST = 7.0  # inches, smallest width of a figure, so that its title fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Seriation:
     """An order that puts correlated coordinates next to each other.
 
     Attributes:
-        order: the coordinates (I,).
-        linkage: the dendrogram whose leaves they are, as scipy describes it (I - 1, 4).
+        order: indices of the coordinates in this order (I,).
+        linkage: dendrogram whose leaves have this order, as a scipy linkage matrix (I - 1, 4).
     """
 
     order: np.ndarray
@@ -39,11 +39,12 @@ class Seriation:
 
 
 def seriate(products: np.ndarray) -> Seriation:
-    """Order coordinates so that those correlated at any lag are next to each other.
+    """Order coordinates so that coordinates correlated at any lag are next to each other.
 
-    Average linkage of 1 less the largest absolute product of two coordinates at any lag, one way
-    or the other, divided by their root mean squares; the sign of an independent component means
-    nothing. The leaves of the dendrogram are turned so that neighbours are as near as they can be.
+    The method is average linkage with optimal leaf ordering. The distance of two coordinates is 1
+    minus their largest absolute correlation (mean product divided by both root mean squares) over
+    all lags in both directions; absolute, because the sign of an independent component is
+    arbitrary.
 
     Args:
         products: ``mean_products`` at the lags 0, 1, … (K, I, I).
@@ -60,13 +61,13 @@ def seriate(products: np.ndarray) -> Seriation:
 
 @dataclasses.dataclass(frozen=True)
 class ColourScale:
-    """Map from numbers to colours.
+    """Map from values to colours.
 
     Attributes:
-        norm: the range.
-        colours: name of the map.
-        label: of the colour bar, with a unit.
-        beyond: whether some numbers lie outside the range and get the colour of its end.
+        norm: range of values.
+        colours: name of the matplotlib colour map.
+        label: label of the colour bar, with its unit.
+        beyond: whether some values lie outside the range and are clipped to its end.
     """
 
     norm: Normalize
@@ -76,12 +77,14 @@ class ColourScale:
 
 
 def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True) -> ColourScale:
-    """Return a scale from blue to red around 0, which ends at the largest number.
+    """Return a red-to-blue scale, symmetric about 0, that ends at the largest absolute value.
 
     Args:
-        square: whether rows and columns are the same components, so that the diagonals are
-            ignored: the relation of a component to itself is often many times larger
-            and would wash out everything else.
+        matrices: matrices that share the scale, each (I, J).
+        label: label of the colour bar, with its unit.
+        square: whether rows and columns are the same components; the diagonals are then ignored,
+            because the relation of a component to itself is often many times larger and would wash
+            out the other entries.
     """
     stacked = np.abs(np.stack(matrices)).astype(np.float64)
     largest = float(stacked.max(initial=0))
@@ -97,9 +100,9 @@ class Heatmap:
     """One matrix of a figure.
 
     Attributes:
-        matrix: (I, J).
-        title: above it.
-        marked: entries that get a dot (I, J), or None.
+        matrix: values (I, J).
+        title: title above the matrix.
+        marked: whether each entry is marked with a dot, bool (I, J); None for no dots.
     """
 
     matrix: np.ndarray
@@ -109,11 +112,11 @@ class Heatmap:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Names of rows and columns.
+    """Names of the rows and columns of a matrix.
 
     Attributes:
-        rows, columns: the names of each.
-        row_label, column_label: of the axes.
+        rows, columns: names of the individual rows and columns.
+        row_label, column_label: labels of the axes.
     """
 
     rows: Sequence[str]
@@ -128,11 +131,13 @@ def plot_matrices(panels: Sequence[Heatmap | None], names: Names,
     """Draw several matrices with the same rows and columns.
 
     Args:
-        panels: matrices row by row; None leaves a position empty.
-        scales: one for all, one for each column of panels, or one for each panel.
-        columns: panels in a row.
-        seriation: the order of rows and columns; None: as they are.
-        tree: whether its dendrogram is drawn at the left.
+        panels: matrices, row by row; None leaves a position empty.
+        names: names of rows and columns.
+        scales: one scale for all panels, one per column of panels, or one per panel.
+        columns: number of panels in a row.
+        title: title of the figure.
+        seriation: order of rows and columns; None keeps the given order.
+        tree: whether to draw the dendrogram of the seriation on the left.
     """
     rows = -(-len(panels) // columns)
     order = np.arange(len(names.rows)) if seriation is None else seriation.order
@@ -188,8 +193,8 @@ def _draw_panel(axes: Axes, panel: Heatmap, names: Names, scale: ColourScale, or
 def _draw_tree(axes: Axes, seriation: Seriation) -> None:
     dendrogram(seriation.linkage, orientation="left", ax=axes, no_labels=True,
                color_threshold=0, above_threshold_color=DARK_GREY)
-    axes.invert_yaxis()  # the first leaf is at the top, as the first row of the matrices
-    axes.set_ylim(10 * len(seriation.order), 0)  # scipy's leaves are 10 apart
+    axes.invert_yaxis()  # the first leaf is at the top, like the first row of the matrices
+    axes.set_ylim(10 * len(seriation.order), 0)  # scipy draws leaves 10 units apart
     axes.set_xlabel("1 - largest\ncorrelation", fontsize=7)
     axes.tick_params(labelsize=6)
     axes.spines[["top", "left", "right"]].set_visible(False)

@@ -1,10 +1,10 @@
-"""The agent's hidden states: their analysis, figures, and the readout weights of the agent's heads.
+"""Analysis of the agent's hidden states: results, figures, and readout weights of the heads.
 
-``interventions.hidden_states_folder`` declares the files. Readout weights are in coordinates of
-independent components (ICs): the change of logits and value for one unit of an IC, a standard
-deviation over the recorded states.
+``interventions.hidden_states_folder`` declares the files. Readout weights are given in coordinates
+of independent components (ICs): the change of logits and value per unit of an IC, which is one
+standard deviation over the recorded states.
 
-Letters in shape comments: N states, A actions, I ICs, D hidden units.
+Letters in shape comments: N states, A actions, I ICs, D hidden units, P principal components.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
             state_map: StateMap) -> None:
     """Compute all steps of the analysis.
 
-    PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE are of
-    the principal coordinates that hold 95 % of the variance, not divided by their standard
-    deviations; NMF is of the states as recorded, not standardised.
+    PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
+    principal coordinates that hold 95 % of the variance, not divided by their standard deviations;
+    NMF uses the states as recorded, not standardised.
 
     Args:
         states: recorded states, float32 (N, D).
-        simulated: simulated states, float32 (M, D), projected with the same map; or None.
+        simulated: simulated states to project on the same components, float32 (M, D), or None.
+        config: parameters of the analysis.
+        state_map: computes the shared steps and stores the results.
 
     Raises:
         UserError: if there are too few states.
@@ -131,10 +133,10 @@ def draw_figures(results: StepResults, steps: RecordedSteps, num_paths: int, see
         results: precomputed results; simulated states are drawn if there are any.
         steps: steps of the same episodes.
         num_paths: number of episodes whose trajectories are drawn.
-        seed: seed of the drawing order and of these episodes.
+        seed: seed of the drawing order and of the choice of these episodes.
 
     Raises:
-        UserError: if a file is missing or damaged, or is not of these episodes.
+        UserError: if a file is missing or damaged, or belongs to other episodes.
     """
     num_states = len(steps.action)
     principal = results.read("principal", num_states)  # (N, P)
@@ -171,7 +173,10 @@ def colour_recorded_steps(results: StepResults, steps: RecordedSteps, labels: np
     """Return the colourings of recorded steps.
 
     Args:
+        results: precomputed results.
+        steps: recorded steps.
         labels: cluster of each state (N,).
+        num_clusters: number of clusters.
     """
     num_states = len(labels)
     weights = (results.read("nmf", num_states)
@@ -217,13 +222,13 @@ class Readout:
 
     @property
     def preferences(self) -> np.ndarray:
-        """``policy`` less its mean over the actions (A, I): what is added to all logits alike
-        changes no probability."""
+        """``policy`` minus its mean over the actions (A, I), since adding a constant to all logits
+        does not change the probabilities."""
         return self.policy - self.policy.mean(axis=0)
 
     def table(self, action_names: tuple[str, ...]) -> pd.DataFrame:
-        """A row for each action, and one for the value; columns ``output``, ``kind`` (logit,
-        preference or value), then the ICs."""
+        """Return a table with the columns ``output``, ``kind`` (logit, preference or value) and one
+        per IC; two rows per action, and one for the value."""
         ics = [ic_name(i) for i in range(len(self.value))]
         rows = [[name, kind, *weights] for kind, matrix in (
             ("logit", self.policy), ("preference", self.preferences))
@@ -234,10 +239,11 @@ class Readout:
 
 @torch.no_grad()
 def readout(policy: Policy, projector: Projector) -> Readout:
-    """The weights of both heads times the change of the hidden units for a unit of each IC.
+    """Compute the readout weights of both heads in IC coordinates.
 
-    These are the columns of the inverse map from hidden units to ICs, not rows of the map: to raise
-    one IC and leave the others as they are, the state has to move along such a column.
+    They are the weights of a head times the change of the hidden units per unit of an IC, which is
+    a column of the inverse of the map from hidden units to ICs, not a row of the map: to raise one
+    IC and keep the others constant, the state has to move along this column.
     """
     return Readout(projector.gradient(policy.fc_policy.weight, "ica").numpy(),
                    projector.gradient(policy.fc_value.weight, "ica")[0].numpy())
@@ -247,7 +253,7 @@ UNIT = "per standard deviation of the component"
 
 
 def plot_actions(weights: Readout, title: str) -> Figure:
-    """Heat map of all actions and components."""
+    """Draw a heat map of the policy's readout weights, one row per action, one column per IC."""
     return plot_matrices([Heatmap(weights.preferences, "logit less the mean of all logits")],
                   Names(ACTION_LABELS, _numbers(weights), "action", "IC"),
                   signed_scale([weights.preferences], f"nats {UNIT}", square=False), 1,
@@ -255,7 +261,7 @@ def plot_actions(weights: Readout, title: str) -> Figure:
 
 
 def plot_action_bars(weights: Readout, title: str) -> Figure:
-    """A panel for each component, a bar for each action."""
+    """Draw the policy's readout weights as bars, one panel per IC, one bar per action."""
     preferences = weights.preferences
     num_ics = len(weights.value)
     columns = min(num_ics, 4)
@@ -278,7 +284,7 @@ def plot_action_bars(weights: Readout, title: str) -> Figure:
 
 
 def plot_value(weights: Readout, title: str) -> Figure:
-    """A bar for each component."""
+    """Draw the readout weights of the value as bars, one per IC."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw_bars(axes, weights.value)
