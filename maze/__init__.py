@@ -1,1 +1,1 @@
-"""Procgen's mazes: levels read, edited and drawn, and how agents behave in them."""
+"""Procgen's maze game: reading, editing and rendering levels, and studies of agents in them."""

@@ -1,1 +1,1 @@
-"""Vector fields of agents on mazes: frames, differences, exact probabilities, pictures, files."""
+"""Vector fields of agents on mazes: frames, differences, exact probabilities, figures, files."""

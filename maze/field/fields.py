@@ -1,9 +1,9 @@
 """Vector fields: an agent's policy and value with the mouse on every free square of a level.
 
-Fields can be subtracted: with and without a patch, or with the mouse facing either way.
+Fields can be subtracted, for example with and without a patch, or with the two facings.
 
-Letters in shape comments: n squares, A = 15 actions, D hidden state, F facings, R = F n frames
-(facing by facing), P resumed passes, C H W maps of a layer.
+Symbols in shapes: n squares, A = 15 actions, D units of the hidden state, F facings, R = F n frames
+(facing by facing), P resumed forward passes, C H W dimensions of a layer's output.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 LEFT, DOWN, UP, RIGHT, STAY = range(5)
 DIRECTIONS = ("left", "down", "up", "right", "stay")
-STEPS = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) of the four that move
+STEPS = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) of left, down, up, right
 NO_MEMORY, START, WALKED = "none", "start", "walked"
 MEMORIES = (START, WALKED)
 
 
 def _group_of(right: int, up: int) -> int:
-    """Return the direction in which an action moves the mouse; a diagonal moves it sideways only.
-    """
+    """Return the direction in which an action moves the mouse; diagonals move it sideways."""
     if right:
         return RIGHT if right > 0 else LEFT
     return (DOWN, STAY, UP)[1 + up]
@@ -52,8 +51,11 @@ _GROUPS = np.array([_group_of(right, up) for right, up in ACTION_DIRECTIONS])
 
 
 def grouped(log_probs: np.ndarray) -> np.ndarray:
-    """Sum log-probabilities of actions (n, A) to those of left, down, up, right, stay, float64
-    (n, 5)."""
+    """Return log-probabilities of left, down, up, right, stay, float64 (n, 5).
+
+    Args:
+        log_probs: log-probabilities of the actions (n, A).
+    """
     return np.stack([np.logaddexp.reduce(log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
                      for group in range(len(DIRECTIONS))], axis=1)
 
@@ -63,13 +65,13 @@ class Field:
     """Policy and value of an agent on squares of a level.
 
     Attributes:
-        grid: the level; its mouse is where an episode starts.
-        squares: free ones without cheese, world (row, column), int64 (n, 2).
+        grid: the level; episodes start at its mouse's square.
+        squares: free squares without cheese, world (row, column), int64 (n, 2).
         log_probs: log-probabilities of the actions, float32 (n, A).
-        values: float32 (n,).
-        facing: of the mouse: 0, or 1 as after an action to the right.
-        memory: recurrent state in which the agent sees a square: ``start`` as at an episode's first
-            step, ``walked`` as after walking there from the mouse; ``none`` without memory.
+        values: outputs of the value head, float32 (n,).
+        facing: facing of the mouse: 0, or 1 as after an action to the right.
+        memory: recurrent state at each square: ``start``, the state at an episode's first step;
+            ``walked``, the state after walking there from the mouse; ``none`` without memory.
     """
 
     grid: Grid
@@ -92,7 +94,7 @@ class Field:
 
     @functools.cached_property
     def is_open(self) -> np.ndarray:
-        """Whether left, down, up, right leads to a free square or the cheese, bool (n, 4)."""
+        """Whether left, down, up and right lead to a free square or the cheese, bool (n, 4)."""
         around = np.pad(self.grid.is_free, 1)  # nothing is free outside the world
         beside = self.squares[:, None] + np.array(STEPS) + 1  # (n, 4, 2)
         return around[beside[..., 0], beside[..., 1]]
@@ -105,13 +107,13 @@ class Field:
 
     @property
     def components(self) -> np.ndarray:
-        """An arrow (right, up) per direction, as long as its probability: (n, 4, 2)."""
+        """Arrow (right, up) of each direction, as long as its probability, float64 (n, 4, 2)."""
         directions = np.array([(column, row) for row, column in STEPS])
         return self.probs[:, :STAY, None] * directions
 
     @property
     def arrows(self) -> np.ndarray:
-        """P(right) - P(left) and P(up) - P(down), (n, 2)."""
+        """Net arrows: P(right) - P(left) and P(up) - P(down), float64 (n, 2)."""
         return self.components.sum(axis=1)
 
     @functools.cached_property
@@ -123,7 +125,7 @@ class Field:
         """Return the row of a square in the arrays.
 
         Raises:
-            UserError: if the field lacks it: a wall, the cheese, or a square that no walk reaches.
+            UserError: if the field lacks the square: a wall, the cheese, or an unreachable square.
         """
         row = self._rows.get((square[0], square[1]))
         if row is None:
@@ -132,7 +134,7 @@ class Field:
         return row
 
     def map(self, values: np.ndarray) -> np.ndarray:
-        """Arrange values of the squares (n,) in the world: (W, W), NaN elsewhere."""
+        """Arrange values of the squares (n,) as a map of the world (W, W), NaN elsewhere."""
         world = np.full(self.grid.cells.shape, np.nan)
         world[tuple(self.squares.T)] = values
         return world
@@ -140,14 +142,14 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """Difference of two fields on the squares that both have.
+    """Difference of two fields on their common squares.
 
     Attributes:
-        squares: world (row, column), int64 (n, 2).
-        probs: changes of left, down, up, right, stay, float64 (n, 5).
-        arrows: (right, up), float64 (n, 2).
-        components: an arrow per direction, float64 (n, 4, 2).
-        values: float64 (n,).
+        squares: common squares, world (row, column), int64 (n, 2).
+        probs: changes of P(left), P(down), P(up), P(right), P(stay), float64 (n, 5).
+        arrows: changes of the net arrows (right, up), float64 (n, 2).
+        components: changes of the arrow of each direction, float64 (n, 4, 2).
+        values: changes of the values, float64 (n,).
     """
 
     squares: np.ndarray
@@ -163,14 +165,16 @@ class Difference:
 
     @property
     def mean_total_variation(self) -> float:
-        """Mean of ``total_variation``."""
+        """Mean of ``total_variation`` over the squares."""
         return float(self.total_variation.mean())
 
     @property
     def published_size(self) -> float:
-        """Euclidean norm of the changes of the four movement probabilities, over 2 n, as
-        ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n); use it only to compare with
-        published numbers."""
+        """Euclidean norm of the changes of the four movement probabilities, divided by 2 n.
+
+        ``procgen-tools`` prints this number. It shrinks as 1 / sqrt(n); use it only for comparison
+        with published numbers.
+        """
         return float(np.linalg.norm(self.probs[:, :STAY]) / (2 * len(self.squares)))
 
 
@@ -178,7 +182,7 @@ def difference(original: Field, patched: Field) -> Difference:
     """Subtract ``original`` from ``patched``.
 
     Raises:
-        UserError: if their memories differ, or the fields have no square in common.
+        UserError: if the fields differ in memory, or have no square in common.
     """
     if original.memory != patched.memory:
         raise UserError("fields whose agents saw the squares with different memories "
@@ -202,10 +206,11 @@ def direction_between(square: Square, beside: Square) -> int:
 
 
 def stamp_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames that are composed of stamps.
+    """Return a source of frames composed from stamps.
 
     Raises:
-        UserError: in memory mode, where the view moves with the mouse, and with backgrounds.
+        UserError: if the level has backgrounds, or is of memory mode, whose view moves with the
+            mouse.
     """
     if state.use_backgrounds:
         raise UserError("frames with backgrounds are not put together from stamps; draw them "
@@ -215,7 +220,7 @@ def stamp_frames(state: MazeState) -> FrameSource:
 
 
 def drawn_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames that Procgen draws, through ``set_state``."""
+    """Return a source of frames that Procgen renders after ``set_state``."""
     def frames(squares: np.ndarray, facing: np.ndarray) -> np.ndarray:
         return draw([state.with_grid(dataclasses.replace(
             state.grid, mouse=Square(*square), facing=int(side)))
@@ -224,13 +229,13 @@ def drawn_frames(state: MazeState) -> FrameSource:
 
 
 def frame_source(state: MazeState) -> FrameSource:
-    """Return the fastest source of frames of a level."""
+    """Return the fastest source of frames that supports a level."""
     stamped = state.distribution_mode != "memory" and not state.use_backgrounds
     return stamp_frames(state) if stamped else drawn_frames(state)
 
 
 def frames_at(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndarray:
-    """Return a frame of each level with the mouse on a square, facing 0, uint8 (n, 64, 64, 3)."""
+    """Return a frame of each level with the mouse on its square, facing 0, uint8 (n, 64, 64, 3)."""
     return np.concatenate([frame_source(state)(np.array([square]), np.zeros(1, np.int64))
                            for state, square in zip(states, squares, strict=True)])
 
@@ -239,20 +244,20 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
                  memory: str = START, frames: FrameSource | None = None) -> Field:
     """Compute the field of an agent on a level.
 
-    Active patches act on it; a square's step is then its distance from the mouse, and its episode
-    its number among the squares.
+    Active patches apply. In the batch metadata, the step of a square is its distance from the
+    mouse, and its episode is its index among the squares.
 
     Args:
-        policy: on the device of ``compute``.
+        policy: agent, on the device of ``compute``.
         compute: device, precision and memory layout.
-        state: the level; its mouse is where an episode starts.
-        facing: of the mouse, 0 or 1.
-        memory: of recurrent agents: ``start``, or ``walked``, which leaves out squares that no walk
-            reaches, such as those behind the cheese.
+        state: the level; episodes start at its mouse's square.
+        facing: facing of the mouse, 0 or 1.
+        memory: memory of recurrent agents: ``start``, or ``walked``, which leaves out unreachable
+            squares, such as squares behind the cheese.
         frames: source of the frames; by default :func:`frame_source` of the level.
 
     Raises:
-        UserError: if there is no such facing or memory.
+        UserError: if ``facing`` or ``memory`` has another value.
     """
     if facing not in (0, 1):
         raise UserError(f"the facing of the mouse must be 0 or 1, not {facing}")
@@ -281,7 +286,7 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
 
 def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
                  memory: str = START, frames: FrameSource | None = None) -> tuple[Field, Field]:
-    """Compute the fields of facing 0 and 1; see :func:`vector_field`."""
+    """Compute the fields with facing 0 and 1; see :func:`vector_field`."""
     left, right = (vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
                    for facing in (0, 1))
     return left, right
@@ -289,11 +294,13 @@ def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
 
 def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, values: np.ndarray,
                      facings: Sequence[int], memory: str) -> tuple[Field, ...]:
-    """Split outputs on squares, facing by facing, into a field per facing.
+    """Split the outputs of a batch into one field per facing.
 
     Args:
-        squares: (n, 2).
-        log_probs, values: float32 (F n, A) and (F n,).
+        squares: squares of each field, world (row, column), (n, 2).
+        log_probs: log-probabilities of the actions, facing by facing, float32 (F n, A).
+        values: values, facing by facing, float32 (F n,).
+        facings: facings of the fields.
     """
     parts = zip(facings, np.split(log_probs, len(facings)), np.split(values, len(facings)))
     return tuple(Field(grid, squares, logs, value, facing, memory)
@@ -301,19 +308,20 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
 
 
 class ResumedField:
-    """The frames of a level, run up to a layer, from which fields are resumed.
+    """Forward passes of a level's frames up to a layer, which can be resumed there.
 
     Args:
-        forward: agent and layer.
-        squares: of the mouse; agents with memory see each as at an episode's start.
-        facings: of the mouse.
+        forward: forward pass of the agent, split at the layer.
+        state: the level.
+        squares: squares of the mouse; recurrent agents have the state of an episode's start.
+        facings: facings of the mouse.
 
     Attributes:
-        grid: of the level.
-        squares: int64 (n, 2).
-        facings: F of them.
+        grid: grid of the level.
+        squares: squares of the mouse, int64 (n, 2).
+        facings: the F facings of the mouse.
         memory: as in :class:`Field`.
-        prefix: the R passes up to the layer.
+        prefix: the R forward passes up to the layer.
     """
 
     def __init__(self, forward: PartialForward, state: MazeState, squares: Sequence[Square],
@@ -331,32 +339,34 @@ class ResumedField:
     @torch.no_grad()
     def resume(self, activations: Tensor | None = None, rows: np.ndarray | None = None
                ) -> tuple[np.ndarray, np.ndarray]:
-        """Return log-probabilities of the actions (P, A) and values (P,).
+        """Resume the forward passes; return log-probabilities (P, A) and values (P,), float32.
 
         Args:
-            activations: replace the layer's output (P, C, H, W); by default it is kept.
-            rows: frame of each pass (P,); by default all in order.
+            activations: replacement of the layer's output (P, C, H, W); by default it is kept.
+            rows: frame of each resumed pass (P,); by default all frames in order.
         """
         output = self.prefix.run_from(activations, None if rows is None else torch.as_tensor(rows))
         return output.log_probs.float().cpu().numpy(), output.values.float().cpu().numpy()
 
 
 def _without_cheese(grid: Grid) -> Grid:
-    """Return the squares that an episode can pass: the cheese, which ends it, becomes a wall."""
+    """Return the grid with the cheese as a wall: an episode ends there and cannot pass it."""
     return dataclasses.replace(grid, cells=np.where(grid.cells == CHEESE, WALL, grid.cells))
 
 
 def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
           run: Callable[[np.ndarray, np.ndarray, Tensor], PolicyOutput]) -> None:
-    """Write into ``entering`` (n, D) the recurrent states after walking from the mouse to squares.
+    """Compute the recurrent states after walking from the mouse to each square.
 
     Args:
-        steps: from the mouse to each square, (n,), -1 where no walk leads.
+        squares: squares to walk to, world (row, column), (n, 2).
+        steps: number of steps from the mouse to each square (n,), -1 if unreachable.
+        entering: recurrent states on arrival (n, D), modified in place.
         run: runs the agent on some squares, with facings and recurrent states.
     """
     passable = _without_cheese(grid)
     rows = {tuple(square): row for row, square in enumerate(squares.tolist())}
-    before = np.full(len(squares), -1)  # the square from which the walk comes, as its row
+    before = np.full(len(squares), -1)  # row of the previous square of the walk
     sides = np.full(len(squares), grid.facing)  # the mouse's facing on arrival
     for distance in range(1, steps.max() + 1):
         reached = np.flatnonzero(steps == distance)
@@ -373,11 +383,13 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
 
 def reference_frames(env: EnvConfig, without: Collection[int], size: int,
                        seed: int) -> ReferenceSet:
-    """Draw frames of random levels of maze, with the mouse on a random free square.
+    """Draw frames of random maze levels, with the mouse on a random free square.
 
     Args:
-        without: seeds of measured levels, none of which is used.
+        env: environment configuration of the levels.
+        without: seeds of measured levels, which are excluded.
         size: number of frames.
+        seed: seed of the random draws.
     """
     seeds = [number for number in env.draw_levels(size + len(without), seed)
              if number not in without][:size]

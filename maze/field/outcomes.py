@@ -1,13 +1,13 @@
-"""Outcomes of the fields of a level: at the decision square, over all squares, and exact ones.
+"""Outcomes of a level's fields: at the decision square, over all squares, and exact probabilities.
 
-The unit of statistics is the level, so every outcome is one number per level; those of a fork are
-missing (NaN) for other kinds of level.
+The unit of statistics is the level, so every outcome is one number per level. Outcomes that are
+defined for forks only are NaN for other kinds of level.
 
-Exact probabilities: a policy without memory acts on the frame alone, which the mouse's square and
-facing determine. An episode is therefore a Markov chain over (square, facing), and its
-probabilities need no sampling.
+Exact probabilities: a policy without memory acts on the frame alone, which is determined by the
+mouse's square and facing. An episode is therefore a Markov chain over (square, facing), and its
+probabilities can be computed without sampling.
 
-Letters in shape comments: m free squares, with cheese; k targets; n levels.
+Symbols in shapes: m free squares, including the cheese; k targets; n levels.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from maze.field.fields import (
 )
 from maze.level.grid import Grid, Square
 
-EPISODE_STEPS = 500  # after which a level ends without reward
+EPISODE_STEPS = 500  # steps after which an episode ends without reward
 # At the decision square of a fork.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
-# Over all squares; the last three say whether the agent still knows how to move.
+# Over all squares; the last three show whether the agent can still navigate.
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
 # From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
-# Of a field compared with the one without patches.
+# Differences between the patched and the unpatched field.
 OF_CHANGE = ("mean_total_variation", "published_size", "direction_changed")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
-    """The Markov chain of a policy without memory on a level; :meth:`of` builds it.
+    """Markov chain of a policy without memory on a level; built by :meth:`of`.
 
-    A state is a square and a facing. States of the cheese, which ends the episode, are absorbing.
+    A state is a square and a facing. States at the cheese, which ends the episode, are absorbing.
 
     Attributes:
-        grid: the level; an episode starts at its mouse's square and facing.
-        transition: probability of each state (columns) after a step from each state (rows), float64
-            (2 m, 2 m): facing 0 of all squares, then facing 1.
+        grid: the level; episodes start with its mouse's square and facing.
+        transition: sparse transition matrix, from states (rows) to next states (columns), float64
+            (2 m, 2 m); all squares with facing 0, then all with facing 1.
     """
 
     grid: Grid
@@ -64,7 +64,7 @@ class Chain:
         """Build the chain of a level.
 
         Args:
-            fields: of facing 0 and 1.
+            fields: the level's fields with facing 0 and 1.
 
         Raises:
             UserError: if the agent has a memory.
@@ -97,7 +97,7 @@ class Chain:
         return int(number[self.grid.mouse]) + self.grid.facing * (int(number.max()) + 1)
 
     def reaching(self, targets: Sequence[Square], steps: int = EPISODE_STEPS) -> np.ndarray:
-        """Return the probability that the mouse reaches each target within some steps, (k,).
+        """Return the probability of reaching each target within ``steps`` steps, float64 (k,).
 
         It is 1 for the square where the episode starts.
 
@@ -118,8 +118,9 @@ class Chain:
 
     def before(self, squares: Iterable[Square], others: Iterable[Square],
                steps: int = EPISODE_STEPS) -> float:
-        """Return the probability that the mouse reaches one of some squares before any of the
-        others, within some steps. The square where it starts counts.
+        """Return the probability of reaching one of ``squares`` before any of ``others``.
+
+        Only the first ``steps`` steps count. The square where the episode starts counts as reached.
 
         Raises:
             UserError: if a square is in both sets.
@@ -141,14 +142,14 @@ class Chain:
         return float(reached[self._start])
 
     def expected_steps(self, steps: int = EPISODE_STEPS) -> float:
-        """Return the expected number of steps until the mouse is on cheese, at most ``steps``."""
+        """Return the expected number of steps until the cheese is reached, at most ``steps``."""
         number = _numbers(self.grid)
         half = self.transition.shape[0] // 2
         left = np.ones(2 * half)
         for square in self.grid.cheeses:
             left[[number[square], half + number[square]]] = 0
         total = 0.0
-        for _ in range(steps):  # left: probability that the episode still goes on after so many
+        for _ in range(steps):  # left: probability that the episode has not ended by then
             total += left[self._start]
             left = self.transition @ left
         return float(total)
@@ -156,12 +157,12 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Reaching:
-    """Exact probabilities of the course of an episode of a level with one cheese.
+    """Exact probabilities for an episode on a level with one cheese.
 
     Attributes:
-        cheese: the mouse reaches the cheese within the episode's steps.
-        cheese_first: it does so before it is on another square of the region.
-        region_first: it is on another square of the region before.
+        cheese: probability of reaching the cheese within the episode's steps.
+        cheese_first: probability of reaching the cheese before any other square of the region.
+        region_first: probability of reaching another square of the region before the cheese.
         steps: expected length of the episode.
     """
 
@@ -172,15 +173,16 @@ class Reaching:
 
 
 def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -> Reaching:
-    """Compute exact probabilities of a level.
+    """Compute the exact probabilities of a level.
 
     Args:
-        fields: of facing 0 and 1, of a policy without memory.
+        fields: fields of a policy without memory, with facing 0 and 1.
         region: rows and columns of the top right region.
-        steps: length of an episode.
+        steps: maximum length of an episode.
 
     Raises:
-        UserError: if the agent has a memory, there is not one cheese, or no such region.
+        UserError: if the agent has a memory, there is not exactly one cheese, or the region is
+            less than 1 or larger than the world.
     """
     chain, grid = Chain.of(fields), fields[0].grid
     inside = grid.region(region) & grid.is_free
@@ -194,10 +196,10 @@ def path_probability(field: Field, target: Square) -> float:
     """Return the published *normalised path probability* of a square.
 
     It is the geometric mean of the probabilities of the steps along the path from the mouse to the
-    square, without a step from the cheese's own square; for the mouse's own square it is P(stay).
+    square, excluding steps from the cheese's square; for the mouse's own square it is P(stay).
 
     Raises:
-        UserError: if no path leads to the square.
+        UserError: if the square cannot be reached.
     """
     path = field.grid.path(field.grid.mouse, target)
     if len(path) == 1:
@@ -213,13 +215,14 @@ def _numbers(grid: Grid) -> np.ndarray:
 
 
 def at_decision_square(field: Field) -> dict[str, float]:
-    """Return the outcomes AT_DECISION of a fork.
+    """Return the outcomes AT_DECISION of a fork by name.
 
-    They are the probabilities of the first steps to cheese and corner and of everything else, the
-    log-odds of the first two, the entropy of left, down, up, right and stay (nats), and the value.
+    They are the probabilities of the first steps to cheese and corner and of all other moves, the
+    log-odds of cheese against corner, the entropy of left, down, up, right and stay in nats, and
+    the value.
 
     Raises:
-        UserError: if the level is no fork.
+        UserError: if the level is not a fork.
     """
     to_cheese, to_corner = decision_steps(field.grid)
     row = [field.row(field.grid.decision_square())]
@@ -232,7 +235,7 @@ def decision_steps(grid: Grid) -> tuple[int, int]:
     """Return the directions of the first steps to cheese and corner from the decision square.
 
     Raises:
-        UserError: if the level is no fork.
+        UserError: if the level is not a fork.
     """
     square = grid.decision_square()
     to_cheese, to_corner = (direction_between(square, step) for step in grid.first_steps())
@@ -241,12 +244,12 @@ def decision_steps(grid: Grid) -> tuple[int, int]:
 
 def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarray,
                  to_corner: np.ndarray) -> np.ndarray:
-    """Compute AT_DECISION of several levels, float64 (n, outcomes).
+    """Compute the outcomes AT_DECISION of several levels, float64 (n, 6).
 
     Args:
-        log_groups: log-probabilities of left, down, up, right, stay at their decision squares,
+        log_groups: log-probabilities of left, down, up, right, stay at the decision squares,
             (n, 5).
-        values: at their decision squares (n,).
+        values: values at the decision squares (n,).
         to_cheese, to_corner: directions of the first steps, from :func:`decision_steps`, (n,).
     """
     probs, rows = np.exp(log_groups), np.arange(len(log_groups))
@@ -258,9 +261,10 @@ def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarr
 
 
 def value_agreement(field: Field) -> float:
-    """Return the share of squares where the likeliest move leads to the neighbour of highest value.
+    """Return the share of squares whose most likely move leads to the neighbour of highest value.
 
-    The cheese, which ends the episode with its reward, is above all others; walls do not count.
+    The cheese, which ends the episode with its reward, counts as the highest value; walls are
+    ignored.
     """
     grid = field.grid
     heights = np.pad(field.map(field.values), 1, constant_values=np.nan)
@@ -275,14 +279,14 @@ def value_agreement(field: Field) -> float:
 
 def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field | None = None,
              region: int = 5, steps: int = EPISODE_STEPS) -> dict[str, float]:
-    """Compute all outcomes of a level by name; NaN where one is not defined.
+    """Compute all outcomes of a level by name; undefined outcomes are NaN.
 
     Args:
-        field: with facing 0, or the only one.
+        field: field with facing 0, or the only field.
         unpatched: field of the same level without patches, for OF_CHANGE.
         other_facing: field with facing 1, for EXACT.
         region: rows and columns of the top right region, for EXACT.
-        steps: length of an episode, for EXACT.
+        steps: maximum length of an episode, for EXACT.
     """
     grid = field.grid
     values = dict.fromkeys((*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE), np.nan)

@@ -1,18 +1,18 @@
-"""The page of mazes on disk: the format of its data, and their writer.
+"""Files of the maze page: data format and writer.
 
 Layout::
 
     index.html, maze.js, maze.css       the page, as `make web` built it
-    settings.json                       what made the folder (common/results.py)
-    data/manifest.js                    names of agents, their layers, modes, levels
-    data/stamps_easy.js                 the stamps of a mode, arrays as in ``Stamps``
+    settings.json                       settings that the folder was written with
+    data/manifest.js                    agents with their layers, modes, levels
+    data/stamps_easy.js                 stamps of a mode, arrays as in ``Stamps``
     data/agent_00.js                    weights of an agent, by their names in its file
 
-Data files are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain JSON,
-that of the others is arrays; weights are float32 in their own layouts. Agents are numbered from 0.
+Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON, the other
+files contain arrays; weights are float32 in PyTorch's layouts. Agents are numbered from 0.
 
-``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` computes what
-``agents/networks.py`` does, and a test compares the two.
+``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` reimplements
+``agents/networks.py``, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from common.page_files import PageFolder, data_script, encoded
 from maze.field.stamps import Stamps
 from maze.level.state import WORLD_DIMS, MazeState
 
-FORMAT = 2  # that web/maze/lib/data.js reads
+FORMAT = 2  # version that web/maze/lib/data.js reads
 
 
 class MazePageFolder(PageFolder):
-    """File names of a page of mazes."""
+    """Folder of a maze page."""
 
     PAGE = "maze"
 
@@ -43,7 +43,7 @@ def check_agent(policy: Policy, path: Path) -> None:
     """Check that the page can run an agent.
 
     Raises:
-        UserError: if it has a memory, edits, or another network than IMPALA.
+        UserError: if the agent has a memory or edits, or its network is not IMPALA.
     """
     if policy.edits:
         raise UserError(f"the agent in {path} is an edited one, and the page runs its weights "
@@ -62,11 +62,11 @@ def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequenc
     """Write the page and its data into an existing folder.
 
     Args:
-        agents: feed-forward IMPALA networks, see :func:`check_agent`, by name.
-        files: of the agents, in the same order.
-        levels: with their names.
-        modes: of the mazes that can be drawn, including those of the levels; the first one is
-            shown at the start.
+        agents: feed-forward IMPALA networks by name, see :func:`check_agent`.
+        files: agent files, in the order of ``agents``.
+        levels: levels with their names, as (name, level).
+        modes: distribution modes that the page offers, including the modes of ``levels``; the
+            first one is shown at the start.
     """
     folder.copy_page()
 

@@ -1,7 +1,7 @@
-"""Figures and films of fields: arrows over a level, heat maps of its squares.
+"""Figures and films of fields: arrows over a level and heat maps of its squares.
 
-Coordinates are those of the world: column to the right and row upwards, a square one unit wide.
-Letters in shape comments: W side of the world; n squares; H' W' C a picture.
+Coordinates are world coordinates: x is the column, y the row from the bottom, and a square is one
+unit wide. Symbols in shapes: W side of the world; n squares; H' W' C dimensions of an image.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from maze.level.state import MazeState, draw
 PANEL_INCHES = 4.2
 FILM_FRAMES_PER_SECOND = 4
 _CELL_COLOURS = ListedColormap(("#7A6A58", "#161616", ORANGE))  # wall, free, cheese
-_WIDTH = 0.005  # of an arrow, in widths of a picture of 25 x 25 squares
-_LENGTH = 0.9  # of an arrow of probability 1, in squares
-_SHORTEST = 0.05  # arrows below show no direction
+_WIDTH = 0.005  # width of an arrow, relative to a panel of 25 x 25 squares
+_LENGTH = 0.9  # length of an arrow of probability 1, in squares
+_SHORTEST = 0.05  # arrows of a smaller probability are not drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Style in which fields are drawn.
+    """Options for drawing fields.
 
     Attributes:
-        components: draw an arrow per direction, as long as its probability, instead of net arrows.
-        margin: draw the walls around the maze, too.
-        marked: squares to mark, such as those where a patch acts.
+        components: whether to draw an arrow per direction, as long as its probability, instead of
+            net arrows.
+        margin: whether to draw the walls around the maze, too.
+        marked: squares to mark, such as squares where a patch acts.
     """
 
     components: bool = False
@@ -60,13 +61,13 @@ PLAIN = Style()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Panel:
-    """Arrows over a level.
+    """Panel of a figure with arrows over a level.
 
     Attributes:
         title: title of the panel.
         grid: the level.
         shown: field or difference whose arrows are drawn.
-        view: the person view, uint8 (512, 512, 3); by default the cells are drawn.
+        view: person view of the level, uint8 (512, 512, 3); by default the cells are drawn.
     """
 
     title: str
@@ -76,14 +77,14 @@ class Panel:
 
 
 def compared(original: Panel, patched: Panel) -> list[Panel]:
-    """Return panels of a field without patches, of the one with them, and of their difference."""
+    """Return panels of the unpatched field, the patched field and their difference."""
     change = difference(cast(Field, original.shown), cast(Field, patched.shown))
     title = f"difference\nmean total variation {change.mean_total_variation:.3f}"
     return [original, patched, Panel(title, original.grid, change, original.view)]
 
 
 def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
-    """Draw panels side by side."""
+    """Return a figure with panels side by side."""
     figure = Figure(figsize=(PANEL_INCHES * len(panels), PANEL_INCHES + 0.8), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         _draw_level(axes, panel.grid, panel.view, style)
@@ -106,8 +107,8 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
     """Write heat maps side by side, atomically.
 
     Args:
-        maps: by title. Maps of squares, (W, W), have row 0 at the bottom and NaN for other cells,
-            as from ``Field.map``. Maps of another size are those of a channel (rows, columns), with
+        maps: maps by title. Maps of squares, (W, W), have row 0 at the bottom and NaN for other
+            cells, as from ``Field.map``. Maps of another shape show a channel (rows, columns), with
             row 0 at the top, and cover the whole frame.
     """
     figure = Figure(figsize=(PANEL_INCHES * len(maps), PANEL_INCHES + 0.5), layout="constrained")
@@ -131,8 +132,8 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
     """Write figures of one size as a film, atomically, each shown for a quarter of a second.
 
     Args:
-        stills: optional file with ``num_stills`` evenly spaced figures side by side, including the
-            first and the last one; all, if there are fewer.
+        stills: optional image file with ``num_stills`` evenly spaced figures side by side,
+            including the first and the last; all figures if there are fewer.
     """
     pictures = list(_pictures(figures))
     write_video(path, iter(pictures), FILM_FRAMES_PER_SECOND)
@@ -190,7 +191,7 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
     places = np.broadcast_to(shown.squares[:, None, ::-1] + 0.5, arrows.shape)
     long_enough = np.linalg.norm(arrows, axis=-1) >= _SHORTEST
     (x, y), (right, up) = places[long_enough].T, arrows[long_enough].T
-    # Procgen's floor is black: light colours are seen on it.
+    # Light colours are visible on Procgen's black floor.
     colour = SKY_BLUE if isinstance(shown, Difference) else YELLOW
     axes.quiver(x, y, right, up, color=colour, angles="xy", scale_units="xy", scale=1 / _LENGTH,
                 units="width", width=_WIDTH * 25 / _shown_side(panel.grid, style), zorder=3)
@@ -199,7 +200,7 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
 def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
     """Draw a ring at the decision square of a fork, and crosses at the marked squares."""
     size = 260 / _shown_side(grid, style)
-    with contextlib.suppress(UserError):  # only a fork has one
+    with contextlib.suppress(UserError):  # only forks have a decision square
         square = grid.decision_square()
         axes.plot(square.column + 0.5, square.row + 0.5, "o", markerfacecolor="none",
                   markeredgecolor=VERMILION, markeredgewidth=2, markersize=size, zorder=4)
@@ -211,7 +212,7 @@ def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
-    """Draw the figures of an arm that the folder lacks."""
+    """Draw the figures of an arm that are missing from the folder."""
     for name, view in with_progress(views.items(), len(views), "level"):
         sides = fields[name]
         grid = sides[0].grid
@@ -226,7 +227,7 @@ def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:
-    """Return maps of value, path probability and, with both facings, exact probability."""
+    """Return maps (W, W) of value, path probability and, with both facings, exact probability."""
     field = sides[0]
     reached = field.grid.distances(field.grid.mouse) >= 0
     maps = {"value": field.map(field.values)}
@@ -244,7 +245,7 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
 
 def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
               style: Style) -> Iterator[Figure]:
-    """Draw a level's field of each arm next to the one without patches, and their difference."""
+    """Yield a figure per arm with a level's unpatched and patched field and their difference."""
     grid = fields[UNPATCHED][level][0].grid
     original = Panel(UNPATCHED, grid, fields[UNPATCHED][level][0], view)
     for arm, by_level in fields.items():
@@ -255,7 +256,7 @@ def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.n
 
 def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOptions,
                      view: np.ndarray, style: Style) -> Iterator[Figure]:
-    """Draw a level's field of each of several agent files."""
+    """Yield a figure of a level's field for each of several agent files."""
     for path in files:
         policy = load_agent(path, options.compute.device)
         field = dataclasses.replace(options, policy=policy).field(state)
@@ -263,7 +264,7 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
 
 
 def over_cheese(state: MazeState, options: FieldOptions, style: Style) -> Iterator[Figure]:
-    """Draw a level's field with the cheese on each of its squares except the mouse's."""
+    """Yield a figure of a level's field for each square of the cheese except the mouse's."""
     for square in state.grid.squares():
         if square != state.grid.mouse:
             moved = state.with_cheese(square)

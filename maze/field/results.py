@@ -1,29 +1,29 @@
-"""Fields of several arms, that is of several lists of patches, on the same levels.
+"""Result folder with the fields of several arms on the same levels; an arm is a list of patches.
 
-A field that the folder holds is read; a missing one is computed and written.
+Existing fields are read; missing ones are computed and written.
 
 Layout::
 
-    settings.json                       what made the fields
-    differences.csv                     a row for each arm and level: outcomes, see outcomes.py
-    moved.csv                           a row for each patch of an arm: how far it moved its output
-    <arm>/patches.json                  the patches of the arm, as they are written down
-    <arm>/field_<level>.npz             the field of a level; level is its seed
-    <arm>/field_<level>_facing_1.npz    the same with the mouse facing the other way, if asked for
-    <arm>/field_<level>.png             the field, or what the patches change
-    <arm>/maps_<level>.png              value and probabilities of reaching each square
-    films/<name>_<level>.mp4
-    films/<name>_<level>.png            some moments of it side by side, if asked for
+    settings.json                       settings of the run
+    differences.csv                     a row of outcomes per arm and level, see outcomes.py
+    moved.csv                           a row per patch of an arm: mean size of its change
+    <arm>/patches.json                  metadata of the arm's patches
+    <arm>/field_<level>.npz             field of a level; <level> is its seed
+    <arm>/field_<level>_facing_1.npz    field with facing 1, if requested
+    <arm>/field_<level>.png             figure of the field, or of its change by the patches
+    <arm>/maps_<level>.png              value and probability of reaching each square
+    films/<name>_<level>.mp4            film
+    films/<name>_<level>.png            stills of the film side by side, if requested
 
-An ``.npz`` file has ``squares`` (n, 2) int16, inner row and column; ``log_probs`` (n, 15),
+An ``.npz`` file contains ``squares`` (n, 2) int16, inner row and column; ``log_probs`` (n, 15),
 ``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
-top to bottom, a text a row as in a level file, with the mouse where the episode starts;
-``maze_dim``, ``level_facing`` (at the episode's start), ``facing`` and ``memory`` (of the field);
-``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), how far each patch
-moved an output.
+top to bottom, one string per row as in a level file, with the mouse where the episode starts;
+``maze_dim``; ``level_facing``, at the episode's start; ``facing`` and ``memory`` of the field;
+``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), the layer of each
+patch, the number of frames on which it acted, and the mean sizes of its change.
 
-Levels can be divided among shards: each writes fields; tables, pictures and settings follow when
-the shards are joined.
+Levels can be divided among shards. Each shard writes its fields; tables, figures and settings are
+written when the shards are joined.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ UNPATCHED = "unpatched"  # the arm without patches
 OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
 _COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,
             **dict.fromkeys((*OUTCOMES, "facing_variation"), float)}
-_SIZES = ("in_std", "norm", "relative")  # of a ChangeSize
+_SIZES = ("in_std", "norm", "relative")  # sizes in a ChangeSize
 FIELDS_FILES = Schema(
     "fields", "python -m maze.fields", items={
         "patches": Entry("{}/patches.json", Json()),
@@ -78,10 +78,11 @@ FIELDS_FILES = Schema(
 
 
 def key_of(level: str, facing: int, facings: Sequence[int]) -> str:
-    """Return the level's part of the key of a field.
+    """Return the part of a field's key that identifies level and facing.
 
     Args:
-        facing: of the mouse in the field.
+        level: name of the level.
+        facing: facing of the mouse in the field.
         facings: all facings in the folder.
     """
     return f"{level}_facing_{facing}" if len(facings) > 1 and facing else level
@@ -92,7 +93,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
     """Write a field.
 
     Args:
-        moved: how far each patch moved an output, from ``ActivePatches.changes``.
+        moved: size of each patch's change, from ``ActivePatches.changes``.
     """
     grid = field.grid
     sizes = [[size.pictures, *(getattr(size, name) for name in _SIZES)] for size in moved]
@@ -106,7 +107,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
 
 
 def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[ChangeSize]]:
-    """Read a field, and how far each patch moved an output.
+    """Read a field and the size of each patch's change.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -133,13 +134,13 @@ def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[Chan
 
 
 def add_arm(store: ResultStore, arm: str, patches: dict) -> None:
-    """Record the patches of an arm, before its fields are added.
+    """Record the patches of an arm before its fields are written.
 
     Args:
-        patches: ``OpenedPatches.metadata``.
+        patches: metadata of the patches, ``OpenedPatches.metadata``.
 
     Raises:
-        UserError: if there is an arm of this name with other patches.
+        UserError: if the folder has an arm of this name with other patches.
     """
     if first_difference(store.compute("patches", arm, function=lambda: patches), patches, ()):
         raise UserError(f"{store.path / arm} holds fields with other patches; give the arm "
@@ -148,11 +149,11 @@ def add_arm(store: ResultStore, arm: str, patches: dict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FieldOptions:
-    """Agent and options with which fields are computed.
+    """Agent and options for computing fields.
 
     Attributes:
         policy, compute, memory: as in ``vector_field``.
-        facings: of the mouse, a field each.
+        facings: facings of the mouse; a field is computed for each.
     """
 
     policy: Policy
@@ -161,7 +162,7 @@ class FieldOptions:
     memory: str
 
     def field(self, state: MazeState, facing: int | None = None) -> Field:
-        """Compute the field of a level, by default of the first facing."""
+        """Compute the field of a level, by default with the first facing."""
         return vector_field(self.policy, self.compute, state, memory=self.memory,
                             facing=self.facings[0] if facing is None else facing)
 
@@ -169,17 +170,19 @@ class FieldOptions:
 def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
                   levels: Mapping[str, MazeState], options: FieldOptions, std: Mapping[str, Tensor]
                   ) -> tuple[dict[str, Fields], list[dict]]:
-    """Return the fields of an arm by level; those that the folder lacks are computed.
+    """Return the fields of an arm by level; missing fields are computed and written.
 
     Args:
-        patches: opened for the agent.
-        std: standard deviations of the patched layers' units, the unit of the sizes of the changes.
+        patches: patches of the arm, opened for the agent.
+        levels: levels by name.
+        std: standard deviations of the patched layers' units, by layer; sizes of changes are
+            given in these.
 
     Returns:
-        The fields, and the sizes of the changes by the patches, for :func:`moved_table`.
+        The fields, and the sizes of the patches' changes for :func:`moved_table`.
 
     Raises:
-        UserError: if the folder has another level of the same name.
+        UserError: if a field in the folder belongs to another level of the same name.
     """
     fields, moved = {}, []
     for name, state in with_progress(levels.items(), len(levels), "level"):
@@ -203,10 +206,10 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """Return a row per patch of an arm with mean sizes of its change over all frames.
+    """Return a row per patch of an arm with the mean sizes of its change over all frames.
 
     Args:
-        moved: from :func:`fields_of_arm`.
+        moved: sizes of changes, from :func:`fields_of_arm`.
     """
     sizes = [field.name for field in dataclasses.fields(ChangeSize)]
     table = pd.DataFrame(moved, columns=["arm", "patch", *sizes])

@@ -1,12 +1,12 @@
-"""Frames of mazes put together from stamps, equal to Procgen's pixel for pixel.
+"""Frames of mazes composed from stamps, identical to Procgen's frames in every pixel.
 
 Procgen draws a maze without backgrounds on black: the cells column by column from the left, each
-column from below, and the mouse last. What a cell shows depends on its place and content alone, so
-it is rendered once and laid over what lies below. Pixels of cells are opaque or clear; the mouse
-has edges that are half transparent, hence an opacity, measured on black and on walls.
+column from the bottom, and the mouse last. The image of a cell depends on its position and content
+alone, so it is rendered once and drawn over earlier cells. Pixels of cells are opaque or
+transparent; the mouse has semi-transparent edges, so its opacity is measured on black and on walls.
 
-Letters in shape comments: W side of the world in cells, P = 64 * 64 pixels, K cells that may show
-at a pixel, M pixels of a mouse, n frames.
+Symbols in shapes: W side of the world in cells, P = 64 * 64 pixels, K cells that may be visible at
+a pixel, M pixels of a mouse, n frames.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 CACHE_FOLDER = "procgen-agent-interpretability"
-FORMAT = 1  # of the cache; a new one when what is rendered or how it is stored changes
+FORMAT = 1  # version of the cache; increase it when the stamps or their storage change
 FRAMES_AT_A_TIME = 64
-_CONTENTS = (WALL, CHEESE)  # that show; in the tables they are 1 and 2, a free cell is 0
+_CONTENTS = (WALL, CHEESE)  # visible contents, 1 and 2 in the tables; a free cell is 0
 _COLOUR = np.dtype("<u4")
 
 logger = logging.getLogger(__name__)
@@ -39,17 +39,17 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Stamps:
-    """The stamps of a distribution mode; :meth:`of` finds or renders them.
+    """Stamps of a distribution mode; :meth:`of` loads or renders them.
 
     Attributes:
-        cells: at each pixel the cells that may show there, in the order in which they are drawn,
-            as row * W + column, or W * W for none. int16 (K, P).
-        colours: what they show there, by content: nothing, a wall, a cheese. uint32 (3, K, P), red
-            in the lowest byte, then green and blue; 0 where what lies below shows.
-        mouse_pixels: the pixels of a mouse in a cell, by facing, int16 (W * W, 2, M); the last one
-            is repeated where there are fewer.
-        mouse_colours: what it adds to them, uint8 (W * W, 2, M, 3).
-        mouse_opacity: from 0 to 255, uint8 (W * W, 2, M).
+        cells: cells that may be visible at each pixel, in drawing order, as row * W + column, or
+            W * W for none. int16 (K, P).
+        colours: colours of these cells at the pixel, by content: nothing, a wall, a cheese. uint32
+            (3, K, P), red in the lowest byte, then green and blue; 0 where transparent.
+        mouse_pixels: pixels covered by a mouse in each cell, by facing, int16 (W * W, 2, M), padded
+            with copies of the last one.
+        mouse_colours: colours of the mouse times its opacity, uint8 (W * W, 2, M, 3).
+        mouse_opacity: opacity of the mouse, from 0 to 255, uint8 (W * W, 2, M).
     """
 
     cells: np.ndarray
@@ -61,13 +61,13 @@ class Stamps:
     @classmethod
     @functools.lru_cache
     def of(cls, distribution_mode: str) -> Stamps:
-        """The stamps of a mode: from the cache folder, or rendered with Procgen and kept there.
+        """Return the stamps of a mode, from the cache folder or rendered with Procgen and cached.
 
         Args:
             distribution_mode: ``easy`` or ``hard``.
 
         Raises:
-            UserError: for any other mode.
+            UserError: if the mode is another one.
         """
         if distribution_mode == "memory":
             raise UserError("frames of memory mode are not put together from stamps: its view "
@@ -93,7 +93,7 @@ class Stamps:
         """Read the stamps of a cache file.
 
         Raises:
-            UserError: if the file is damaged, of another format, or not as it was written.
+            UserError: if the file is damaged, has another format, or was modified.
         """
         arrays = read_arrays(path, "file of stamps")
         version, digest = arrays.pop("format", None), arrays.pop("digest", None)
@@ -106,7 +106,7 @@ class Stamps:
         raise UserError(f"the file of stamps {path} is damaged: it is not as it was written")
 
     def _digest(self) -> np.ndarray:
-        """SHA-256 of all arrays with their types and shapes, uint8 (32,)."""
+        """Return the SHA-256 digest of all arrays with their types and shapes, uint8 (32,)."""
         digest = hashlib.sha256()
         for name, array in dataclasses.asdict(self).items():
             digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
@@ -115,23 +115,23 @@ class Stamps:
 
     @property
     def world_dim(self) -> int:
-        """W."""
+        """Number of cells along a side of the world, W."""
         return round(len(self.mouse_pixels) ** 0.5)
 
     def frames(self, grid: Grid, squares: Sequence[Square] | np.ndarray,
                facing: int | np.ndarray = 0) -> np.ndarray:
-        """Frames of a maze with the mouse on each of some squares.
+        """Return frames of a maze with the mouse on each of several squares.
 
         Args:
-            grid: the maze; where its own mouse is makes no difference.
-            squares: world (row, column), (n, 2).
-            facing: 0 or 1, one for all or one a square.
+            grid: the maze; its own mouse is ignored.
+            squares: squares of the mouse, world (row, column), (n, 2).
+            facing: facing of the mouse, 0 or 1, for all squares or per square (n,).
 
         Returns:
-            uint8 (n, 64, 64, 3).
+            Frames, uint8 (n, 64, 64, 3).
 
         Raises:
-            UserError: if the maze is of another size than those of this mode.
+            UserError: if the world does not have the size of this mode's worlds.
         """
         if grid.world_dim != self.world_dim:
             raise UserError(f"these stamps are for worlds of {self.world_dim} x {self.world_dim} "
@@ -146,8 +146,8 @@ class Stamps:
         return frames.reshape(-1, FRAME_SIZE, FRAME_SIZE, 3)
 
     def _without_mouse(self, cells: np.ndarray) -> np.ndarray:
-        """The maze alone, uint8 (P, 3)."""
-        contents = np.zeros(cells.size + 1, np.int64)  # the last one is no cell
+        """Return the frame of a maze without the mouse, uint8 (P, 3)."""
+        contents = np.zeros(cells.size + 1, np.int64)  # the last entry stands for no cell
         for number, content in enumerate(_CONTENTS, 1):
             contents[:-1][cells.ravel() == content] = number
         frame = np.zeros(FRAME_SIZE**2, _COLOUR)
@@ -159,8 +159,7 @@ class Stamps:
 
 
 def cache_file(distribution_mode: str) -> Path:
-    """Where the stamps of a mode are kept, by the version of Procgen that draws them and by the
-    format."""
+    """Return the cache file of a mode's stamps for this version of Procgen and of the format."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
     known = versions()
     version = known.get("procgen") or known.get("procgen-mirror")
@@ -168,14 +167,16 @@ def cache_file(distribution_mode: str) -> Path:
 
 
 def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Colours that are multiplied by their opacity laid over others, with Qt's rounding
-    (``BYTE_MUL`` of its raster engine)."""
+    """Blend colours, already multiplied by their opacity, over others.
+
+    Rounding is that of ``BYTE_MUL`` in Qt's raster engine.
+    """
     product = below.astype(np.uint32) * (255 - opacity.astype(np.uint32))
     return (colours + ((product + (product >> 8) + 128) >> 8)).astype(np.uint8)
 
 
 def _rendered(config: EnvConfig) -> Stamps:
-    """The stamps of a mode, from frames that Procgen draws."""
+    """Render the stamps of a mode with Procgen."""
     env = ProcgenVectorEnv(config, FRAMES_AT_A_TIME, seed=0)
     try:
         state = LevelState.parse(env.get_state()[0], "maze")
@@ -184,7 +185,7 @@ def _rendered(config: EnvConfig) -> Stamps:
         nothing, walls = np.full((side, side), FREE), np.full((side, side), WALL)
 
         def drawn(shown: Iterator[tuple[np.ndarray, tuple[int, int], int]]) -> np.ndarray:
-            """Frames of (cells, mouse, facing), (n, P, 3)."""
+            """Render levels given as (cells, mouse, facing), uint8 (n, P, 3)."""
             states = [_edited(state, *content) for content in shown]
             frames = []
             for begin in range(0, len(states), FRAMES_AT_A_TIME):
@@ -221,7 +222,7 @@ def _rendered(config: EnvConfig) -> Stamps:
 
 
 def _edited(state: LevelState, cells: np.ndarray, mouse: tuple[int, int], facing: int) -> bytes:
-    """The state with other cells, and the mouse at (row, column); it may be on a wall."""
+    """Return state bytes with other cells and the mouse at (row, column), even on a wall."""
     entities = state.entities.copy()
     player = entities["type"] == 0
     entities["y"][player], entities["x"][player] = mouse[0] + 0.5, mouse[1] + 0.5
@@ -230,11 +231,11 @@ def _edited(state: LevelState, cells: np.ndarray, mouse: tuple[int, int], facing
 
 
 def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``Stamps.cells`` and ``Stamps.colours``.
+    """Return ``Stamps.cells`` and ``Stamps.colours``.
 
     Args:
-        numbers: of the cells, in the order in which they are drawn.
-        shown: what they show alone, by content, (2, W * W, P, 3).
+        numbers: numbers of the cells, row * W + column, in drawing order.
+        shown: images of each cell alone, by content, (2, W * W, P, 3).
     """
     touches = shown.any(axis=(0, 3))  # (W * W, P)
     most = touches.sum(axis=0).max()
@@ -249,14 +250,14 @@ def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
                   walls: np.ndarray) -> dict[str, np.ndarray]:
-    """The mouse's arrays of :class:`Stamps`.
+    """Return the arrays of the mouse in :class:`Stamps`.
 
     Args:
         on_black, on_walls: frames with the mouse in each cell, by facing, (W * W, 2, P, 3).
-        walls: the same walls without a mouse (P, 3).
+        walls: frame of the walls without the mouse (P, 3).
 
     Raises:
-        RuntimeError: if no opacity explains both.
+        RuntimeError: if no opacity explains both frames.
     """
     changed = on_black.any(axis=-1) | (on_walls != walls).any(axis=-1)  # (W * W, 2, P)
     most = changed.sum(axis=-1).max()

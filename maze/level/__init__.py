@@ -1,1 +1,1 @@
-"""Levels of the game maze: their state bytes, squares and words, files, searches and pairs."""
+"""Levels of the maze game: state bytes, grids, level files, search, flags and patch options."""

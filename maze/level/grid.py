@@ -1,14 +1,15 @@
-"""Squares of a maze: cells, paths, kinds of level, the decision square, features of a fork.
+"""Grid of a maze: cells, paths, kinds of level, the decision square and the features of a fork.
 
-Needs no Procgen. Letters in shape comments: W cells along a side of the world, d along a side of
-the maze, which lies in the middle of the world. Row 0 is the bottom of the frame, column 0 its
-left. Inner coordinates count from the maze's first row and column, m = (W - d) / 2 of the world's.
+This module does not need Procgen. Symbols in shapes: W cells along a side of the world, d cells
+along a side of the maze, which lies in the centre of the world. Row 0 is at the bottom of the
+frame, column 0 at the left. Inner coordinates start at the maze's first row and column, which are
+row and column m = (W - d) / 2 of the world.
 
-Source of the features: *Behavioural statistics for a maze-solving agent* (2023). Distances between
-the cheese C, the decision square D, the corner T and the top right region of 5 x 5: Euclidean
-(``euc``), taxicab (``taxi``) and in steps along the shortest path (``steps``); the distance to a
-region is the smallest to one of its free squares. A feature is named by measure and ends:
-``euc_C_D``, ``steps_D_5x5``.
+Source of the features: *Behavioural statistics for a maze-solving agent* (2023). They are distances
+between the cheese C, the decision square D, the corner T and the top right region of 5 x 5:
+Euclidean (``euc``), taxicab (``taxi``) and in steps along the shortest path (``steps``). The
+distance to a region is the distance to its nearest free square. Names consist of measure and end
+points: ``euc_C_D``, ``steps_D_5x5``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ORDER = ((0, -1), (-1, 0), (1, 0), (0, 1))  # left, down, up, right
 
 
 class Square(NamedTuple):
-    """A square in world coordinates; row 0 is the bottom of the picture."""
+    """A square in world coordinates; row 0 is at the bottom of the frame."""
 
     row: int
     column: int
@@ -46,18 +47,17 @@ class Square(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """The cells of a level, and where in them the mouse is.
+    """Cells of a level, with the square and facing of the mouse.
 
     Attributes:
-        cells: int32 (W, W), read-only: WALL, FREE or CHEESE; the mouse is no cell.
-        maze_dim: d.
-        mouse: its square, a free one without cheese.
-        facing: 0 as the mouse looks at a level's start, 1 mirrored, as after an action to the
-            right.
+        cells: WALL, FREE or CHEESE, int32 (W, W), read-only; the mouse's square is FREE.
+        maze_dim: number of rows and columns of the maze, d.
+        mouse: square of the mouse, free and without cheese.
+        facing: 0 as at the start of a level, 1 mirrored, as after an action to the right.
 
     Raises:
-        UserError: if a cell is something else, the sizes do not fit, or the mouse is on no free
-            square; row and column are named.
+        UserError: if a cell has another value, the sizes do not fit, or the mouse is not on a free
+            square; the message names row and column.
     """
 
     cells: np.ndarray
@@ -66,7 +66,7 @@ class Grid:
     facing: int = 0
 
     def __post_init__(self):
-        cells = np.array(self.cells, np.int32)  # a copy of its own
+        cells = np.array(self.cells, np.int32)  # a copy, because it becomes read-only
         if cells.ndim != 2 or cells.shape[0] != cells.shape[1]:
             raise UserError(f"a maze must be square, not of the shape {cells.shape}")
         cells.flags.writeable = False
@@ -90,48 +90,48 @@ class Grid:
 
     @property
     def world_dim(self) -> int:
-        """W."""
+        """Number of cells along a side of the world, W."""
         return len(self.cells)
 
     @property
     def margin(self) -> int:
-        """m, from maze_dim alone: edits outside the maze do not shift inner coordinates."""
+        """Width of the border around the maze, m; it depends on maze_dim, not on the cells."""
         return (self.world_dim - self.maze_dim) // 2
 
     def inner(self, square: Square) -> tuple[int, int]:
-        """Inner row and column of a square."""
+        """Return the inner row and column of a square."""
         return square[0] - self.margin, square[1] - self.margin
 
     def world(self, row: int, column: int) -> Square:
-        """The square at inner coordinates."""
+        """Return the square at inner coordinates."""
         return Square(int(row) + self.margin, int(column) + self.margin)
 
     @property
     def start(self) -> Square:
-        """Where the mouse starts in a generated level: inner (0, 0)."""
+        """Start square of the mouse in generated levels: inner (0, 0)."""
         return self.world(0, 0)
 
     @property
     def corner(self) -> Square:
-        """T, the top right square of the maze: inner (d - 1, d - 1)."""
+        """Top right square of the maze, T: inner (d - 1, d - 1)."""
         return self.world(self.maze_dim - 1, self.maze_dim - 1)
 
     @functools.cached_property
     def is_free(self) -> np.ndarray:
-        """Where a mouse can be: bool (W, W), free squares and cheese."""
+        """Mask of the free squares, including those with cheese, bool (W, W)."""
         return self.cells != WALL
 
     @functools.cached_property
     def cheeses(self) -> tuple[Square, ...]:
-        """All squares with cheese, by row, then column."""
+        """Squares with cheese, ordered by row, then column."""
         return tuple(Square(*place) for place in np.argwhere(self.cells == CHEESE).tolist())
 
     @property
     def cheese(self) -> Square:
-        """The square of the only cheese.
+        """Square of the only cheese.
 
         Raises:
-            UserError: if there is none, or several.
+            UserError: if the level has no cheese, or several.
         """
         if len(self.cheeses) != 1:
             raise UserError(f"the maze has {len(self.cheeses) or 'no'} cheese"
@@ -139,20 +139,21 @@ class Grid:
         return self.cheeses[0]
 
     def squares(self, without_cheese: bool = False) -> list[Square]:
-        """Free squares by row, then column.
+        """Return the free squares, ordered by row, then column.
 
         Args:
-            without_cheese: whether to leave out those with cheese.
+            without_cheese: whether to exclude squares with cheese.
         """
         chosen = self.cells == FREE if without_cheese else self.is_free
         return [Square(*place) for place in np.argwhere(chosen).tolist()]
 
     def region(self, size: int) -> np.ndarray:
-        """The top right region of the maze: bool (W, W), its last ``size`` rows and columns, the
-        whole maze if it has no more.
+        """Return a mask of the top right region of the maze, bool (W, W).
+
+        The region is the last ``size`` rows and columns of the maze, or all of a smaller maze.
 
         Raises:
-            UserError: if the size is below 1 or beyond the world.
+            UserError: if the size is less than 1 or larger than the world.
         """
         if not 1 <= size <= self.world_dim:
             raise UserError(f"a region must have between 1 and {self.world_dim} rows, not {size}")
@@ -162,20 +163,21 @@ class Grid:
         return inside
 
     def check_inside(self, square: Square, what: str) -> None:
-        """Refuse a square outside the world.
+        """Raise if a square is outside the world.
 
         Raises:
-            UserError: naming ``what`` should be there.
+            UserError: if it is; the message names ``what``, the thing to be placed there.
         """
         if not all(0 <= place < self.world_dim for place in square):
             raise UserError(f"{what} cannot be at {Square(*square)}: rows and columns of the world "
                             f"are 0 to {self.world_dim - 1}{self._nearest_free(square)}")
 
     def check_free(self, square: Square, what: str) -> None:
-        """Refuse a square outside the world, or a wall.
+        """Raise if a square is a wall or outside the world.
 
         Raises:
-            UserError: naming ``what`` should be there, and the nearest free square.
+            UserError: if it is; the message names ``what``, the thing to be placed there, and the
+                nearest free square.
         """
         self.check_inside(square, what)
         if not self.is_free[square]:
@@ -183,7 +185,7 @@ class Grid:
                             f"{self._nearest_free(square)}")
 
     def _nearest_free(self, square: Square) -> str:
-        """A hint: the nearest free square without cheese and mouse."""
+        """Return a hint that names the nearest free square without cheese or mouse."""
         others = [other for other in self.squares(without_cheese=True) if other != self.mouse]
         if not others:
             return ""
@@ -191,11 +193,10 @@ class Grid:
         return f"; the nearest free square is {near}"
 
     def distances(self, origin: Square) -> np.ndarray:
-        """Steps from a square to every other over free squares: int32 (W, W), -1 where no way
-        leads.
+        """Return the path lengths from a square to all squares, int32 (W, W), -1 if unreachable.
 
         Raises:
-            UserError: if the origin is no free square.
+            UserError: if the origin is not a free square.
         """
         self.check_free(origin, "a way")
         far = np.pad(np.where(self.is_free, -1, -2), 1, constant_values=-2)
@@ -204,7 +205,7 @@ class Grid:
         steps = far.ravel().tolist()
         steps[begin] = 0
         reached = [begin]
-        for at in reached:  # grows while it is walked through: breadth first
+        for at in reached:  # breadth-first search; the list grows during the loop
             for beside in (at - 1, at - stride, at + stride, at + 1):
                 if steps[beside] == -1:
                     steps[beside] = steps[at] + 1
@@ -212,13 +213,13 @@ class Grid:
         return np.maximum(np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1], -1)
 
     def path(self, origin: Square, target: Square) -> list[Square]:
-        """The shortest path over free squares, both ends included.
+        """Return the shortest path over free squares, including both ends.
 
-        Where the free squares are no tree (:attr:`is_tree`) there may be several; then it is the
-        first of them in the order left, down, up, right.
+        If the free squares are not a tree (:attr:`is_tree`), there may be several; ties are broken
+        in the order left, down, up, right.
 
         Raises:
-            UserError: if no way leads there.
+            UserError: if the target cannot be reached, or an end is not a free square.
         """
         self.check_free(origin, "a way")
         steps = self.distances(target)
@@ -231,7 +232,7 @@ class Grid:
         return path
 
     def neighbours(self, square: Square) -> list[Square]:
-        """Free squares beside a square, in the order left, down, up, right."""
+        """Return the free neighbours of a square, in the order left, down, up, right."""
         beside = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
         return [place for place in beside if min(place) >= 0 and max(place) < self.world_dim
                 and self.is_free[place]]
@@ -250,11 +251,13 @@ class Grid:
         return self.path(self.start, self.cheese), self.path(self.start, self.corner)
 
     def kind(self) -> str:
-        """One of KINDS, from the paths of the start to the cheese and to the corner: FORK if
-        neither contains the other.
+        """Return the kind of the level, one of KINDS.
+
+        It depends on the paths from the start to the cheese and to the corner: FORK if neither
+        contains the other.
 
         Raises:
-            UserError: if there is not one cheese, or no way to it or to the corner.
+            UserError: if there is not exactly one cheese, or the cheese or corner is unreachable.
         """
         to_cheese, to_corner = self._ways
         if to_cheese[-1] in to_corner:
@@ -262,46 +265,46 @@ class Grid:
         return CORNER_ON_THE_WAY if to_corner[-1] in to_cheese else FORK
 
     def decision_square(self) -> Square:
-        """The last common square of the paths from the start to the cheese and to the corner.
+        """Return the last common square of the paths from the start to cheese and corner.
 
         Raises:
-            UserError: if the level is no fork, or as :meth:`kind`.
+            UserError: if the level is not a fork, or :meth:`kind` raises.
         """
         return self._ways[0][self._num_common() - 1]
 
     def first_steps(self) -> tuple[Square, Square]:
-        """The squares behind the decision square: towards the cheese, towards the corner.
+        """Return the squares after the decision square, towards the cheese and the corner.
 
         Raises:
-            UserError: as :meth:`decision_square`.
+            UserError: if :meth:`decision_square` raises.
         """
         to_cheese, to_corner = self._ways
         num_common = self._num_common()
         return to_cheese[num_common], to_corner[num_common]
 
     def _num_common(self) -> int:
-        """Number of squares that both ways begin with, of a fork."""
+        """Return the length of the common part of both paths of a fork, in squares."""
         if self.kind() != FORK:
             raise UserError(f"the maze has no decision square: its {self.kind()}")
         return next(number for number, (one, other) in enumerate(zip(*self._ways)) if one != other)
 
     def steps_off_corner_path(self, target: Square) -> int:
-        """Squares of the path from the start to a square that are not on the one to the corner.
+        """Count the squares on the path from the start to a target that are off the corner's path.
 
         Raises:
-            UserError: if no way leads to it, or to the corner.
+            UserError: if the target or the corner cannot be reached.
         """
         return len(set(self.path(self.start, target)) - set(self.path(self.start, self.corner)))
 
     def departures_from_training(self, region: int | None = None) -> list[str]:
-        """Return sentences on what differs from every generated level.
+        """Return the properties, as sentences, in which the level differs from generated levels.
 
         Args:
-            region: rows and columns of the top right region to which the agent's cheese was
-                confined, if it was.
+            region: rows and columns of the top right region to which the cheese was confined in
+                the agent's training; None if it was not.
 
         Raises:
-            UserError: if there can be no such region.
+            UserError: if the region is less than 1 or larger than the world.
         """
         inside = self.region(self.world_dim)
         row, column = np.indices(self.cells.shape) - self.margin
@@ -321,8 +324,10 @@ class Grid:
         return [sentence for sentence, true in holds.items() if not true]
 
     def to_rows(self) -> list[str]:
-        """The world from top to bottom, a text a row: ``#`` wall, ``.`` free, ``C`` cheese, ``M``
-        mouse."""
+        """Return the world as one string per row, from top to bottom.
+
+        The letters are ``#`` wall, ``.`` free, ``C`` cheese and ``M`` mouse.
+        """
         letters = {cell: letter for letter, cell in _LETTERS.items() if letter != "M"}
         rows = [[letters[cell] for cell in row] for row in self.cells.tolist()]
         rows[self.mouse.row][self.mouse.column] = "M"
@@ -330,14 +335,16 @@ class Grid:
 
     @classmethod
     def from_rows(cls, rows: Sequence[str], maze_dim: int | None = None, facing: int = 0) -> Grid:
-        """Read what :meth:`to_rows` writes.
+        """Parse the strings of :meth:`to_rows`.
 
         Args:
-            maze_dim: d; W if not given.
+            rows: one string per row, from top to bottom.
+            maze_dim: number of rows of the maze, d; by default W.
+            facing: facing of the mouse, 0 or 1.
 
         Raises:
-            UserError: if the rows are no square of these letters with one mouse; row and column
-                are named, the row as counted from the bottom.
+            UserError: if the rows do not form a square of these letters with exactly one mouse;
+                the message names row and column, rows counted from the bottom.
         """
         size = len(rows)
         if size < 3 or size % 2 == 0:
@@ -365,7 +372,7 @@ class Grid:
 
 
 def kind_of(grid: Grid) -> str:
-    """Return the kind of a level, ``none`` where the cheese or the corner cannot be reached."""
+    """Return the kind of a level, or ``none`` if :meth:`Grid.kind` raises."""
     try:
         return grid.kind()
     except UserError:
@@ -373,13 +380,13 @@ def kind_of(grid: Grid) -> str:
 
 
 def fork_features(grid: Grid) -> dict[str, float]:
-    """Return the 16 published features of a fork, in squares, by FEATURES.
+    """Return the 16 published features of a fork by name, in squares.
 
     ``cheese_norm`` is the Euclidean norm of the cheese's world coordinates. In a maze of at most 5
     rows the region is the whole maze.
 
     Raises:
-        UserError: if the level is no fork.
+        UserError: if the level is not a fork.
     """
     decision, region = grid.decision_square(), grid.region(FEATURE_REGION) & grid.is_free
     by_ends = []  # (5, 3): a column per measure

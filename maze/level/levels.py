@@ -1,17 +1,17 @@
-"""Levels chosen by seed or by their properties, and levels as JSON files and as plain text.
+"""Selection of levels by seed or property, and levels as JSON files and plain text.
 
 A level file is JSON that can be written by hand and read in a diff::
 
     {"format": "procgen maze", "version": 1, "distribution_mode": "easy", "level_seed": 0,
      "use_backgrounds": false, "facing": 0, "rows": ["#####...", ...]}
 
-``rows`` are those of the whole world from top to bottom: ``#`` wall, ``.`` free, ``C`` cheese,
-``M`` mouse. A level is the one that Procgen generates for the seed, at its start, with these cells,
-this mouse and facing; its maze therefore has the size of the seed's. Several levels are a JSON list
-of such entries, or a folder of files.
+``rows`` are the rows of the whole world from top to bottom: ``#`` wall, ``.`` free, ``C`` cheese,
+``M`` mouse. An entry describes the level that Procgen generates for the seed, at its start, with
+cells, mouse and facing replaced; the maze must therefore have the same size as the generated one.
+Several levels are stored as a JSON list of entries, or as a folder of files.
 
-A text has the same letters but no walls around the maze. A text of d lines is a maze of d x d
-squares in the middle of the world of its mode; the first level seed whose maze has this size
+The text format uses the same letters, without walls around the maze. A text of d lines is a maze of
+d x d squares in the centre of the world of its mode; the first level seed whose maze has this size
 supplies the rest of the state.
 """
 
@@ -34,19 +34,20 @@ from maze.level.state import WORLD_DIMS, MazeState, stock_state
 
 FORMAT, VERSION = "procgen maze", 1
 MAX_SEEDS = 10_000_000
-MAX_TRIED = 1000  # level seeds; a mode has 15 sizes at most, each as often as the others
+MAX_TRIED = 1000  # level seeds; a mode has at most 15 sizes, all equally frequent
 
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """Properties that a level must have; None: any.
+    """Properties that a level must have; None accepts any value.
 
     Attributes:
-        size: smallest and largest d.
-        kind: one of KINDS; a level without a kind has none.
-        cheese_inside, cheese_outside: rows of the top right region that must hold the cheese, or
-            must not.
-        cheese_at, free_at: squares, in world coordinates, with the cheese, and free.
+        size: smallest and largest number of rows of the maze.
+        kind: one of KINDS; levels of undefined kind are rejected.
+        cheese_inside: rows of the top right region that must contain the cheese.
+        cheese_outside: rows of the top right region that must not contain the cheese.
+        cheese_at: square of the cheese, in world coordinates.
+        free_at: square that must be free, in world coordinates.
     """
 
     size: tuple[int, int] | None = None
@@ -85,7 +86,7 @@ class Filters:
             if self.cheese_at is not None and self.cheese_at != grid.cheese:
                 return False
             return self.kind is None or self.kind == grid.kind()
-        except UserError:  # without one cheese that can be reached
+        except UserError:  # not exactly one cheese, or cheese or corner unreachable
             return False
 
 
@@ -97,14 +98,15 @@ def after_edit(state: MazeState, edit: LevelEdit | None) -> MazeState:
 def find_levels(distribution_mode: str, seeds: Iterable[int], number: int,
                 filters: Filters | None = None, use_backgrounds: bool = False,
                 edit: LevelEdit | None = None) -> list[MazeState]:
-    """Return the first levels of a sequence of seeds that have some properties.
+    """Return the first levels in a sequence of seeds that pass the filters.
 
     Args:
-        number: of levels to return.
+        seeds: level seeds to try, in order.
+        number: number of levels to return.
         edit: optional edit of every level, applied before the filters.
 
     Raises:
-        UserError: if there are fewer levels; the message says how many were tried.
+        UserError: if fewer levels pass; the message reports how many were tried.
     """
     filters = filters or Filters()
     accepted: list[MazeState] = []
@@ -126,7 +128,7 @@ def parse_seeds(text: str) -> list[int]:
     """Parse level seeds such as ``0-99,795``; ranges include both ends.
 
     Raises:
-        UserError: if the text has another form.
+        UserError: if the text is malformed, or a range is reversed or too large.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -146,7 +148,7 @@ def parse_seeds(text: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class LevelEntry:
-    """A level in a level file, where ``use_backgrounds`` and ``facing`` are optional."""
+    """Entry of a level file; ``use_backgrounds`` and ``facing`` are optional."""
 
     format: str
     version: int
@@ -158,12 +160,12 @@ class LevelEntry:
 
     @classmethod
     def of(cls, state: MazeState) -> LevelEntry:
-        """Return the entry of a level. It lacks time, timeout and generators of the state."""
+        """Return the entry of a level; time, timeout and random generators are not stored."""
         return cls(FORMAT, VERSION, state.distribution_mode, state.level_seed,
                    tuple(state.grid.to_rows()), state.use_backgrounds, state.grid.facing)
 
     def to_json(self) -> dict:
-        """Return the entry in the order of the format."""
+        """Return the entry as a JSON object, with keys in the order of the format."""
         names = ("format", "version", "distribution_mode", "level_seed", "use_backgrounds",
                  "facing", "rows")
         return {name: getattr(self, name) for name in names}
@@ -172,8 +174,8 @@ class LevelEntry:
         """Return the level at its start.
 
         Raises:
-            UserError: if the entry is of another format or version, or the rows are no maze of
-                the seed's size.
+            UserError: if the entry has another format or version, or the rows are not a maze of
+                the size of the seed's.
         """
         if (self.format, self.version) != (FORMAT, VERSION):
             raise UserError(f"it has the format '{self.format}' in version {self.version}, not "
@@ -187,16 +189,16 @@ class LevelEntry:
 
 
 def save_levels(path: Path, states: list[MazeState]) -> None:
-    """Write a level file: one level as an entry, several as a list of them."""
+    """Write a level file: an entry for one level, a list of entries for several."""
     entries = [LevelEntry.of(state).to_json() for state in states]
     save_json(path, entries[0] if len(entries) == 1 else entries)
 
 
 def load_levels(path: Path) -> list[MazeState]:
-    """Read the levels of a level file, or of a folder of them in the order of their seeds.
+    """Read the levels of a level file, or of a folder of level files in the order of their seeds.
 
     Raises:
-        UserError: if there is none, or one is damaged; file and entry are named.
+        UserError: if there is no level, or a file is damaged; the message names file and entry.
     """
     if path.is_dir():
         files = [file for file in path.glob("level_*.json") if re.fullmatch(
@@ -222,13 +224,15 @@ def load_levels(path: Path) -> list[MazeState]:
 
 def chosen_levels(sources: Sequence[str], distribution_mode: str, use_backgrounds: bool = False
                   ) -> list[MazeState]:
-    """Return the levels of level files, of folders of them, and of seeds such as ``0-99,795``.
+    """Return the levels of level files, folders of level files, and seeds such as ``0-99,795``.
 
     Args:
-        distribution_mode, use_backgrounds: of the seeds; a level file has its own.
+        sources: paths of files or folders, and level seeds.
+        distribution_mode, use_backgrounds: options of levels given by seed; level files have
+            their own.
 
     Raises:
-        UserError: if a source is none of these, or holds no level.
+        UserError: if a source is none of these, or contains no level.
     """
     states: list[MazeState] = []
     for source in sources:
@@ -241,10 +245,10 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
 
 
 def to_text(grid: Grid) -> str:
-    """Format a maze as text.
+    """Format a maze as text, one line per row from top to bottom.
 
     Raises:
-        UserError: if squares outside the maze are free, because a text has no place for them.
+        UserError: if squares outside the maze are free; the text format cannot represent them.
     """
     if grid.is_free[~grid.region(grid.world_dim)].any():
         raise UserError("the level has free squares outside its maze; a level file keeps them, a "
@@ -257,7 +261,7 @@ def from_text(text: str, distribution_mode: str, use_backgrounds: bool = False) 
     """Parse a level from text.
 
     Raises:
-        UserError: if the text is no maze, or the mode has no maze of this size.
+        UserError: if the text is not a maze, or the mode has no maze of this size.
     """
     grid = Grid.from_rows(text.split())
     world_dim = WORLD_DIMS.get(distribution_mode)
@@ -280,7 +284,7 @@ def load_text(path: Path, distribution_mode: str, use_backgrounds: bool = False)
     """Read a level from a text file.
 
     Raises:
-        UserError: as :func:`from_text`, or if the file is missing; the message names it.
+        UserError: if the file is missing or :func:`from_text` raises; the message names the file.
     """
     try:
         return from_text(read_bytes(path).decode(), distribution_mode, use_backgrounds)

@@ -1,16 +1,17 @@
-"""Words of patches that only a maze gives a meaning: squares, the way to the cheese, facing.
+"""Patch options for mazes: squares, the path to the cheese, and the facing of the mouse.
 
-    square=12.20/13.20    the cells of these squares, of a layer with a map; with mapping=centred
-                          those whose field of view is nearest, else the published ones
-    squares=12.20/13.20   in force while the mouse is on one of these squares
-    at=decision_square    in force there; or at=path, at=off_path: on the shortest path from the
-                          start to the cheese, or beside it
-    facing=0              in force while the mouse faces this way, 0 or 1
-    condition=same_cheese of resample: sources are other levels with the cheese put at the same
-                          square; or other_cheese: left where it is elsewhere
+    square=12.20/13.20    patch the cells of a map that show these squares: by default the published
+                          mapping; with mapping=centred, cells with the nearest receptive field
+    squares=12.20/13.20   active while the mouse is on one of these squares
+    at=decision_square    active while the mouse is on the decision square; at=path, at=off_path:
+                          on the shortest path from the start to the cheese, or off it
+    facing=0              active while the mouse has this facing, 0 or 1
+    condition=same_cheese for resample: sources are other levels with the cheese moved to the same
+                          square; other_cheese: levels whose cheese is on another square
 
-Squares are row.column of the world, row 0 at the bottom. In a level without a decision square, or
-without a way to one cheese, the mouse is never there, and always off the path.
+Squares are written row.column in world coordinates, row 0 at the bottom. In a level without a
+decision square at=decision_square is never active; without a path to exactly one cheese at=path is
+never and at=off_path always active.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ MAX_TRIES = 1000
 
 
 def register_maze_words() -> None:
-    """Let patches take the words of this module."""
+    """Register the patch options of this module."""
     for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
                             ("at", _at), ("facing", _facing), ("condition", _condition)):
         register_option(name, functools.partial(open_word, name))
 
 
 def marked_squares(patches: Sequence[Patch]) -> list[Square]:
-    """The squares that patches name with ``square``, to be marked in pictures."""
+    """Return the squares in the ``square`` options of patches, to be marked in figures."""
     return [Square(*map(int, square.split("."))) for patch in patches
             for word, value in patch.words if word == "square" for square in value.split("/")]
 
@@ -122,12 +123,12 @@ def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
 
     @functools.cache
     def squares_of(level: int) -> np.ndarray:
-        """(n, 2)"""
+        """Return the decision square or the squares of the path of a level, int64 (n, 2)."""
         grid = _grid(opening, level)
         try:
             squares = ([grid.decision_square()] if value == "decision_square"
                        else grid.path(grid.start, grid.cheese))
-        except UserError:  # no fork, or no way to one cheese
+        except UserError:  # not a fork, or no path to exactly one cheese
             squares = []
         return np.array(squares, dtype=np.int64).reshape(-1, 2)
 
@@ -170,7 +171,7 @@ def _mode(env: EnvConfig) -> str:
 
 
 def _grid(opening: Opening, level: int) -> Grid:
-    """The maze of a level as it is played, mouse at the start."""
+    """Return the maze of a level as it is played, at the start of the episode."""
     env = _env("level", opening)
     state = stock_state(_mode(env), level, env.use_backgrounds)
     if opening.edit is not None:
@@ -185,6 +186,6 @@ def _check_squares(rows: BatchInfo) -> None:
 
 
 def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
-    """Whether the mouse is on one of squares (n, 2), bool (B,)."""
+    """Return whether the mouse is on one of the squares (n, 2), bool (B,)."""
     _check_squares(rows)
     return np.equal(np.asarray(rows.square)[:, None], squares).all(axis=2).any(axis=1)

@@ -1,8 +1,8 @@
 """Cheese confined to a region of the maze, as in Langosco et al. (2022), *Goal misgeneralization*.
 
-The region of size R is the last R rows and columns of the inner maze: a square at its top right.
-In their fork of Procgen the game puts the cheese there. Here stock Procgen makes the level, and the
-cheese is moved before the level is shown.
+The region of size R is the last R rows and columns of the maze: a square at its top right. In the
+authors' fork of Procgen the game itself places the cheese there. Here stock Procgen generates the
+level, and the cheese is moved before the first frame is rendered.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from envs.procgen_env import EnvConfig
 from maze.level.grid import CHEESE, FREE, WALL
 from maze.level.state import GAME, WORLD_DIMS
 
-_WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by names of configurations
+_WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by distribution mode
 
 
 @dataclasses.dataclass(frozen=True)
 class CheeseRegion:
-    """Puts the cheese of a new level into its region; a ``LevelEdit``.
+    """Move the cheese of a new level into the region; a ``LevelEdit``.
 
-    The cheese is uniform over the free squares of the region but the start, inner (0, 0), and is
-    decided by the level's seed and the size alone: whoever plays the level sees the same cheese.
-    All else of the state stays as it is. It reads ``LevelState`` rather than ``MazeState``, because
-    that takes half the time, and training pays it in every episode.
+    The cheese is drawn uniformly from the free squares of the region except the start, inner
+    (0, 0). The draw depends on the level seed and the size alone, so the cheese of a level is
+    always at the same square. The rest of the state is unchanged. The edit parses ``LevelState``
+    rather than ``MazeState``, which takes half the time; training pays it in every episode.
 
     Attributes:
-        size: R, at least 1, cut to the size of the maze. 1 is the corner; with the size of the
-            world or more the cheese may lie anywhere, as in stock levels.
+        size: region size R, at least 1, clipped to the size of the maze. 1 is the corner; with the
+            size of the world or more the cheese may lie anywhere, as in stock levels.
     """
 
     size: int
@@ -45,13 +45,13 @@ class CheeseRegion:
             raise UserError(f"the region of the cheese must be at least 1 wide, not {self.size}")
 
     def __call__(self, data: bytes) -> bytes:
-        """Move the cheese.
+        """Return the state bytes with the cheese moved.
 
         Args:
-            data: state of a level at its start.
+            data: state bytes of a level at its start.
 
         Raises:
-            UserError: if it is no state of a maze, or the region has no free square.
+            UserError: if the bytes are not the state of a maze, or the region has no free square.
         """
         state = LevelState.parse(data, GAME)
         maze_dim, world_dim = np.frombuffer(state.tail, "<i4", 2).tolist()
@@ -72,17 +72,19 @@ class CheeseRegion:
 
 def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",
                            levels: str = "levels", of_agent: bool = False) -> None:
-    """A flag that confines the cheese, for :func:`cheese_region`.
+    """Add a flag that confines the cheese, for :func:`cheese_region`.
 
     Args:
-        of_agent: whether the region is that of an agent's training unless the user gives one.
+        name: name of the flag, without dashes.
+        levels: noun for the levels in the help text.
+        of_agent: whether the default is the region of the agent's training.
     """
     parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())),
                         default=None if of_agent else 0, metavar="R",
-                        help=f"maze alone: put the cheese of {levels} into the last R rows and "
-                             "columns of the maze; 1: its corner; 0: leave it where it is"
-                             + ("; if not given, that of the agent's training, or 0 if the agent "
-                                "file does not say" if of_agent else ""))
+                        help=f"maze only: move the cheese of {levels} into the last R rows and "
+                             "columns of the maze; 1: its corner; 0: do not move it"
+                             + ("; if not given, the region of the agent's training, or 0 if the "
+                                "agent file does not record it" if of_agent else ""))
 
 
 def cheese_region(config: EnvConfig, size: int | None,
@@ -90,11 +92,12 @@ def cheese_region(config: EnvConfig, size: int | None,
     """Return the edit that confines the cheese, or None for region 0.
 
     Args:
-        size: region R of the flag; None if the flag was not given.
-        agent_file: agent whose training region is taken in mazes if ``size`` is None.
+        config: environment in which the agent plays.
+        size: region size R from the flag; None if the flag was not given.
+        agent_file: optional agent file; its training region is used in mazes if ``size`` is None.
 
     Raises:
-        UserError: if the game has no cheese, or its worlds are smaller than the region.
+        UserError: if the game has no cheese, or the region is larger than the world.
     """
     if size is None:
         origin = (read_origin(agent_file) if agent_file is not None and config.env_name == GAME
@@ -115,12 +118,12 @@ def cheese_region(config: EnvConfig, size: int | None,
 
 
 def region_described(edit: CheeseRegion | None) -> dict[str, int]:
-    """An entry that says so in a description of what made a file; none without an edit."""
+    """Return the metadata entry ``cheese_region``; an empty dictionary without an edit."""
     return {"cheese_region": edit.size} if edit else {}
 
 
 def words_of(config: EnvConfig, edit: CheeseRegion | None) -> str:
-    """Name game, mode, region and backgrounds for a result: "hard coinrun, no backgrounds"."""
+    """Describe game, mode, region and backgrounds, for example "hard coinrun, no backgrounds"."""
     region = f", cheese in the last {edit.size} rows and columns" if edit else ""
     backgrounds = "with" if config.use_backgrounds else "no"
     return f"{config.distribution_mode} {config.env_name}{region}, {backgrounds} backgrounds"

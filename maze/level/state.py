@@ -1,9 +1,9 @@
-"""Levels of the game maze as Procgen makes, plays and draws them: state bytes and their edits.
+"""States of maze levels: parsing, editing and rendering of Procgen's state bytes.
 
-:mod:`envs.level_state` reads the part of the bytes that all games share. This module reads the two
-numbers that maze adds, checks that Procgen can play a state, and edits it.
+:mod:`envs.level_state` parses the part of the bytes that all games share. This module parses the
+two numbers that maze adds, checks that Procgen can play a state, and edits it.
 
-Letters in shape comments: N states.
+Symbol in shapes: N states.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GAME = "maze"
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}
 _MODES = {0: "easy", 1: "hard", 10: "memory"}
 _TAIL = np.dtype([("maze_dim", "<i4"), ("world_dim", "<i4")])
-# Fields of the mouse that are no 0, and those that vary, in every level that Procgen generates.
-# Others, as growth without bounds, would keep it busy for ever.
+# Fields of the mouse that are not 0, and fields that vary, in the levels that Procgen generates.
+# Other values, such as unlimited growth, would make Procgen hang.
 _MOUSE = np.zeros(1, ENTITY)
 for _name, _value in {"rx": 0.5, "ry": 0.5, "render_z": 1, "fire_time": -1, "spawn_time": -1,
                       "expire_time": -1, "friction": 1, "smart_step": 1, "auto_erase": 1,
@@ -37,13 +37,14 @@ _FIXED = ~np.isin(list(ENTITY.names or ()), ("x", "y", "vx", "vy", "is_reflected
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MazeState:
-    """State of a level of maze. Edits give new states, whose other bytes are the same.
+    """State of a maze level. Edits return new states and leave all other bytes unchanged.
 
     Attributes:
-        level: the state as read; every field is in it.
+        level: the parsed state, with every field.
 
     Raises:
-        UserError: if Procgen could not play it, or it is no maze; what is wrong is named.
+        UserError: if the state is not a maze, or Procgen could not play it; the message names the
+            reason.
     """
 
     level: LevelState
@@ -77,24 +78,24 @@ class MazeState:
                 raise _error(f"{name} of the mouse is {value}, which is no middle of a square")
         if not 0 <= level.step["cur_time"] < level.step["timeout"]:
             raise _error(f"cur_time is {level.step['cur_time']} of {level.step['timeout']} steps")
-        self.grid  # noqa: B018  is checked as it is made
+        self.grid  # noqa: B018  checked on construction
 
     @classmethod
     def parse(cls, data: bytes) -> MazeState:
-        """Read the state of one environment, from Procgen's ``get_state``.
+        """Parse the state bytes of one environment, from Procgen's ``get_state``.
 
         Raises:
-            UserError: as the class.
+            UserError: if the bytes are not a maze state that Procgen can play.
         """
         return cls(LevelState.parse(data, GAME))
 
     def to_bytes(self) -> bytes:
-        """The state as Procgen reads it."""
+        """Return the state bytes for Procgen's ``set_state``."""
         return self.level.to_bytes()
 
     @functools.cached_property
     def grid(self) -> Grid:
-        """Cells, mouse and facing."""
+        """Cells, mouse and facing of the level."""
         mouse = self.level.entities[0]
         return Grid(self.level.grid, int(self._tail["maze_dim"]),
                     Square(int(mouse["y"]), int(mouse["x"])), int(mouse["is_reflected"]))
@@ -114,28 +115,28 @@ class MazeState:
 
     @property
     def time(self) -> int:
-        """Steps since the episode began."""
+        """Number of steps since the start of the episode."""
         return int(self.level.step["cur_time"])
 
     @property
     def timeout(self) -> int:
-        """Steps at which the episode ends."""
+        """Number of steps after which the episode ends."""
         return int(self.level.step["timeout"])
 
     def fields(self) -> dict[str, object]:
-        """Every field by its name, in the order of the bytes."""
+        """Return every field by name, in the order of the bytes."""
         fields = self.level.fields()
         return {**fields, **{name: int(self._tail[name]) for name in _TAIL.names or ()}}
 
     def with_cheese(self, square: Square | None, several: bool = False) -> MazeState:
-        """Move the cheese, or take it away.
+        """Move, add or remove cheese.
 
         Args:
-            square: where it will be, a free square; None: nowhere.
-            several: whether to leave what cheese there is and add one.
+            square: free square for the cheese; None removes all cheese.
+            several: whether to add a cheese and keep the others.
 
         Raises:
-            UserError: if the square is no free one, or the mouse is there.
+            UserError: if the square is not free, or the mouse is on it.
         """
         cells = self.grid.cells.copy()
         if not several or square is None:
@@ -146,29 +147,30 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, cells=cells))
 
     def with_mouse(self, square: Square) -> MazeState:
-        """Put the mouse on a free square without cheese, at rest.
+        """Place the mouse on a free square without cheese, at rest.
 
         Raises:
-            UserError: if it is none.
+            UserError: if the square is not free or holds cheese.
         """
         return self.with_grid(dataclasses.replace(self.grid, mouse=square))
 
     def with_facing(self, facing: int) -> MazeState:
-        """Mirror the mouse (1), or not (0).
+        """Set the facing of the mouse: 0, or 1 for mirrored.
 
         Raises:
-            UserError: if it is something else.
+            UserError: if ``facing`` is neither 0 nor 1.
         """
         return self.with_grid(dataclasses.replace(self.grid, facing=facing))
 
     def with_cells(self, cells: Mapping[Square, int]) -> MazeState:
-        """Make squares walls or free ones.
+        """Turn squares into walls or free squares.
 
         Args:
             cells: WALL or FREE by square. Cheese and mouse are moved by other edits.
 
         Raises:
-            UserError: if a square is outside the world, or one of the cheese or the mouse.
+            UserError: if a square is outside the world, holds cheese, or would become a wall under
+                the mouse.
         """
         changed = self.grid.cells.copy()
         for square, cell in cells.items():
@@ -182,10 +184,10 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, cells=changed))
 
     def with_grid(self, grid: Grid) -> MazeState:
-        """Replace cells, mouse and facing; what is the same leaves its bytes as they are.
+        """Replace cells, mouse and facing; unchanged parts keep their bytes.
 
         Raises:
-            UserError: if the grid is of another size.
+            UserError: if the maze or the world has another size.
         """
         old = self.grid
         if (grid.world_dim, grid.maze_dim) != (old.world_dim, old.maze_dim):
@@ -200,10 +202,11 @@ class MazeState:
         return MazeState(dataclasses.replace(self.level, grid=grid.cells, entities=entities))
 
     def with_time(self, cur_time: int, timeout: int | None = None) -> MazeState:
-        """Set how many steps have passed, and at how many the episode ends.
+        """Set the elapsed steps and, optionally, the timeout.
 
         Args:
-            timeout: as it is, if not given.
+            cur_time: number of steps since the start of the episode.
+            timeout: number of steps after which the episode ends; by default unchanged.
 
         Raises:
             UserError: unless 0 <= cur_time < timeout.
@@ -240,10 +243,10 @@ def _error(reason: str) -> UserError:
 
 def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool = False
                 ) -> MazeState:
-    """The state of a level at its start, as Procgen generates it.
+    """Return the state of a level at its start, as Procgen generates it.
 
     Raises:
-        UserError: if mazes have no such mode, or there is no such seed.
+        UserError: if mazes do not have the mode, or the seed is out of range.
     """
     config = EnvConfig(GAME, distribution_mode, level_seed, 1, use_backgrounds)
     with contextlib.closing(ProcgenVectorEnv(config, 1, level_seed, num_threads=0)) as env:
@@ -251,21 +254,21 @@ def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool =
 
 
 def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
-    """Frames of states, as the agent sees them, without a step: uint8 (N, 64, 64, 3).
+    """Render states as the agent sees them, without a step, uint8 (N, 64, 64, 3).
 
     Args:
-        person_view: whether to draw the view for people instead, uint8 (N, 512, 512, 3).
+        person_view: whether to render the person view instead, uint8 (N, 512, 512, 3).
     """
-    config = EnvConfig(GAME, "easy")  # a state brings its own options with it
+    config = EnvConfig(GAME, "easy")  # every state includes its own options
     with contextlib.closing(StateView(config, person_view)) as view:
         return np.stack([view.draw(state.to_bytes()) for state in states])
 
 
 def game_of(states: Collection[MazeState]) -> EnvConfig:
-    """The game that the levels are of.
+    """Return the environment configuration that the levels share.
 
     Raises:
-        UserError: if they are of several modes, or some have backgrounds.
+        UserError: if the levels have different modes, or only some have backgrounds.
     """
     games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
              for state in states}
@@ -276,10 +279,14 @@ def game_of(states: Collection[MazeState]) -> EnvConfig:
 
 
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:
-    """The edit that makes one of the levels out of its stock state.
+    """Return the state bytes of the level that is played instead of a stock level.
+
+    Args:
+        states: levels to choose from.
+        data: state bytes of the stock level, whose seed is looked up.
 
     Raises:
-        UserError: if there are several of that seed.
+        UserError: if several levels have that seed.
     """
     seed = MazeState.parse(data).level_seed
     played = [state for state in states if state.level_seed == seed]
