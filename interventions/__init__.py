@@ -1,3 +1,3 @@
-"""Alterations of the hidden state, and the paired statistics that count their effects."""
+"""Interventions on the agent's layers and hidden state, their controls, and their effects."""
 
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+import common  # noqa: F401  selects the backend before modules of this package import matplotlib

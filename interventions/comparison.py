@@ -1,17 +1,17 @@
-"""Comparison of an agent's runs with and without interventions: runs on disk, outcomes, results.
+"""Comparison of an agent's runs with and without interventions: stored runs, outcomes, results.
 
 Layout of ``analysis/interventions/``::
 
-    settings.json                       what made the runs
+    settings.json                       settings of the runs
     arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy,
-               norm.npy, relative.npy   the runs under a condition, see ArmRuns
-    effects.csv                         a row for each condition and outcome
-    effects.md                          the same to read, and what may be claimed
-    action_divergence.csv               a row for each condition and step
-    effects.png
+               norm.npy, relative.npy   runs under one condition, see ArmRuns
+    effects.csv                         one row per condition and outcome
+    effects.md                          report: the effects, and what may be claimed
+    action_divergence.csv               one row per condition and step
+    effects.png                         forest plot of the effects
 
-Letters in shape comments: A conditions, N starts, S steps of all runs, concatenated, T steps of the
-longest run, K outcomes.
+Letters in shape comments: A conditions, N starts, S total number of steps (runs concatenated),
+T steps of the longest run, K outcomes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ARM = NpyFolder({
 COMPARISON = Schema(
     "arms", "compare_interventions.py", items={"arm": Entry("arms/{}", _ARM)},
     results={
-        "effects": Entry("effects.csv", Table({  # the columns that are read again
+        "effects": Entry("effects.csv", Table({  # columns that are read back
             "label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
             "effect": float, "low_95": float, "high_95": float, "p_holm": float,
             "num_controls": float, "p_control": float, "claimed": bool})),
@@ -88,20 +88,21 @@ class ArmRuns:
     """Runs of the agent under one condition.
 
     Attributes:
-        starts: level seeds, or numbers of the starts of simulations, int64 (N,).
-        lengths: steps of each run, at least 1, int64 (N,).
-        ends: 1 where the game counts the level as solved, else 0; in the simulator, where this is
-            unknown, the largest predicted probability that the episode ends. float32 (N,).
-        actions: the agent's actions, int64 (S,).
-        values: its value estimates, float32 (S,).
+        starts: level seeds, or indices of simulated starts, int64 (N,).
+        lengths: number of steps of each run, at least 1, int64 (N,).
+        ends: 1 if the game counts the level as solved, else 0, float32 (N,). In the simulator,
+            where this is unknown: largest predicted probability that the episode ends.
+        actions: actions of the agent, int64 (S,).
+        values: value estimates of the agent, float32 (S,).
         rewards: rewards of the actions, float32 (S,).
-        moved: distance by which the patches moved an output per step, in standard deviations of
-            its units: mean Euclidean norm, summed over patches, float64 ().
-        norm, relative: the same in the units' own size, and as a share of the norm of the output,
-            float64 (); None where they were not measured.
+        moved: size of the patches' change per step: mean Euclidean norm of the change of a layer's
+            output, in standard deviations of its units, summed over patches, float64 ().
+        norm: the same norm in the units' own scale, float64 (); None if it was not measured.
+        relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
+            not measured.
 
     Raises:
-        UserError: if the arrays do not fit each other, or hold NaN or infinity.
+        UserError: if the shapes of the arrays are inconsistent, or a value is NaN or infinite.
     """
 
     starts: np.ndarray
@@ -123,12 +124,12 @@ class ArmRuns:
             raise UserError("an arm has a run without a step")
 
     def steps(self) -> np.ndarray:
-        """Number of each step in its run (S,)."""
+        """Return the index of each step within its run, from 0, int64 (S,)."""
         begins = np.cumsum(self.lengths) - self.lengths
         return np.arange(self.lengths.sum()) - np.repeat(begins, self.lengths)
 
     def padded_actions(self, num_steps: int) -> np.ndarray:
-        """Actions (N, T), -1 after the end of a run."""
+        """Return actions (N, ``num_steps``), padded with -1 after the end of a run."""
         padded = np.full((len(self.starts), num_steps), -1)
         padded[np.repeat(np.arange(len(self.starts)), self.lengths), self.steps()] = self.actions
         return padded
@@ -142,17 +143,17 @@ the layers in which ``moved`` is measured, by layer."""
 
 @dataclasses.dataclass(frozen=True)
 class Playground:
-    """Real levels or simulated starts, on which conditions are compared.
+    """Real levels or simulated starts on which conditions are compared.
 
     Attributes:
-        run: plays under a condition.
-        settings: how runs are made, for the settings of the folder.
-        description: where runs take place and how the agent acts, for the report.
-        policy: agent that patches act on.
-        env: the game; None in the simulator.
-        levels: seeds of the levels that are played; none in the simulator.
-        reference: maps a size and a seed to a reference set of other frames.
-        edit: edit of every level, if there is one.
+        run: function that plays all starts under a condition.
+        settings: settings of the runs, saved in the folder.
+        description: where runs take place, and how actions are chosen, for the report.
+        policy: agent to which patches are applied.
+        env: configuration of the game; None in the simulator.
+        levels: seeds of the levels to play; empty in the simulator.
+        reference: function that maps a size and a seed to a reference set of other frames.
+        edit: edit applied to every level; None for no edit.
     """
 
     run: Runner
@@ -170,9 +171,9 @@ class ConditionSet:
     """Conditions of one kind: interventions, then controls.
 
     Attributes:
-        conditions: whose values are patches.
-        std: standard deviations of the units of the layers that they change, by layer.
-        settings: how all of them were made, for the settings of the folder.
+        conditions: conditions, each with a list of patches as its value.
+        std: standard deviations of the units of each patched layer, by layer name.
+        settings: settings that all conditions share, saved in the folder.
         controls: description of the controls, for the report.
     """
 
@@ -183,7 +184,7 @@ class ConditionSet:
 
 
 def comparison_store(path: Path) -> ResultStore:
-    """The folder of a comparison."""
+    """Return the result store of a comparison folder."""
     return ResultStore(path, COMPARISON)
 
 
@@ -191,7 +192,7 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
     """Read the runs of a condition.
 
     Raises:
-        UserError: naming the folder or file that is missing or damaged.
+        UserError: if the folder or a file is missing or damaged; the message names it.
     """
     arrays = store.read("arm", arm)
     try:
@@ -202,11 +203,11 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: int, seed: int,
                 num_slots: int, edit: LevelEdit | None, settings: Mapping[str, Any]) -> Playground:
-    """Play the same real levels under each condition, with actions drawn from the policy.
+    """Return a playground of real levels, with actions sampled from the policy.
 
     Args:
-        num_slots: number of episodes that are played at a time.
-        edit: edit of every level.
+        num_slots: number of episodes that are played in parallel.
+        edit: edit applied to every level; None for no edit.
         settings: further settings of the playground.
     """
     levels = list(enumerate(env.draw_levels(num_levels, seed)))
@@ -231,10 +232,10 @@ def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
     """Concatenate episodes in the order of their numbers.
 
     Args:
-        active: the patches in force, with the sizes of their changes.
+        active: patches that were applied, with the sizes of their changes.
     """
     episodes = sorted(episodes, key=lambda episode: episode.number)
-    # The last row is no step of the agent's; the reward of a step is in the row after it.
+    # The agent does not act in the last row; the reward of a step is in the row after it.
     return ArmRuns(
         np.array([episode.level_seed for episode in episodes], dtype=np.int64),
         np.array([episode.length for episode in episodes]),
@@ -246,7 +247,7 @@ def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
 
 
 def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
-    """The outcomes that can be measured in the simulator, or in the real environment."""
+    """Return the outcomes that can be measured in the simulator or in the real environment."""
     return tuple(outcome for outcome in OUTCOMES
                  if (outcome.simulated if simulated else outcome.real))
 
@@ -254,8 +255,9 @@ def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
 def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
     """Compute the outcomes of each run, in the order of ``chosen_outcomes``, float64 (N, K).
 
-    The step of the first jump is counted from 0, and is the run's length where it never jumps.
-    ``divergence`` compares with the unaltered run from the same start, see ``divergence``.
+    The step of the first jump is counted from 0; if the agent never jumps, it is the run's length.
+    The outcome DIVERGENCE compares each run with the unaltered run from the same start, see
+    ``divergence``.
     """
     num_runs = len(runs.starts)
     run = np.repeat(np.arange(num_runs), runs.lengths)  # (S,)
@@ -281,12 +283,12 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
 def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
     """Find the steps at which the actions of two conditions differ.
 
-    A step counts while at least one run of the pair is going, and the pair differs at it if the
-    actions do, or if only one of the two is still going. Runs from the same start draw their
-    actions with the same random numbers, so a pair without alteration never differs.
+    A step counts while at least one run of the pair lasts. The pair differs at a step if the
+    actions differ, or if only one of the two runs lasts. Runs from the same start sample their
+    actions with the same random numbers, so two unaltered runs never differ.
 
     Returns:
-        Whether a pair differs and whether the step counts, bool (N, T) each.
+        Two bool arrays (N, T): whether each pair differs at each step, and whether the step counts.
     """
     num_steps = max(runs.lengths.max(), unaltered.lengths.max())
     a, b = (each.padded_actions(num_steps) for each in (runs, unaltered))
@@ -298,8 +300,9 @@ def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, Arm
     """Compute the share of pairs that differ at each step, see ``divergence``.
 
     Returns:
-        The columns ``arm``, ``label``, ``control``, ``step``, ``pairs`` of which at least one
-        run is going, ``unaltered_going``, and the ``share`` of the pairs that differ.
+        One row per condition and step: ``arm``, ``label``, ``control``, ``step``, ``pairs`` (number
+        of pairs with at least one run that lasts), ``unaltered_going`` (number of unaltered runs
+        that last) and ``share`` (of the pairs, those that differ).
     """
     tables = []
     for condition in conditions:
@@ -318,7 +321,7 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
     """Compute the effect of each condition on each outcome.
 
     Args:
-        runs: runs under each condition, by its name.
+        runs: runs by name of the condition.
         simulated: whether the runs are simulations.
         seed: seed of the bootstrap and the sign flips.
         verdicts: see ``stats.effects.compare_conditions``.
@@ -327,8 +330,8 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
         The table of ``stats.effects.compare_conditions``.
 
     Raises:
-        UserError: if the runs of a condition have other starts than the unaltered ones, there are
-            fewer than MIN_STARTS, or a pattern has fewer than two controls.
+        UserError: if the starts of a condition differ from those of the unaltered runs, there are
+            fewer than MIN_STARTS starts, or a pattern has fewer than two controls.
     """
     check_starts(len(unaltered.starts))
     for name in (condition.name for condition in conditions):
@@ -344,14 +347,14 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
 
 def write_results(store: ResultStore, conditions: Sequence[Condition], simulated: bool, seed: int,
                   description: str, wording: Wording = DIRECTIONS) -> pd.DataFrame:
-    """Compare the runs of a folder, and write tables, report and figure to it.
+    """Compare the runs in a folder, and write tables, report and figure to it.
 
     Args:
         simulated: whether the runs are simulations.
         seed: seed of the bootstrap and the sign flips.
-        description: what was run and how often, for report and figure.
-        wording: names of interventions and controls. With DIRECTIONS, whose published tables stay
-            as they are, the table has no medians and verdicts.
+        description: description of the runs and their number, for report and figure.
+        wording: names of interventions and controls. With DIRECTIONS, the table has no medians and
+            verdicts, to keep the format of the published tables.
 
     Returns:
         The table of effects, see ``compare``.
@@ -372,11 +375,11 @@ def write_results(store: ResultStore, conditions: Sequence[Condition], simulated
 def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[ConditionSet],
                    settings: Mapping[str, Any], description: str, wording: Wording,
                    overwrite: bool, shard: Shard) -> None:
-    """Play under all conditions that a folder lacks; without shards, write the results, too.
+    """Play under all conditions that are missing in a folder; if not sharded, also write results.
 
     Args:
         settings: settings of the folder in addition to those of playground and conditions.
-        description: what is run, for report and figure.
+        description: description of the runs, for report and figure.
     """
     conditions = [condition for group in sets for condition in group.conditions]
     std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
@@ -399,7 +402,7 @@ def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[Co
 
 
 def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
-    """Write the results of a comparison from what its shards note, and print the claims."""
+    """Write the results of a comparison from the notes of its shards, and print the claims."""
     table = write_results(store, [Condition(**condition) for condition in notes["arms"]],
                           notes["simulated"], notes["seed"], notes["what"],
                           Wording(**notes["wording"]))

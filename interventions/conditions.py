@@ -1,8 +1,9 @@
-"""Conditions of a comparison: directions taken out of the hidden state, swaps of directions, and
-patched layers, each with its controls.
+"""Conditions of a comparison: removed or swapped directions of the hidden state, and patched
+layers, each with its controls.
 
-A swap is text on the command line: ``10:12`` puts what direction 10 would have changed into 12,
-``10:12,5:None`` does two at once. The value of a condition is a list of patches.
+A swap is text on the command line: ``10:12`` applies the change along direction 10 to direction 12
+instead; ``10:12,5:None`` also removes the change along direction 5. The value of a condition is a
+list of patches.
 """
 
 from __future__ import annotations
@@ -34,50 +35,52 @@ from stats.effects import Condition
 
 logger = logging.getLogger(__name__)
 
-_Swap = tuple[list[int], list[int | None]]  # directions that are taken, and where they are put
+_Swap = tuple[list[int], list[int | None]]  # source directions and target directions
 
 
 def add_comparison_flags(flags: Parser) -> None:
-    """Add the flags of interventions and their controls."""
+    """Add the flags that define interventions and their controls."""
     add_direction_ids_flag(flags, "--directions", "independent components to take out, one at a "
                            "time: ids, or a range such as 0 to 16")
     flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
-                       help="further alterations: 10:12 puts what component 10 would have changed "
-                            "into 12; 10:12,5:None does two at once")
+                       help="swaps of components: 10:12 applies the change along component 10 to "
+                            "component 12 instead; 10:12,5:None also removes component 5")
     flags.add_argument("--num_controls", type=count, default=20,
-                       help="random alterations of each kind; with fewer than 19 nothing can be "
-                            "claimed")
+                       help="number of random controls of each kind of intervention; with fewer "
+                            "than 19, no effect can be claimed")
     flags.add_argument("--patch_controls", choices=KINDS,
-                       help="kind of the controls of patches: the cells of a vector permuted, "
-                            "random numbers of its norm, --control_vectors, other channels, other "
-                            "cells; by default that of each kind of patch")
+                       help="kind of the controls of patches: the vector with permuted cells, "
+                            "a Gaussian vector of the same norm, --control_vectors, other "
+                            "channels, or other cells; the default depends on the kind of patch")
     flags.add_argument("--control_vectors", type=Path, nargs="+", default=[], metavar="FILE",
-                       help="vectors of other pairs, for --patch_controls others")
+                       help="steering vectors of other pairs, for --patch_controls others")
     add_patch_flags(flags)
     flags.add_argument("--scan", metavar="KIND@LAYER=PART", type=ScanOptions.parse,
-                       help="instead of comparing runs: patch every part of a layer in turn in "
+                       help="instead of comparing runs, patch every part of a layer in turn in "
                             "single frames. KIND: zero, mean (over reference frames) or "
-                            "interchange (entries of the frame of another level). LAYER: a name, "
-                            "or all. PART: layer, channel or cell. After commas, outcome=value "
-                            "(or entropy, or the name of an action such as right, for its "
-                            "log-probability) and report=20. Parts are ranked on one half of "
-                            "--num_episodes levels; the 20 strongest are tested on the others. "
+                            "interchange (entries from a frame of another level). LAYER: a name, "
+                            "or all. PART: layer, channel or cell. Options follow after commas: "
+                            "outcome=value (or entropy, or the name of an action such as right, "
+                            "for its log-probability) and report=20. Parts are ranked on half of "
+                            "the --num_episodes levels; the 20 strongest are tested on the rest. "
                             "Example: zero@embedder.block2.res1.resadd=channel,outcome=right")
 
 
 def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
                     projector: Projector, device: torch.device | str,
                     from_step: int) -> ConditionSet:
-    """Return each direction taken out, each swap, and the controls of each pattern among them.
+    """Return the conditions that remove each direction, those of the swaps, and their controls.
 
-    Controls do the same with random directions (``Projector.turned``).
+    Controls apply each pattern of swaps to random directions (``Projector.turned``).
 
     Args:
-        swaps: texts such as ``10:12,5:None``.
+        directions: numbers of the directions to remove, one at a time.
+        swaps: swaps such as ``10:12,5:None``.
+        num_controls: number of controls per pattern.
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if a swap does not parse, alters nothing, is named twice, or has a direction
+        UserError: if a swap does not parse, has no effect, is given twice, or names a direction
             that does not exist.
     """
     pairs: list[_Swap] = [([number], [None]) for number in directions]
@@ -107,7 +110,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
 
 
 def _renumber(swap: _Swap) -> _Swap:
-    """The same swap between directions numbered in the order in which they appear."""
+    """Renumber the directions of a swap in the order in which they appear."""
     numbers: dict[int, int] = {}
     for number in (*swap[0], *swap[1]):
         if number is not None:
@@ -132,19 +135,20 @@ def _parse_swap(text: str) -> _Swap:
 def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground,
                      references: tuple[int, int], num_controls: int, seed: int, kind: str | None,
                      vector_files: Sequence[Path]) -> ConditionSet:
-    """Return each list of patches, then the controls of each.
+    """Return one condition per list of patches, then the controls of each.
 
     Args:
         arms: lists of patches by name.
-        playground: where they are compared.
+        playground: levels on which they are compared.
         references: size and seed of the reference set.
+        num_controls: number of controls per list of patches.
         seed: seed of the controls.
-        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for those of each
-            patch type.
+        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for the default of
+            each patch type.
         vector_files: files of other vectors, for controls of the kind OTHERS.
 
     Raises:
-        UserError: if patches cannot be opened, or have no such controls.
+        UserError: if patches cannot be opened, or cannot have controls of this kind.
     """
     if (kind == OTHERS) != bool(vector_files):
         raise UserError(f"--patch_controls {OTHERS} takes the files of other vectors, and only it "
@@ -187,7 +191,7 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
 
 
 def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> dict[str, Array]:
-    """The vectors of a file, which must have one for each layer that is patched."""
+    """Read the vectors of a file, which must have one for each patched layer."""
     vectors, agent = read_vectors(path), weights_sha256(policy)
     for patch in patches:
         for layer in layers_named(policy, patch.layer):
@@ -197,7 +201,12 @@ def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> d
 
 
 def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:
-    """Number of the levels that a steering vector of the patches was made on."""
+    """Count the levels that were also used to compute a steering vector of the patches.
+
+    Args:
+        arms: lists of patches.
+        levels: seeds of the levels.
+    """
     vectors = [vector for arm in arms for patch in arm for path in files_of(patch)
                if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(levels) & {level for vector in vectors for level in vector.levels})

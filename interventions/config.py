@@ -1,6 +1,6 @@
 """Parameters of directions of the hidden state, and of swaps along them.
 
-A part of the sections ``gen_model``, ``analysis.agent_h`` and ``analysis.saliency`` of
+They belong to the sections ``gen_model``, ``analysis.agent_h`` and ``analysis.saliency`` of
 ``hyperparams/interpreting_configs.yml``, as published.
 """
 
@@ -15,7 +15,13 @@ from common.parameters import id_list, one_of, positive
 
 @dataclasses.dataclass(frozen=True)
 class SwapConfig:
-    """Directions of the hidden space to take out, and where to put the same amount back."""
+    """Directions of the hidden space to take out, and directions that replace them.
+
+    Attributes:
+        swap_directions_from: directions to take out of each change of state; None for no swap.
+        swap_directions_to: for each of them, the direction that gets the same amount instead, or
+            None.
+    """
 
     section: ClassVar[str] = "gen_model"
 
@@ -31,9 +37,11 @@ class SwapConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DirectionsConfig:
-    """Which directions of the hidden space are meant where a script takes some.
+    """Directions of the hidden space that a script uses.
 
-    The list of numbers is text; ``ids`` reads it.
+    Attributes:
+        direction_type: "ica" or "pca".
+        direction_ids: numbers of the directions as text, parsed by ``ids``.
     """
 
     section: ClassVar[str] = "analysis.saliency"
@@ -46,16 +54,17 @@ class DirectionsConfig:
         self.ids()
 
     def ids(self) -> tuple[int, ...]:
-        """The numbers of the directions."""
+        """Return the numbers of the directions."""
         return id_list(self.direction_ids, "direction_ids")
 
 
 @dataclasses.dataclass(frozen=True)
 class DirectionFilesConfig:
-    """Which results of hidden_analysis_precompute.py define the directions.
+    """Results of hidden_analysis_precompute.py that define the directions.
 
     Attributes:
-        num_episodes: recorded episodes that they were made of, in the names of their files.
+        num_episodes: number of recorded episodes that the directions were computed from; part of
+            the file names.
     """
 
     section: ClassVar[str] = "analysis.agent_h"

@@ -1,22 +1,23 @@
-"""Controls of patches: the same kind of change, with a part of what it is drawn at random.
+"""Random controls of patches: the same kind of change with random vectors, channels or cells.
 
 ========================================  =====================================================
-patch                                     its controls
+patch                                     controls
 ========================================  =====================================================
-add a vector, project on one over all     PERMUTED (default): its cells permuted within each
-                                          channel, units among each other; GAUSSIAN: random
-                                          numbers of the same norm; OTHERS: given vectors
-zero, mean, multiply, … some channels     CHANNELS: random sets of as many channels, of which the
-                                          change is as large within a quarter
-set cells                                 CELLS (default): the same values at other cells;
-                                          CHANNELS: other channels at the same cells, the value
-                                          in their standard deviations
+add or project, with a vector             PERMUTED (default): vector with its cells permuted
+                                          within each channel (units: permuted among each other);
+                                          GAUSSIAN: Gaussian vector of the same norm; OTHERS:
+                                          given vectors
+zero, mean, multiply, … of some channels  CHANNELS: random sets of as many channels, with a change
+                                          whose size differs by at most a quarter
+set of some cells                         CELLS (default): the same values at other cells;
+                                          CHANNELS: other channels at the same cells, with the
+                                          value rescaled to their standard deviations
 ========================================  =====================================================
 
-Swaps of directions of the hidden state have those of ``interventions.conditions``. A control is
-decided by the seed and its number, so that more of them can be added later.
+Controls of swaps of directions are defined in ``interventions.conditions``. Each control is
+determined by the seed and its number, so that more controls can be added later.
 
-Letters in shape comments: n reference pictures, C channels and H W cells of a layer (units are
+Letters in shape comments: n reference frames, C channels and H W cells of a layer (units are
 channels with one cell), P = H W, K channels and M cells that a patch changes.
 """
 
@@ -41,19 +42,19 @@ from interventions.patches import Add, ChangeState, Interchange, Project, SetTo
 PERMUTED, GAUSSIAN, OTHERS = "permuted", "gaussian", "others"
 CHANNELS, CELLS = "channels", "cells"
 KINDS = (PERMUTED, GAUSSIAN, OTHERS, CHANNELS, CELLS)
-NEAR = 0.25  # share by which the change of a matched set may be larger or smaller
-_CANDIDATES = 20_000  # sets that are looked at
+NEAR = 0.25  # largest relative difference in size of change for a matched set
+_CANDIDATES = 20_000  # maximum number of candidate sets
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """One draw of the controls of a list of patches.
+    """One random control of a list of patches.
 
     Attributes:
-        patches: as many, in the same order.
-        drawn: what was drawn for each, for metadata.
-        matched: whether every set of channels is as large as its patch within a quarter; those
-            that are not are the nearest ones.
+        patches: one control per patch, in the same order.
+        drawn: random choices for each patch, for metadata.
+        matched: whether the change of every random set of channels is within a quarter of the size
+            of the patch's change; unmatched sets are the nearest ones.
     """
 
     patches: tuple[Patch, ...]
@@ -68,18 +69,19 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
     """Draw controls of patches that are applied together.
 
     Args:
-        patches: opened, so that they name cells and not squares.
-        number: of controls.
-        seed: of the draws.
-        reference: pictures on which the size of a change is measured, for CHANNELS.
-        kind: of all controls, one of KINDS; by default that of each patch.
-        others: vectors for OTHERS, at least ``number`` of them: arrays of the layer's shape, or
-            such arrays by layer.
-        cells: to choose from for CELLS: those of the free squares; all cells of the layer if not
-            given.
+        patches: opened patches, which name cells instead of squares.
+        number: number of controls.
+        seed: seed of the random draws.
+        reference: frames on which the size of a change is measured, for CHANNELS.
+        kind: kind of all controls, one of KINDS; by default that of each patch.
+        others: vectors for OTHERS, at least ``number``: arrays of the layer's shape, or mappings
+            from layer names to such arrays.
+        cells: candidate cells for CELLS, (row, column) each, such as those of the free squares; by
+            default all cells of the layer.
 
     Raises:
-        UserError: if there are no such controls, or not so many, saying what would do.
+        UserError: if a patch cannot have such controls, or too few exist; the message suggests a
+            remedy.
     """
     columns = []
     for place, patch in enumerate(patches):
@@ -98,21 +100,23 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
 def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                  seed: int | np.random.SeedSequence
                  ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
-    """Random sets of as many channels, whose change is about as large.
+    """Draw random sets of as many channels, with a change of about the same size.
 
-    Sets hold other channels than the given ones where there are enough of them.
+    Sets exclude the given channels if there are enough others.
 
     Args:
-        sizes: squared change of each channel at each picture, in standard deviations (n, C).
-        channels: whose change is to be matched.
+        sizes: squared change of each channel in each frame, in standard deviations (n, C).
+        channels: channels whose change is to be matched.
+        number: number of sets.
+        seed: seed of the random draws.
 
     Returns:
-        The sets; their changes relative to that of ``channels``, as means over the pictures of
-        Euclidean norms; and whether each lies within a quarter of it. The nearest sets follow
-        where too few do.
+        The sets; the size of their changes (mean Euclidean norm over frames) relative to that of
+        ``channels`` (number,); and whether each is within a quarter of it, bool (number,). If too
+        few are, the nearest other sets follow.
 
     Raises:
-        UserError: if there are not so many sets.
+        UserError: if there are fewer than ``number`` sets.
     """
     rng = np.random.default_rng(seed)
     rest = np.setdiff1d(np.arange(sizes.shape[1]), channels)
@@ -139,11 +143,17 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
 
 def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
                   reference: ReferenceSet) -> np.ndarray:
-    """Squared change that a patch makes to each channel, if it acts on all of them, at each
-    picture of a reference set, in standard deviations of the units (n, C).
+    """Compute the squared change of each channel in each reference frame if all are patched.
+
+    Args:
+        patch: patch, applied to all channels of the layer here.
+        reference: frames on which the change is measured.
+
+    Returns:
+        Squared Euclidean norms, in standard deviations of the units, float64 (n, C).
 
     Raises:
-        UserError: if the patch cannot be made there.
+        UserError: if the patch cannot act on the layer.
     """
     whole = dataclasses.replace(patch, channels=None, steps=None, levels=None, conditions=())
     selection = whole.select(policy, layer)
@@ -172,12 +182,12 @@ def _default(patch: Patch) -> str:
                     f"{patch.kind}@{patch.layer}:7,8")
 
 
-Drawn = Sequence[tuple[Patch, dict, bool]]  # a patch, what was drawn, and whether it is matched
+Drawn = Sequence[tuple[Patch, dict, bool]]  # control patch, its random choices, whether matched
 
 
 def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.random.SeedSequence,
              others: Sequence[Mapping[str, Array] | Array]) -> Drawn:
-    """The patch with other vectors."""
+    """Draw controls of a patch with other vectors."""
     if not isinstance(patch, Add | Project):
         raise UserError(f"{patch.kind} at {patch.layer} has no vector, so it has no controls of "
                         f"the kind '{kind}'; leave the kind out to have those of {patch.kind}")
@@ -207,12 +217,12 @@ def _with_vector(patch: Add | Project, vector: Any) -> Patch:
 
 def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Callable, patch: Patch,
              layer: Layer, seed: int) -> Any:
-    """A vector whose entries within the patch are changed, the same way for all pictures."""
+    """Change the entries of a vector within the patch, in the same way for all frames."""
     if callable(vector):
         return lambda rows: _changed(vector(rows), change, patch, layer, seed)
     values = np.array(torch.as_tensor(vector, dtype=torch.float32).cpu())
     if isinstance(patch, Project) and layer.is_map and values.shape == layer.shape[:1]:
-        shape, cells = layer.shape[:1], None  # a channel vector
+        shape, cells = layer.shape[:1], None  # one number per channel
     else:
         shape, cells = layer.shape, patch.cells
     lead = values.shape[:-len(shape)] if values.ndim > len(shape) else ()
@@ -229,7 +239,7 @@ def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Calla
 
 
 def _permuted(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Entries (…, K, M) permuted within each channel, or, of one cell, among the channels."""
+    """Permute entries (…, K, M) within each channel, or among the channels if M is 1."""
     num_channels, num_cells = entries.shape[-2:]
     if num_cells == 1:
         return entries[..., rng.permutation(num_channels), :]
@@ -238,7 +248,7 @@ def _permuted(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _gaussian(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers with the norm of entries (…, K, M)."""
+    """Draw standard normal entries, rescaled to the norm of the given entries (…, K, M)."""
     drawn = rng.standard_normal(entries.shape[-2:])
     norm = np.linalg.norm(entries, axis=(-2, -1), keepdims=True)
     return drawn / np.linalg.norm(drawn) * norm
@@ -246,7 +256,7 @@ def _gaussian(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
               reference: ReferenceSet | None) -> Drawn:
-    """The patch at other channels."""
+    """Draw controls of a patch at other channels."""
     layers = layers_named(policy, patch.layer)
     if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
             isinstance(patch, Interchange) and not patch.words):
@@ -267,7 +277,7 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
 
 def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
                   seeds: np.random.SeedSequence, reference: ReferenceSet) -> Drawn:
-    """Other channels set to the same value in their standard deviations."""
+    """Draw controls that set other channels to the value, rescaled to their standard deviations."""
     if callable(patch.value) or isinstance(patch.value, Mapping):
         raise UserError(f"the value that is set at {patch.layer} differs from picture to picture, "
                         f"so it has no controls of the kind '{CHANNELS}'; take '{CELLS}'")
@@ -291,7 +301,7 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
 
 def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
            cells: Sequence[tuple[int, int]] | None) -> Drawn:
-    """The patch at other cells."""
+    """Draw controls of a patch at other cells."""
     if patch.cells is None:
         raise UserError(f"{patch.kind} at {patch.layer} names no cells, so it has no controls of "
                         f"the kind '{CELLS}'; leave the kind out to have those of {patch.kind}")
@@ -307,10 +317,10 @@ def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSeque
 
 def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSequence,
               what: str) -> np.ndarray:
-    """Different random sets (number, size) of entries of a pool.
+    """Draw ``number`` distinct random sets of entries of a pool (number, size).
 
     Raises:
-        UserError: if there are not so many.
+        UserError: if there are fewer than ``number`` sets.
     """
     sets = _sets(pool, size, np.random.default_rng(seeds))
     if len(sets) < number:
@@ -320,8 +330,8 @@ def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSeq
 
 
 def _sets(pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Different sets (S, size) of entries of a pool, ascending, in random order: all there are, or
-    some of them."""
+    """Return distinct sets of entries of a pool (S, size) in random order: all, or a sample if
+    there are too many. Each set is in ascending order."""
     if math.comb(len(pool), size) <= _CANDIDATES:
         return rng.permutation(np.array(list(itertools.combinations(pool, size)), dtype=np.int64
                                         ).reshape(-1, size))

@@ -1,4 +1,4 @@
-"""Flags of directions of the hidden state, of swaps along them, and of patches of any layer."""
+"""Command-line flags for directions of the hidden state, their swaps, and patches of layers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from interventions.patch_text import (
 if TYPE_CHECKING:
     from envs.procgen_env import EnvConfig, LevelEdit
 
-REFERENCE_SIZE = 50  # the published one
+REFERENCE_SIZE = 50  # published value
 
 
 def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
-    """Add the flags that choose the matrices of directions of the hidden space.
+    """Add the flags that select the files with the directions of the hidden space.
 
     Args:
-        num_episodes_flag: name of the flag, if ``--num_episodes`` means other episodes.
+        num_episodes_flag: name of the flag for the number of episodes, if ``--num_episodes`` has
+            another meaning in the script.
     """
     add_save_dir_flag(parser)
     add_direction_folder_flag(parser)
@@ -49,19 +50,24 @@ def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes
 def add_direction_folder_flag(parser: Parser) -> None:
     """Add --precomp_dir, the folder with the matrices of directions."""
     parser.add_argument("--precomp_dir", "--precomputed_analysis_data_path", type=Path,
-                        help="folder of hidden_analysis_precompute.py; "
-                             "<save_dir>/hx_analysis_precomp if not given")
+                        help="results folder of hidden_analysis_precompute.py; by default "
+                             "<save_dir>/hx_analysis_precomp")
 
 
 def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
     """Add the flag for the number of episodes that directions were computed from."""
     parser.add_argument(name, type=count, key="analysis.agent_h.num_episodes",
-                        help="recorded episodes that the directions were computed from, which is "
-                             "in the names of their files")
+                        help="number of recorded episodes that the directions were computed from; "
+                             "part of their file names")
 
 
 def add_direction_ids_flag(parser: Parser, name: str, help: str) -> None:
-    """Add a flag for the ids of directions."""
+    """Add a flag for the numbers of directions.
+
+    Args:
+        name: name of the flag.
+        help: help text of the flag.
+    """
     parser.add_argument(name, nargs="+", action=OneText, metavar="ID", help=help,
                         key="analysis.saliency.direction_ids")
 
@@ -70,11 +76,11 @@ def add_direction_type_flag(parser: Parser) -> None:
     """Add --saliency_direction_type."""
     parser.add_argument("--saliency_direction_type", choices=("ica", "pca"),
                         key="analysis.saliency.direction_type",
-                        help="independent or principal components")
+                        help="type of the directions: independent or principal components")
 
 
 def directions_folder(args: argparse.Namespace, parameters: ParameterSet) -> Path:
-    """Return the folder of ``add_direction_flags``."""
+    """Return the folder that the flags of ``add_direction_flags`` select."""
     return args.precomp_dir or parameters.folders.hidden_states
 
 
@@ -84,52 +90,56 @@ def direction(text: str) -> int | None:
 
 
 def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
-    """Add the flags of swaps of directions; see ``add_direction_flags``."""
+    """Add the flags that define swaps of directions; see ``add_direction_flags``."""
     parser.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
                         key="gen_model.swap_directions_from",
                         help="directions of the hidden space to take out of every change of the "
                              "agent's state")
     parser.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
                         key="gen_model.swap_directions_to",
-                        help="for each of them the direction that gets the same amount instead, "
-                             "or None")
+                        help="for each direction of --swap_directions_from, the direction that "
+                             "gets the same amount instead, or None")
     parser.add_argument("--random_directions", type=seed, metavar="SEED",
-                        help="swap in random directions of equal size instead, drawn by this seed")
+                        help="replace the directions of the swap by random directions of equal "
+                             "size, drawn with this seed")
     add_direction_flags(parser, num_episodes_flag)
 
 
 def add_alter_from_flag(parser: Parser, default: int) -> None:
-    """Add --alter_from_step, at which alterations in the real environment begin."""
+    """Add --alter_from_step, the first altered step in the real environment."""
     parser.add_argument("--alter_from_step", type=from_zero, default=default,
-                        help="first step of an episode at which the hidden state is altered; 0 "
-                             "alters the first change too, which comes from the learned first "
-                             "state, far from all others, so that a direction that is taken out "
-                             "stays there")
+                        help="first step of an episode at which the hidden state is altered. 0 "
+                             "also alters the first change, which starts from the learned initial "
+                             "state, far from all later ones: the coordinate along a removed "
+                             "direction then keeps its initial value")
 
 
 def add_patch_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that patch layers of the agent."""
+    """Add the flags that define patches of the agent's layers."""
     parser.add_argument("--patch", action=EachTime, default=[], metavar="PATCH",
-                        help="a patch of a layer, kind@layer[:channels][=value]{,option=value}, "
+                        help="patch of a layer, kind@layer[:channels][=value]{,option=value}, "
                              "such as zero@embedder.block2.res1.resadd:55, or "
                              "interchange@embedder.block2.res1.resadd:55,source=7/8, which takes "
-                             "the channel from the first frames of other levels; several are "
-                             "applied in order")
+                             "the channel from the first frames of other levels; repeat the flag "
+                             "to apply several patches in order")
     parser.add_argument("--patch_file", type=Path,
-                        help="the same as YAML: a list of mappings with kind, layer, channels, "
-                             "value and the options")
+                        help="YAML file with patches: a list of mappings with kind, layer, "
+                             "channels, value and options")
     parser.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000),
                         default=REFERENCE_SIZE,
-                        help="frames of other levels over which a patch takes means and spreads")
-    parser.add_argument("--reference_seed", type=seed, default=0, help="seed of these frames")
+                        help="number of frames of other levels from which patches compute means "
+                             "and standard deviations")
+    parser.add_argument("--reference_seed", type=seed, default=0,
+                        help="seed that selects the reference frames")
 
 
 def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
-    """Return the arms of ``add_patch_flags`` by name: one of all ``--patch``, and those of the
-    file.
+    """Return the arms that the flags of ``add_patch_flags`` define, by name.
+
+    All ``--patch`` flags together are one arm; the file can define several.
 
     Raises:
-        UserError: if a patch does not parse, or two arms are the same.
+        UserError: if a patch does not parse, or two arms are identical.
     """
     arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
     arms += read_patch_file(args.patch_file) if args.patch_file else []
@@ -141,7 +151,7 @@ def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
 
 
 def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
-    """Return the patches of a script that plays one arm; none without the flags.
+    """Return the patches of a script that plays a single arm; empty without the flags.
 
     Raises:
         UserError: if there are several arms, or a patch does not parse.
@@ -154,8 +164,14 @@ def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
 
 
 def patched_precision(precision: str, patches: Collection) -> str:
-    """Return ``--precision`` of a script with patches: float32 by default, because the difference
-    of two activations loses most of its digits in bfloat16."""
+    """Return the precision of a script with patches.
+
+    The default is float32: the difference of two activations loses most of its digits in bfloat16.
+
+    Args:
+        precision: value of ``--precision``.
+        patches: patches of the script.
+    """
     return "float32" if patches and precision == "auto" else precision
 
 
@@ -164,8 +180,8 @@ class OpenedPatches:
     """The patches of a script, opened for its agent.
 
     Attributes:
-        patches: for ``agents.hooks.patched``.
-        metadata: an entry for the settings of what is written; empty without patches.
+        patches: opened patches, for ``agents.hooks.patched``.
+        metadata: entry for the settings of the script's output; empty without patches.
     """
 
     patches: list[Patch]
@@ -173,7 +189,14 @@ class OpenedPatches:
 
     @contextlib.contextmanager
     def scope(self, policy: Policy, *before: Patch) -> Iterator[ActivePatches]:
-        """Apply the patches, after others; warn at the end of each patch that never acted."""
+        """Context manager that applies the patches; on exit, warns of each that never acted.
+
+        Args:
+            before: patches to apply before them.
+
+        Yields:
+            The active patches.
+        """
         with patched(policy, [*before, *self.patches]) as active:
             yield active
         warn_of_unused(active)
@@ -185,10 +208,11 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
     """Open the patches of a script.
 
     Args:
-        args: with the flags of ``add_patch_flags``.
-        env: the game; None in the simulator.
-        reference: maps a size and a seed to a reference set; called if a patch needs one.
-        edit: edit of every level before it is played.
+        args: parsed arguments, with the flags of ``add_patch_flags``.
+        env: configuration of the game; None in the simulator.
+        reference: function that maps a size and a seed to a reference set; called only if a patch
+            needs one.
+        edit: edit applied to every level before it is played; None for no edit.
 
     Raises:
         UserError: see ``interventions.patch_text.open_patches``.
@@ -203,7 +227,7 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
         return references[0]
 
     opened = open_patches(patches, Opening(policy, env, make_reference, edit))
-    with patched(policy, opened):  # refuses what does not fit before anything is written
+    with patched(policy, opened):  # raises for patches that do not fit, before output is written
         pass
     metadata = {"name": arm_name(patches), "patches": [*map(to_text, patches)],
                 "reference": references[0].description if references else None,

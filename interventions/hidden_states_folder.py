@@ -1,29 +1,30 @@
-"""Files of the analysis of the agent's hidden states: writer and reader of
-``analysis/hx_analysis_precomp/``.
+"""Files of the analysis of the agent's hidden states, in ``analysis/hx_analysis_precomp/``.
 
-Layout, as published but for the file marked *; N is the number of recorded episodes, M that of
-simulated samples, and rows are the states ``hx[1:]`` of episode 0, then of episode 1, and so on::
+The layout is as published, except for the file marked *. N is the number of recorded episodes, M
+the number of simulated samples. Rows are the states ``hx[1:]`` of all episodes, concatenated::
 
     hx_mu_N, hx_std_N                               mean and standard deviation of units (D,)
     hx_outlier_mask_N                               bool (rows,), True for a state that is kept,
                                                     False for an outlier
-    hx_outlier_retention_fraction                   share of the rows that are none ()
+    hx_outlier_retention_fraction                   share of the rows that are kept ()
     pcomponents_N                                   principal components (P, D)
-    pc_loading_variances_N, pc_singular_values_N    (P,)
+    pc_loading_variances_N, pc_singular_values_N    variances and singular values (P,)
     hx_pca_N                                        principal coordinates (rows, P)
-    gen_hx_projected_realN_genM                     of the simulated states (M * T, P)
-    ica_unmixing_matrix_hx_N, ica_mixing_matrix_hx_N    (k, k)
+    gen_hx_projected_realN_genM                     those of the simulated states (M * T, P)
+    ica_unmixing_matrix_hx_N, ica_mixing_matrix_hx_N    ICA matrices (k, k)
     ica_source_signals_hx_N                         independent coordinates (rows, k)
     clusters_hx_N                                   cluster of each row, -1 for none (rows,)
-    cluster_means_hx_N                              means of the principal coordinates (C, P)
-    tsne_hx_N                                       (rows, 2)
-    nmf_hx_N, nmf_components_hx_N                   weights (rows, F) and factors (F, D)
-    nmf_min_per_dim_hx_N                            what was subtracted before (D,)
-    settings_N.json *                               what made them, and how each step went
+    cluster_means_hx_N                              cluster means in principal coordinates (C, P)
+    tsne_hx_N                                       t-SNE embedding (rows, 2)
+    nmf_hx_N, nmf_components_hx_N                   NMF weights (rows, F) and factors (F, D)
+    nmf_min_per_dim_hx_N                            minimum of each unit, subtracted before the
+                                                    NMF (D,)
+    settings_N.json *                               settings, and details of each step, such as
+                                                    convergence
 
-All are ``.npy`` files but the last. Results of several N lie side by side. Folders that we wrote
-before ``settings_N.json`` had a step ``kept`` have True for an outlier in the mask; no script reads
-the mask from a folder.
+All files except the last are ``.npy`` files. A folder can hold results for several N. In older
+folders, whose ``settings_N.json`` has no step ``kept``, the mask is True for outliers; no script
+reads the mask from a folder.
 """
 
 from __future__ import annotations
@@ -61,15 +62,17 @@ HIDDEN_STATE_FILES = Schema(
 
 def hidden_state_results(path: Path, num_episodes: int,
                          num_samples: int | None = None) -> StepResults:
-    """Results for this number of episodes.
+    """Return the store of the results for a number of episodes.
 
     Args:
-        num_samples: number of simulated samples in the name of the file of ``generated``.
+        path: results folder.
+        num_episodes: number of recorded episodes.
+        num_samples: number of simulated samples, part of the file name of ``generated``.
     """
     return StepResults(path, HIDDEN_STATE_FILES, num_episodes, num_samples)
 
 
 def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
-    """The files of the projector, by its attributes."""
+    """Return the files of the projector's matrices, by attribute name."""
     results = hidden_state_results(folder, num_episodes)
     return {name: results.file(name) for name in MATRICES}

@@ -1,9 +1,9 @@
-"""Partial forward passes: run a policy up to a layer once, and from there on for many patches.
+"""Partial forward passes: run a policy up to a layer once, then resume from there for many patches.
 
 The order of computation is traced from the policy's own code by ``torch.fx``, and its own modules
 are called, so that patches and hooks at later layers act as in a full forward pass.
 
-Letters in shape comments: B frames, P patched passes, D hidden state, … the layer's own shape.
+Letters in shape comments: B frames, P patched passes, D hidden units, … the layer's own shape.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from common.errors import UserError
 class PartialForward:
     """One step of a policy, split after one layer.
 
-    Resumed without a change, it equals the full forward pass of the same frames bit for bit. With
-    another batch size, the kernels of convolutions may round differently.
+    A pass that is resumed with unchanged activations equals the full forward pass of the same
+    frames bit for bit. With another batch size, convolution kernels may round differently.
 
     Args:
-        compute: device, precision and layout; the embedder runs under its autocast, everything
-            else in float32.
-        layer: a name as in ``agents.layers``.
+        policy: policy to run.
+        compute: device, precision and memory layout; the embedder runs under its autocast,
+            everything else in float32.
+        layer: name of the layer, as in ``agents.layers``.
 
     Attributes:
-        chain: names of the modules after the layer that run in sequence: each reads only the
-            output of the one before, and nothing else reads that.
+        chain: names of the modules that follow the layer in sequence: each reads only the output
+            of its predecessor, which no other module reads.
 
     Raises:
         UserError: if the policy has no such layer.
@@ -74,6 +75,9 @@ class PartialForward:
         Args:
             frames: uint8 (B, H, W, C).
             entering: recurrent states before the step (B, D); by default initial states.
+
+        Returns:
+            The layer's output, and everything else needed to resume the pass.
         """
         frames = torch.as_tensor(frames).to(self.compute.device)
         if entering is None:
@@ -85,7 +89,12 @@ class PartialForward:
                         tuple(also_read))
 
     def run_from(self, activations: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """Run the modules after the layer; see :meth:`Prefix.run_from`, which calls this."""
+        """Run the modules after the layer; called by :meth:`Prefix.run_from`.
+
+        Args:
+            activations: output of the layer (P, …).
+            also_read: see ``Prefix.also_read``; (P, …) each.
+        """
         if activations.ndim == 4 and self.compute.channels_last:
             activations = activations.contiguous(memory_format=torch.channels_last)
         if self.batch_dim:
@@ -101,10 +110,10 @@ class Prefix:
     """Results of a forward pass of B frames up to and including a layer.
 
     Attributes:
-        forward: the policy and layer.
-        activations: the layer's output (B, …), in the precision of the pass; not to be written to.
-        also_read: other values that later modules read, such as the input of a residual unit and
-            the recurrent states before the step (B, …) each.
+        forward: partial forward pass that these results belong to.
+        activations: output of the layer (B, …), in the precision of the pass; do not modify it.
+        also_read: other values that later modules read, (B, …) each, such as the input of a
+            residual block and the recurrent states before the step.
     """
 
     forward: PartialForward
@@ -117,12 +126,12 @@ class Prefix:
 
         Args:
             activations: replacement of the layer's output (P, …); by default the output itself.
-            frames: index of the frame that each row of ``activations`` belongs to, int64 (P,); by
-                default row b belongs to frame b.
+            frames: index of the frame of each row of ``activations``, int64 (P,); by default row b
+                belongs to frame b.
 
         Raises:
-            UserError: if ``activations`` do not have the layer's shape, or there are not as many
-                rows as frames.
+            UserError: if the shape of ``activations`` does not match the layer's shape and the
+                number of frames.
         """
         if activations is None:
             activations = self.activations
@@ -138,7 +147,7 @@ class Prefix:
 
 
 def _chain(node: fx.Node) -> tuple[str, ...]:
-    """Names of the modules after a node; see ``PartialForward.chain``."""
+    """Return the names of the modules after a node; see ``PartialForward.chain``."""
     names = []
     while len(node.users) == 1:
         (user,) = node.users
@@ -150,8 +159,8 @@ def _chain(node: fx.Node) -> tuple[str, ...]:
 
 
 class _Step(nn.Module):
-    """A whole step as one module. Constants that ``torch.fx`` finds become attributes of this
-    module and not of the policy."""
+    """A whole step as one module, so that constants that ``torch.fx`` finds become attributes of
+    this module rather than of the policy."""
 
     def __init__(self, policy: Policy):
         super().__init__()
@@ -162,7 +171,7 @@ class _Step(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Every layer is one node, the memory too; parameters read outside of layers are constants."""
+    """Trace each layer, including the memory, as one node; other parameters are constants."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, Memory) or not any(module.children())
@@ -172,7 +181,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph, the layers of the embedder in the precision of ``compute``."""
+    """Run a graph, with the layers of the embedder in the precision of ``compute``."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph, compute: Compute):
         super().__init__(module, graph=graph)

@@ -1,6 +1,6 @@
-"""Patches as text on the command line and as YAML, and how they are opened for an agent.
+"""Patches as text: command-line and YAML syntax, and opening them for an agent.
 
-A patch is text::
+The command-line syntax is::
 
     kind@layer[:channels][=value]{,option=value}
 
@@ -9,14 +9,14 @@ A patch is text::
     add@embedder.block2.res1.resadd=vectors/cheese_0.npz,coefficient=-1,steps=0:20
     interchange@embedder.block2.res1.resadd:55,source=7/8
 
-The same in YAML is a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value``
-and the options. There a list of values is a sweep, which makes an arm for each value; a plain list
-of ``channels`` is one set of channels, and a list of lists a sweep.
+A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
+the options. There, a list of values is a sweep, which defines one arm per value. A flat list of
+``channels`` is one set of channels, a list of lists a sweep.
 
-Every patch takes ``cell`` (row.column from the top left, several with ``/``), ``steps`` (from:to)
-and ``levels``. ``_TYPES`` has the value and further options of each kind. Packages register options
-that have a meaning for one game alone, see ``register_option``; ``source`` of ``interchange`` names
-levels: a level s takes the entries from the first frame of the source number s mod n.
+Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
+(from:to) and ``levels``. ``_TYPES`` lists the value and further options of each kind. Packages
+register options that apply to one game only, see ``register_option``. ``source`` of
+``interchange`` names n levels: level s takes the entries from the first frame of source s mod n.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ARMS = 1000
 MAX_NAME = 80
-_MAX_NUMBERS = 100_000  # of a list
+_MAX_NUMBERS = 100_000  # maximum length of a list
 _USAGE = "kind@layer[:channels][=value]{,option=value}, such as zero@embedder.block2.res1.resadd:55"
 _PATCH = re.compile(r"""
     ([^@]*)@([^:=,]*)                                        # kind, layer
@@ -67,9 +67,9 @@ class _Form:
     """Text form of a value.
 
     Attributes:
-        expected: description of the text, for messages.
-        parse: raises ValueError or KeyError for any other text.
-        format: the way back.
+        expected: description of the expected text, for messages.
+        parse: function from text to value; raises ValueError or KeyError for invalid text.
+        format: function from value to text.
     """
 
     expected: str
@@ -92,7 +92,7 @@ def _parse_number(text: str) -> float:
 
 
 def _format_number(value: float) -> str:
-    """Format a number with all digits that it needs."""
+    """Format a number without loss of precision."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
@@ -108,7 +108,7 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def _format_numbers(numbers: Sequence[int], separator: str = "/") -> str:
-    """Join numbers, with ``-`` for three or more that follow each other."""
+    """Join numbers; three or more consecutive numbers become a range such as ``70-77``."""
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]
@@ -133,7 +133,7 @@ _NUMBERS = _Form("whole numbers and ranges such as 8,55,70-77, in options 8/55/7
 _SEED = _Form("a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0]))
 _YES_NO = _Form("yes or no", {"yes": True, "no": False}.__getitem__,
                 lambda value: "yes" if value else "no")
-_OPTIONS = {  # of every patch
+_OPTIONS = {  # options that every patch takes
     "cell": _Form("row.column from the top left, such as 5.10, or several, 5.10/5.11",
                   lambda text: tuple(
                       (int(cell[1]), int(cell[2])) for cell in
@@ -151,12 +151,14 @@ def _format_field(value: float | Path | None) -> str:
 
 def _value(expected: str, pattern: str, template: str, short: str = "",
            parse: Callable[[str], Any] = _parse_number) -> _Form:
-    """Text form of the value of a patch. Each group of the pattern is a field of the patch.
+    """Return the text form of the value of a patch.
 
     Args:
+        expected: description of the expected text, for messages.
+        pattern: regular expression; each named group is a field of the patch.
         template: format string with the fields.
-        short: the same for a patch in which one of them is None or False.
-        parse: turns the text of a group into a field.
+        short: format string for patches in which one of the fields is None or False.
+        parse: function from the text of a group to the value of the field.
     """
     def format_value(patch: Patch) -> str:
         fields = {name: getattr(patch, name) for name in re.compile(pattern).groupindex}
@@ -174,9 +176,9 @@ class _Type:
     """Text form of a patch type.
 
     Attributes:
-        cls: the class.
-        value: its value, if it has one.
-        options: further options, which are fields of the class.
+        cls: class of the patches.
+        value: text form of the value; None if the patch takes no value.
+        options: text forms of further options, by the name of the field of the class.
     """
 
     cls: type[Patch]
@@ -218,10 +220,10 @@ _TYPES = {form.cls.kind: form for form in (
 
 
 def parse_patch(text: str) -> Patch:
-    """Parse a patch.
+    """Parse a patch in the command-line syntax.
 
     Raises:
-        UserError: naming the part that does not parse, and what is expected there.
+        UserError: if a part does not parse; the message names it and the expected syntax.
     """
     where = f"the patch '{text}'"
     match = _PATCH.match(text)
@@ -242,7 +244,12 @@ def parse_patch(text: str) -> Patch:
 
 
 def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
-    """Make the patch of a mapping with the keys of YAML."""
+    """Create a patch from a mapping with the keys of the YAML syntax.
+
+    Args:
+        entries: texts by key.
+        where: description of the origin, for messages.
+    """
     for name in ("kind", "layer"):
         if not entries.get(name):
             raise UserError(f"{where} names no {name}; a patch is {_USAGE}")
@@ -278,15 +285,15 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
 
 
 def _field(option: str) -> str:
-    """Field of a patch that an option sets."""
+    """Return the name of the field that an option sets."""
     return "cells" if option == "cell" else option
 
 
 def to_text(patch: Patch) -> str:
-    """Format a patch as ``parse_patch`` takes it.
+    """Format a patch in the command-line syntax; the inverse of ``parse_patch``.
 
     Raises:
-        UserError: if only Python can make such a patch.
+        UserError: if the patch has no text form, because it was created in Python.
     """
     patch = patch.written or patch
     form = _TYPES.get(patch.kind)
@@ -309,13 +316,13 @@ def to_text(patch: Patch) -> str:
 
 
 def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
-    """Read the arms of a YAML file: one list of patches, or several if it has sweeps.
+    """Read the arms of a YAML file: one list of patches, or several if the file has sweeps.
 
     Raises:
-        UserError: if the file is missing or damaged; or naming the part that is wrong.
+        UserError: if the file is missing or damaged, or a part is invalid; the message names it.
     """
     try:
-        # Everything stays text, so that 5.10 is no number and 1:20 no time of day.
+        # All values stay text: 5.10 must not become a float, nor 1:20 a base-60 integer.
         content = yaml.load(read_bytes(path, "patch file").decode(), Loader=yaml.BaseLoader)
     except Exception as error:
         if isinstance(error, UserError):
@@ -336,7 +343,7 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
 
 
 def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
-    """Make the patches of a mapping, several if it has sweeps."""
+    """Create the patch of a mapping, or several patches if the mapping has sweeps."""
     choices = []
     for key, value in entries.items():
         is_set = key == "channels" and isinstance(value, list) and not any(
@@ -352,8 +359,10 @@ def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
 
 
 def arm_name(patches: Sequence[Patch]) -> str:
-    """Return a name of a list of patches for folders, reports and figures; long ones are cut, and
-    told apart by a checksum."""
+    """Return the name of a list of patches for folders, reports and figures.
+
+    Names longer than MAX_NAME are truncated and end in a checksum, which keeps them unique.
+    """
     texts = []
     for patch in patches:
         text = to_text(patch).replace("embedder.", "")
@@ -368,7 +377,7 @@ def arm_name(patches: Sequence[Patch]) -> str:
 
 
 def files_of(patch: Patch) -> list[Path]:
-    """Files that a patch names."""
+    """Return the files that a patch names."""
     patch = patch.written or patch
     values = getattr(patch, "vector", None), getattr(patch, "value", None)
     return [value for value in values if isinstance(value, Path)]
@@ -379,10 +388,10 @@ class Opening:
     """Agent, game and reference frames for which patches are opened.
 
     Attributes:
-        policy: agent that they will act on.
-        env: the game, or None in the simulator.
-        reference: returns the reference set; called if a patch needs one.
-        edit: edit of every level before it is played, if there is one.
+        policy: agent to which the patches will be applied.
+        env: configuration of the game; None in the simulator.
+        reference: function that returns the reference set; called only if a patch needs one.
+        edit: edit applied to every level before it is played; None for no edit.
     """
 
     policy: Policy
@@ -399,16 +408,21 @@ _registered: dict[str, OpenOption] = {}
 
 
 def register_option(name: str, open_option: OpenOption) -> None:
-    """Let patches take a further option, which is given a meaning when they are opened."""
+    """Register a further option of patches.
+
+    Args:
+        name: name of the option.
+        open_option: function that applies the option when a patch is opened.
+    """
     _registered[name] = open_option
 
 
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
-    """Read the files that patches name and apply their registered options, for one agent.
+    """Read the files that patches name, and apply their registered options, for one agent.
 
     Raises:
-        UserError: if the agent has no such layer, channel or cell, a file is missing or damaged
-            or of another agent, layer or shape, or an option does not apply here.
+        UserError: if the agent has no such layer, channel or cell; a file is missing, damaged, or
+            belongs to another agent, layer or shape; or an option does not apply here.
     """
     return [_open_patch(patch, opening) for patch in patches]
 
@@ -430,11 +444,11 @@ def _open_patch(patch: Patch, opening: Opening) -> Patch:
 
 
 def _read_vector(path: Path, layer_name: str, policy: Policy) -> Any:
-    """Read the vector of a file for a layer, or those of all layers by their names."""
+    """Read the vector of a file for one layer, or the vectors of all layers by name."""
     by_layer, agent = read_vectors(path), weights_sha256(policy)
     vectors = {}
     for layer in layers_named(policy, layer_name):
-        # The vector of a file of one layer is checked against any layer: the message names both.
+        # A vector of another layer is checked, too, because the error message names both layers.
         vector = by_layer.get(layer.name, next(iter(by_layer.values())))
         vector.check_for(agent, layer.name, layer.shape)
         vectors[layer.name] = vector.vector
@@ -442,7 +456,7 @@ def _read_vector(path: Path, layer_name: str, policy: Policy) -> Any:
 
 
 def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
-    """Let ``interchange`` take its entries from the first frames of source levels."""
+    """Apply the option ``source``: take the entries from the first frames of source levels."""
     from envs.procgen_env import MAX_LEVEL, LevelSlots  # the simulator runs without Procgen
     if not isinstance(patch, kinds.Interchange):
         raise UserError(f"source={text} names levels whose entries interchange takes; {patch.kind} "
@@ -471,7 +485,7 @@ register_option("source", _open_source)
 
 
 def warn_of_unused(active: ActivePatches) -> None:
-    """Warn of each written patch that never acted."""
+    """Log a warning for each patch with a text form that never acted."""
     for patch in active.never_applied():
         if patch.kind in _TYPES:
             logger.warning("the patch %s was never in force", to_text(patch))

@@ -1,9 +1,9 @@
-"""Kinds of patch: what becomes of the entries of a layer's output that a patch acts on.
+"""Kinds of patch: how a patch changes the entries of a layer's output.
 
-a is an output and a' what the rest of the network gets. Entries outside the patch's channels,
-cells and pictures stay as they are.
+a is the output of the layer, and a' its replacement, which later layers read. Entries outside the
+patch's channels, cells and frames stay unchanged.
 
-Letters in shape comments: R pictures that are changed, C channels and H W cells of a layer (units
+Letters in shape comments: R frames that are changed, C channels and H W cells of a layer (units
 are channels with one cell), K channels and M cells that are changed, P = H W.
 """
 
@@ -25,12 +25,12 @@ from agents.patch import BatchInfo, Patch, PatchContext, PatchFn, Selection, Val
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
 
-MEAN = "mean"  # as the coefficient of a projection
+MEAN = "mean"  # value of ``Project.to``
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zero(Patch):
-    """a' = 0."""
+    """Replace activations by zero: a' = 0."""
 
     kind: ClassVar[str] = "zero"
 
@@ -40,12 +40,12 @@ class Zero(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SetTo(Patch):
-    """a' = v.
+    """Set activations to fixed values: a' = v.
 
     Attributes:
-        value: v; a path before it is opened.
-        others: what the other cells of the same channels become; None leaves them.
-        override: whether it may set what an earlier patch of the scope has set.
+        value: values v; the path of an .npy file before the patch is opened.
+        others: value of all other cells of the same channels; None leaves them unchanged.
+        override: whether the patch may overwrite entries that an earlier patch has set.
     """
 
     kind: ClassVar[str] = "set"
@@ -81,7 +81,7 @@ class SetTo(Patch):
     def overwrites(self, earlier: Patch, layer: Layer) -> bool:
         if self.override or not isinstance(earlier, SetTo):
             return False
-        if self.conditions or earlier.conditions:  # which may exclude each other
+        if self.conditions or earlier.conditions:  # they may be mutually exclusive
             return False
         return (_meet(self.channels, earlier.channels)
                 and _meet(self.entry_cells, earlier.entry_cells)
@@ -90,11 +90,11 @@ class SetTo(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mean(Patch):
-    """a' = the mean of a over a reference set.
+    """Mean ablation: a' = mean of a over a reference set.
 
     Attributes:
-        reference: the pictures.
-        over: "cells": each cell its own mean; "channels": one number a channel.
+        reference: reference set of frames.
+        over: "cells": one mean per entry; "channels": one mean per channel.
     """
 
     kind: ClassVar[str] = "mean"
@@ -118,14 +118,14 @@ class Mean(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resample(Patch):
-    """a' = the same entries of the pass of another picture, which is drawn once for a level.
+    """Resample ablation: a' = the same entries in another frame, drawn once per level.
 
     Attributes:
-        sources: (number of a level, number of pictures, seed) to the pictures to take entries
-            from, uint8 (number of pictures, H, W, 3); by default drawn from ``reference``.
-        reference: the pictures to draw from where there are no ``sources``.
-        draw: "joint": all channels from one picture; "channel": one picture for each channel.
-        seed: of the draw.
+        sources: function that maps (level, number of frames, seed) to source frames, uint8
+            (number of frames, H, W, 3); by default, they are drawn from ``reference``.
+        reference: frames to draw from if there are no ``sources``.
+        draw: "joint": all channels from one frame; "channel": a separate frame per channel.
+        seed: seed of the random draw.
     """
 
     kind: ClassVar[str] = "resample"
@@ -151,7 +151,7 @@ class Resample(Patch):
 
         @functools.cache
         def of_level(level: int) -> Tensor:
-            """(K, M)"""
+            """Return the entries that replace those of a level (K, M)."""
             frames = sources(level, num_channels if self.draw == "channel" else 1, self.seed)
             outputs = activations_of(policy, frames, [layer.name])[layer.name]
             entries = selection.take(outputs.reshape(len(outputs), layer.shape[0], -1))
@@ -166,14 +166,15 @@ class Resample(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise(Patch):
-    """a' = a + sigma e, with e standard normal.
+    """Add Gaussian noise: a' = a + sigma e, with e standard normal.
 
     Attributes:
-        sigma: a number, of the layer's unit, or with ``reference_sd`` of standard deviations.
-        reference_sd: whether sigma counts each channel's standard deviation over the reference set.
-        reference: the pictures of that.
-        draw: "once": one e for all pictures; "picture": one for each step of each episode.
-        seed: of the draws.
+        sigma: standard deviation of the noise, in units of the activations, or with
+            ``reference_sd`` in standard deviations of each channel over the reference set.
+        reference_sd: whether sigma is relative to the channels' standard deviations.
+        reference: reference set, needed with ``reference_sd``.
+        draw: "once": one e for all frames; "picture": one e for each step of each episode.
+        seed: seed of the noise.
     """
 
     kind: ClassVar[str] = "noise"
@@ -214,11 +215,11 @@ class Noise(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Add(Patch):
-    """a' = a + c v.
+    """Add a steering vector: a' = a + c v.
 
     Attributes:
-        vector: v; a path before it is opened.
-        coefficient: c.
+        vector: vector v; the path of an .npz file before the patch is opened.
+        coefficient: coefficient c.
     """
 
     kind: ClassVar[str] = "add"
@@ -237,11 +238,11 @@ class Add(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multiply(Patch):
-    """a' = s+ max(a, 0) + s- min(a, 0).
+    """Scale activations: a' = s+ max(a, 0) + s- min(a, 0).
 
     Attributes:
-        positive: s+, of what is above 0.
-        negative: s-, of what is below; the same if None.
+        positive: factor s+ of positive activations.
+        negative: factor s- of negative activations; None for s+.
     """
 
     kind: ClassVar[str] = "multiply"
@@ -259,13 +260,14 @@ class Multiply(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Project(Patch):
-    """a' = a - (a u) u + t u with u = v / |v|: what a has along v is replaced.
+    """Replace the component along a vector: a' = a - (a · u) u + t u, with u = v / |v|.
 
     Attributes:
-        vector: v, of the layer's shape, or one number a channel (C,), which acts in every cell by
-            itself; a path before it is opened. Its entries within the patch are used.
-        to: t; "mean": what the pictures of the reference set have along v on average.
-        reference: those pictures.
+        vector: vector v, of the layer's shape, or with one number per channel (C,) to project each
+            cell separately; the path of an .npz file before the patch is opened. Only its entries
+            within the patch are used.
+        to: new component t; "mean": mean component over the reference set.
+        reference: reference set, needed for "mean".
     """
 
     kind: ClassVar[str] = "project"
@@ -296,7 +298,7 @@ class Project(Patch):
             return (entries * unit).sum(dim=dims, keepdim=True)
 
         to: float | Tensor
-        if isinstance(self.to, str):  # of a linear map: what the mean has
+        if isinstance(self.to, str):  # the projection is linear: mean of components = that of mean
             mean = _given(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
         else:
@@ -306,7 +308,7 @@ class Project(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clamp(Patch):
-    """a' = min(max(a, low), high); a bound that is None does nothing."""
+    """Clamp activations: a' = min(max(a, low), high); None means no bound."""
 
     kind: ClassVar[str] = "clamp"
 
@@ -321,12 +323,12 @@ class Clamp(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shift(Patch):
-    """The channels' maps moved by some cells; what enters at an edge is the channel's reference
-    mean.
+    """Shift the maps of channels; vacated cells get the channel's mean over the reference set.
 
     Attributes:
-        down, right: cells; negative ones are up and left.
-        reference: the pictures of the mean.
+        down: number of cells to shift down; negative shifts up.
+        right: number of cells to shift to the right; negative shifts to the left.
+        reference: reference set of the mean.
     """
 
     kind: ClassVar[str] = "shift"
@@ -363,11 +365,11 @@ class Shift(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interchange(Patch):
-    """a' = the same entries of the pass of the paired picture: activation patching.
+    """Activation patching: a' = the same entries in the forward pass of a paired frame.
 
     Attributes:
-        pairs: rows to the paired pictures, uint8 (R, H, W, 3), which are run without patches, or
-            to the layer's outputs for them, float32 (R, *shape).
+        pairs: function that maps batch metadata to the paired frames, uint8 (R, H, W, 3), which
+            are run without patches, or to the layer's outputs for them, float32 (R, *shape).
     """
 
     kind: ClassVar[str] = "interchange"
@@ -396,11 +398,11 @@ class Interchange(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChangeState(Patch):
-    """The hidden state that leaves a step, changed by a function that also sees the one that
-    enters.
+    """Change the hidden state that leaves a step by a function of the states before and after it.
 
     Attributes:
-        change: of both (R, D).
+        change: function of the states that enter and leave the step, (R, D) each, to the new
+            state (R, D).
     """
 
     kind: ClassVar[str] = "state"
@@ -417,7 +419,7 @@ class ChangeState(Patch):
 
 
 def _opened(values: Any) -> Any:
-    """Values of a patch, which are a path until the patch is opened."""
+    """Return the values of a patch; raise UserError if they are still a path."""
     if isinstance(values, Path):
         raise UserError(f"the file {values} of a patch must be read first "
                         "(interventions.patch_text.open_patches)")
@@ -431,7 +433,7 @@ def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:
 
 
 def _meet(a: tuple | None, b: tuple | None) -> bool:
-    """Whether two choices have something in common; None is all."""
+    """Return whether two selections overlap; None selects everything."""
     return a is None or b is None or not set(a).isdisjoint(b)
 
 

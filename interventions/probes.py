@@ -1,10 +1,10 @@
-"""Linear probes: what can be read off a layer's activations by a linear function.
+"""Linear probes: decode labels from a layer's activations with a linear function.
 
 A probe reads all entries of a layer, the k best by an F-test, one channel, or the channels of one
 cell (each cell an example; "convolutional probing"). It is trained on some levels, its penalty is
-chosen on others, and it is tested on further ones. Beside its scores are those of a prediction
-that reads nothing (``base``), and of probes whose labels were shuffled between levels
-(``shuffled``; the control of Hewitt and Liang 2019).
+chosen on others, and it is tested on a third part. Its scores are compared with those of a constant
+prediction (``base``), and of probes whose labels were shuffled between levels (``shuffled``; the
+control tasks of Hewitt and Liang 2019).
 
 Letters in shape comments: N examples, C H W a map, F entries that a probe reads, K classes,
 E levels of the test part, R resamplings.
@@ -23,15 +23,21 @@ from common.errors import UserError
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import check_starts
 
-SHARES = (0.6, 0.2, 0.2)  # of levels: to train, to choose the penalty, to test
-PENALTIES = tuple(10.0 ** power for power in range(5))  # of squared weights
+SHARES = (0.6, 0.2, 0.2)  # shares of the levels: for training, choosing the penalty, testing
+PENALTIES = tuple(10.0 ** power for power in range(5))  # weights of the L2 penalty
 NUM_SHUFFLES = 5
-_SMALLEST = 1e-15  # probability in a log-loss
+_SMALLEST = 1e-15  # lower limit of probabilities in a log-loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Examples by what they are used for, bool (N,) each; no level is in two of them."""
+    """Split of the examples; no level is in two parts.
+
+    Attributes:
+        train: examples to train on, bool (N,).
+        penalty: examples on which the penalty is chosen, bool (N,).
+        test: examples to test on, bool (N,).
+    """
 
     train: np.ndarray
     penalty: np.ndarray
@@ -40,20 +46,21 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A linear probe and its scores on levels it has not seen.
+    """A linear probe and its scores on held-out levels.
 
     Attributes:
-        scores: a row a ``metric``: ``score``, ``low_95``, ``high_95`` (bootstrap over levels),
-            ``base`` and ``shuffled`` (mean over shuffles). Metrics are accuracy, AUC (mean over
-            classes against the rest) and log-loss in nats, or R² against the training mean.
-        weights: of the activations as they are, of their shape; with more than two classes
-            (K, *shape). 0 for entries that are not read.
-        intercept: () or (K,).
-        classes: what the probe tells apart (K,), or None for a number.
-        penalty: that was chosen.
-        choosing: log-loss, or R², on the levels on which the penalty was chosen: for choosing
+        scores: one row per ``metric``: ``score``, ``low_95``, ``high_95`` (bootstrap over levels),
+            ``base`` and ``shuffled`` (mean over shuffles). Metrics are accuracy, AUC (one class
+            versus the rest, mean over classes) and log-loss in nats; or, for a regression, R²
+            relative to the training mean.
+        weights: weights of the unscaled activations, of their shape, or (K, *shape) for more than
+            two classes; 0 for entries that are not read.
+        intercept: intercept, () or (K,).
+        classes: class labels (K,); None for a regression.
+        penalty: chosen penalty.
+        choosing: log-loss or R² on the levels on which the penalty was chosen; use it to select
             among probes.
-        entries: numbers of the entries that are read, in the flattened shape.
+        entries: indices of the entries that are read, in the flattened shape, int (F,).
     """
 
     scores: pd.DataFrame
@@ -66,7 +73,11 @@ class Probe:
 
 
 def split_levels(levels: np.ndarray, seed: int) -> Parts:
-    """Split examples by level into three parts, ``SHARES`` of the levels each.
+    """Split examples by level into three parts, with the shares of levels in ``SHARES``.
+
+    Args:
+        levels: seed of each example's level (N,).
+        seed: seed of the random split.
 
     Raises:
         UserError: if there are fewer than 10 levels.
@@ -84,17 +95,19 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
     """Train and test a probe of a layer.
 
     Args:
-        activations: of any shape behind the examples (N, …).
-        target: class, or with ``regression`` a number, of each example (N,).
+        activations: activations of the layer (N, *shape).
+        target: class of each example, or a number with ``regression`` (N,).
         levels: seed of each example's level (N,).
-        seed: of the split, the shuffles and the bootstrap.
-        best: read only so many entries, those of the largest F in the training part.
-        num_shuffles: shuffles of the control.
+        seed: seed of the split, the shuffles and the bootstrap.
+        regression: fit a ridge regression instead of a logistic regression.
+        best: number of entries to read, those with the largest F in the training part; None for
+            all.
+        num_shuffles: number of shuffles for the control.
 
     Raises:
-        UserError: if there are fewer than 10 levels, one class alone in the training part, more
-            entries asked for than there are, numbers that are not finite, or other numbers of
-            examples, targets and levels.
+        UserError: if there are fewer than 10 levels, the training part has a single class, ``best``
+            exceeds the number of entries, a value is not finite, or the numbers of examples,
+            targets and levels differ.
     """
     activations, target, levels = map(np.asarray, (activations, target, levels))
     entries = activations.reshape(len(activations), -1)  # (N, F)
@@ -117,7 +130,7 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
     for _ in range(num_shuffles):
         other = _shuffled(target, levels, parts, rng)
         if not regression and len(np.unique(other[parts.train])) < 2:
-            continue  # a rare class was lost between levels of unequal length
+            continue  # shuffling levels of unequal length has removed a rare class
         shuffled.append(_scores(_fit(entries, other, parts, regression, best), entries, other,
                                 levels, parts)[0])
     table = pd.DataFrame({"metric": list(scores), "score": list(scores.values())})
@@ -132,7 +145,7 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
-    """A model of entries less their means and divided by one scale, see :class:`Probe`."""
+    """A fitted model, whose inputs are centred and divided by one scale; see :class:`Probe`."""
 
     means: np.ndarray
     scale: float
@@ -147,13 +160,13 @@ class _Fitted:
         return self.model.classes_ if isinstance(self.model, LogisticRegression) else None
 
     def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities of all classes (N, K), and of the target's (N,)."""
+        """Return log-probabilities of all classes (N, K), and of the targets' classes (N,)."""
         probs = self.model.predict_proba(self.scaled(entries))
         log_probs = np.log(np.maximum(probs, _SMALLEST))
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
     def predicted(self, entries: np.ndarray) -> np.ndarray:
-        """(N,)"""
+        """Return the predictions (N,)."""
         return self.model.predict(self.scaled(entries))
 
     def in_units_of_activations(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -166,19 +179,19 @@ class _Fitted:
         return weights.reshape(-1, *shape), intercept
 
     def scaled(self, entries: np.ndarray) -> np.ndarray:
-        """Inputs of the model (N, F), float64, from entries."""
+        """Return the model's inputs for the given entries, float64 (N, F)."""
         return (entries[:, self.chosen] - self.means) / self.scale
 
 
 def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
          best: int | None) -> _Fitted:
-    """Fit to the training part with each penalty; that which predicts the penalty part best."""
+    """Fit the training part with each penalty, and return the best fit on the penalty part."""
     train, train_target = entries[parts.train], target[parts.train]
     chosen = np.arange(entries.shape[1])
     if best is not None:
         chosen = _best_entries(train, train_target, regression, best)
     means = train[:, chosen].mean(axis=0, dtype=np.float64)
-    # One scale: by its own, an entry that hardly varies in training could be huge in a test.
+    # One scale for all: otherwise, entries that hardly vary in training could be huge in the test.
     scale = float(np.sqrt(train[:, chosen].var(axis=0, dtype=np.float64).mean())) or 1.0
     candidates = []
     for penalty in PENALTIES:
@@ -196,7 +209,7 @@ def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool
 
 def _best_entries(train: np.ndarray, target: np.ndarray, regression: bool,
                   best: int) -> np.ndarray:
-    """Numbers of the entries of the largest F, in order; entries that never vary come last."""
+    """Return the sorted indices of the entries with the largest F; constant entries rank last."""
     varies = train.min(axis=0) < train.max(axis=0)
     f = np.full(train.shape[1], -1.0)
     test = f_regression if regression else f_classif
@@ -207,7 +220,7 @@ def _best_entries(train: np.ndarray, target: np.ndarray, regression: bool,
 def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
             parts: Parts, bootstrap: ClusterBootstrap | None = None
             ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Scores on the test part, and their intervals if a bootstrap over its levels is given."""
+    """Compute the scores on the test part, with intervals if a bootstrap over levels is given."""
     entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
     _, level = np.unique(levels, return_inverse=True)
     once = np.ones((1, level.max() + 1))  # every level drawn once
@@ -220,7 +233,7 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
         means = _by_level(np.stack([right, -of_target, np.ones(len(right))]), level)
         wins = [_wins(log_probs[:, number], target_of == name, level)
                 for number, name in enumerate(fitted.classes)]
-        wins = wins[:1] if len(wins) == 2 else wins  # of two classes both are the same
+        wins = wins[:1] if len(wins) == 2 else wins  # two classes have the same AUC
         wins = [each for each in wins if each[1].any() and each[2].any()]
         statistics = {
             "accuracy": lambda draws: (draws @ means[:, 0]) / (draws @ means[:, 2]),
@@ -234,7 +247,7 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
 
 
 def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:
-    """Scores on the test part of a prediction from the training part's labels alone."""
+    """Compute the test scores of a prediction from the training labels alone."""
     if regression:
         return {"r2": 0.0}
     classes, counts = np.unique(target[parts.train], return_counts=True)
@@ -245,7 +258,7 @@ def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float
 
 
 def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Of log-probabilities (N, K) those of the targets (N,); tiny for a class not trained on."""
+    """Select the log-probabilities of the targets (N,) from (N, K); tiny for unknown classes."""
     place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
     return np.where(classes[place] == target, log_probs[np.arange(len(target)), place],
                     np.log(_SMALLEST))
@@ -253,12 +266,12 @@ def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -
 
 def _errors(fitted: _Fitted, entries: np.ndarray, target: np.ndarray,
             trained: np.ndarray) -> np.ndarray:
-    """Squared errors of a probe and of the mean of the targets it was trained on (2, N)."""
+    """Compute the squared errors of a probe, and of the mean of its training targets (2, N)."""
     return np.stack([target - fitted.predicted(entries), target - trained.mean()]) ** 2
 
 
 def _by_level(values: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Sums over the examples of each level, (n, N) to (E, n)."""
+    """Sum values (n, N) over the examples of each level; returns (E, n)."""
     return np.stack([np.bincount(level, row) for row in values], axis=1)
 
 
@@ -268,8 +281,8 @@ def _one_less_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
 
 def _wins(scores: np.ndarray, positive: np.ndarray,
           level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Between levels, how many positive examples of one score above negative ones of the other,
-    ties by half (E, E); and numbers of positive and of negative examples (E,)."""
+    """Count the pairs in which a positive example of one level scores above a negative example of
+    another, ties as half (E, E); and the positive and negative examples of each level (E,) each."""
     num = level.max() + 1
     positives, of_positive = scores[positive], level[positive]
     wins = np.zeros((num, num))
@@ -284,8 +297,10 @@ def _wins(scores: np.ndarray, positive: np.ndarray,
 
 def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
          draws: np.ndarray) -> np.ndarray:
-    """Area under the curve, mean over classes, for draws (R, E) of levels (R,); NaN where a draw
-    lacks a class or has nothing else."""
+    """Compute the AUC, mean over classes, of each draw of levels (R, E); returns (R,).
+
+    It is NaN where a draw lacks positive or negative examples of a class.
+    """
     areas = [] if classes else [np.full(len(draws), np.nan)]
     for wins, positive, negative in classes:
         pairs = (draws @ positive) * (draws @ negative)
@@ -296,7 +311,7 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
               rng: np.random.Generator) -> np.ndarray:
-    """Targets of which each level has those of another one of its part, repeated or cut to fit."""
+    """Give each level the targets of another level of the same part, repeated or truncated."""
     shuffled = target.copy()
     for part in (parts.train, parts.penalty, parts.test):
         order = rng.permutation(np.unique(levels[part]))

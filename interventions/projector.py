@@ -1,8 +1,8 @@
 """Directions in the agent's hidden space: principal and independent components.
 
-With the state standardised, z = (hx - mu) / sigma, principal coordinates are p = z C^T (rows of C
-are the components), and independent coordinates are s = (p_k / std_k) W^T with the first k
-principal coordinates, divided by their standard deviations, and the unmixing matrix W.
+With the standardised state z = (hx - mu) / sigma, the principal coordinates are p = z C^T, where
+the rows of C are the components. The independent coordinates are s = (p_k / std_k) W^T, with the
+first k principal coordinates p_k, their standard deviations std_k, and the unmixing matrix W.
 
 Letters in shape comments: D hidden units, P principal components, k independent components.
 """
@@ -32,15 +32,16 @@ class Projector:
     """Maps states, changes of state and gradients to coordinates along directions, and back.
 
     Attributes:
-        mean: mu (D,).
-        std: sigma (D,); none is 0.
-        components: C, orthonormal rows (P, D).
-        variances: of the principal coordinates (P,).
-        unmixing: W (k, k).
-        mixing: its inverse (k, k).
+        mean: mean state mu (D,).
+        std: standard deviations sigma of the units, all positive (D,).
+        components: principal components C, orthonormal rows (P, D).
+        variances: variances of the principal coordinates (P,).
+        unmixing: unmixing matrix W (k, k).
+        mixing: inverse of W (k, k).
 
     Raises:
-        UserError: if the shapes do not fit, a value is not finite, or a unit does not vary.
+        UserError: if the shapes are inconsistent, a value is not finite, or a standard deviation or
+            variance is not positive.
     """
 
     mean: Tensor
@@ -73,10 +74,14 @@ class Projector:
 
     @classmethod
     def load(cls, folder: Path, num_episodes: int) -> Projector:
-        """Read the matrices of ``analysis/hidden_analysis_precompute.py``.
+        """Read the matrices written by ``analysis/hidden_analysis_precompute.py``.
+
+        Args:
+            folder: results folder of that script.
+            num_episodes: number of episodes that they were computed from.
 
         Raises:
-            UserError: naming a missing or damaged file.
+            UserError: if a file is missing or damaged; the message names it.
         """
         files = hidden_state_results(folder, num_episodes)
         return cls(**{name: torch.from_numpy(np.asarray(files.read(name), dtype=np.float32))
@@ -85,13 +90,19 @@ class Projector:
     @classmethod
     def load_for(cls, num_units: int, folder: Path, num_episodes: int,
                  agent: Path | str | None) -> tuple[Projector, dict[str, str]]:
-        """The same for an agent with this many hidden units, with the files' checksums by name.
+        """Read the matrices, and check that they belong to an agent.
 
         Args:
-            agent: its file or digest, see ``agents.provenance.check_agent``.
+            num_units: number of hidden units of the agent.
+            folder: see ``load``.
+            num_episodes: see ``load``.
+            agent: file or digest of the agent, see ``agents.provenance.check_agent``.
+
+        Returns:
+            The projector, and the SHA-256 of its files by name.
 
         Raises:
-            UserError: see ``load``; or if the matrices are another agent's.
+            UserError: see ``load``; or if the matrices belong to another agent.
         """
         projector = cls.load(folder, num_episodes)
         if len(projector.mean) != num_units:
@@ -104,20 +115,23 @@ class Projector:
         return projector, {path.name: sha256(path) for path in files}
 
     def on(self, device: torch.device | str) -> Projector:
-        """The same with its matrices on a device."""
+        """Return a copy of the projector with its matrices on a device."""
         return Projector(**{field.name: getattr(self, field.name).to(device)
                             for field in dataclasses.fields(self)})
 
     def turned(self, seed: int) -> Projector:
-        """A projector with random directions of equal size instead of the independent components.
+        """Return a projector whose independent components are rotated at random.
 
-        The axes s of the independent coordinates become Q s with an orthogonal Q drawn evenly by
-        the seed (Haar measure). Over the states the components were made of, independent
-        coordinates have variance 1 and are uncorrelated, and the same holds for the random ones:
-        taking one out removes as much of that variance as taking out an independent component.
+        The independent coordinates s become Q s, with a random orthogonal matrix Q (Haar measure).
+        Over the states that the components were computed from, independent coordinates are
+        uncorrelated with variance 1, and so are the rotated ones: removing a random direction
+        removes as much of that variance as removing an independent component.
+
+        Args:
+            seed: seed of the rotation.
 
         Raises:
-            UserError: if there is only one component, which cannot be turned.
+            UserError: if there is only one component, which cannot be rotated.
         """
         if self.num_ics < 2:
             raise UserError("random directions need at least 2 independent components, but the "
@@ -132,25 +146,26 @@ class Projector:
         return len(self.unmixing)
 
     def coordinates(self, hx: Tensor, kind: DirectionType) -> Tensor:
-        """States (…, D) to coordinates (…, P) or (…, k)."""
+        """Map states (…, D) to coordinates (…, P) or (…, k)."""
         return self.change(hx - self.mean, kind)
 
     def change(self, delta: Tensor, kind: DirectionType) -> Tensor:
-        """Changes of state (…, D) to the changes of the coordinates they make."""
+        """Map changes of state (…, D) to changes of coordinates (…, P) or (…, k)."""
         principal = (delta / self.std) @ self.components.T
         if kind == "pca":
             return principal
         return (principal[..., :self.num_ics] / self._pc_std()) @ self.unmixing.T
 
     def gradient(self, gradient: Tensor, kind: DirectionType) -> Tensor:
-        """Gradients with respect to hx (…, D) to gradients with respect to the coordinates."""
+        """Map gradients with respect to hx (…, D) to gradients with respect to the coordinates
+        (…, P) or (…, k)."""
         return gradient @ self.directions(kind).T
 
     def directions(self, kind: DirectionType) -> Tensor:
-        """Change of hx for one unit of each coordinate, as rows: (P, D) or (k, D).
+        """Return the change of hx per unit of each coordinate, as rows (P, D) or (k, D).
 
-        These are columns of the inverse map. The ICs are not orthogonal, so they differ from the
-        rows of the forward map.
+        These are the columns of the inverse map. They differ from the rows of the forward map,
+        because the independent components are not orthogonal.
         """
         if kind == "pca":
             return self.components * self.std
@@ -159,17 +174,18 @@ class Projector:
 
     def swap(self, delta: Tensor, taken: list[int], put: list[int | None],
              kind: DirectionType) -> Tensor:
-        """Take the part of a change along some directions out and put it back along others.
+        """Remove the part of a change along some directions, and add it along others.
 
-        All pairs act at once on the same change.
+        All pairs act simultaneously on the same change.
 
         Args:
             delta: changes of hx (…, D).
-            taken: directions to take out.
-            put: for each of them the direction that gets the same amount instead; None for none.
+            taken: directions to remove.
+            put: for each of them, the direction that gets the same amount instead; None for none.
+            kind: type of the directions.
 
         Returns:
-            Changes (…, D).
+            Swapped changes (…, D).
 
         Raises:
             UserError: if the lists differ in length, or there is no such direction.
@@ -191,16 +207,19 @@ class Projector:
 
     def swapped_step(self, taken: list[int], put: list[int | None], kind: DirectionType,
                      device: torch.device | str) -> HiddenChange:
-        """A swap as simulator and real environment apply it: to the change of the agent's state
-        in a step.
+        """Return a function that swaps directions in the change of the agent's state in a step.
+
+        Both the simulator and the real environment apply swaps in this way.
 
         Args:
-            taken, put, kind: see ``swap``.
-            device: where the states are.
+            taken: see ``swap``.
+            put: see ``swap``.
+            kind: see ``swap``.
+            device: device of the states.
 
         Returns:
-            (state that enters a step, state that leaves it), each (B, D), to the state to leave
-            with: what entered and the swapped change.
+            Function that maps the states that enter and leave a step, (B, D) each, to the altered
+            state (B, D): the entering state plus the swapped change.
 
         Raises:
             UserError: see ``swap``.

@@ -1,17 +1,17 @@
 """Causal scrubbing (Chan et al. 2022): does a set of channels matter only through a feature?
 
-The hypothesis says that at one layer the channels K matter only through a feature f of the
-picture. The pass of a target goes on with a[K] of a source whose feature is the same, or another.
-If the hypothesis holds, sources of the same feature change nothing and sources of another do; and
-if K is what carries f, they do so more than in random sets of channels of equal number and size
-of change.
+The hypothesis is that, at one layer, the channels K matter only through a feature f of the frame.
+The forward pass of a target is resumed with the activations a[K] of a source whose feature is the
+same or different. If the hypothesis holds, sources with the same feature have no effect, and
+sources with another feature do. If K carries f, the latter effect exceeds that of random sets of as
+many channels with changes of the same size.
 
-Four conditions are paired in the level: {same f, other f} x {K, random sets}. The claim is the
-double contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the
-change, such as the mean total variation; same_K with its interval says how much is lost although
-the hypothesis says nothing is.
+Four conditions are paired by level: {same f, other f} x {K, random sets}. The claim is a double
+contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the change,
+such as the mean total variation. The mean of same_K, with its interval, measures the effect that
+the hypothesis predicts to be zero.
 
-Letters in shape comments: L targets, B pictures of a target, k sources, C H W the maps of a layer,
+Letters in shape comments: L targets, B frames of a target, k sources, C H W the maps of a layer,
 K channels of a set, S random sets, M outcomes.
 """
 
@@ -40,18 +40,19 @@ Source = TypeVar("Source")
 def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] | None],
                  feature: object, same: bool, num: int, tries: int,
                  rng: np.random.Generator) -> list[Source]:
-    """Draw sources that have a feature, or do not have it.
+    """Draw sources with the same feature as a target, or with another one.
 
     Args:
-        propose: draws a source and returns its feature and the source; None if this draw gives no
-            source, such as a level in which the square is a wall.
+        propose: function that draws a source and returns its feature and the source; or None if
+            the draw gives no source, such as a level in which the square is a wall.
         feature: feature of the target, compared by ``==``.
-        same: whether the features of the sources must equal it.
+        same: whether the sources must have the same feature, rather than another one.
         num: number of sources.
-        tries: number of draws before giving up.
+        tries: maximum number of draws.
+        rng: random number generator, passed to ``propose``.
 
     Raises:
-        UserError: if too few sources were found within the tries.
+        UserError: if too few sources are found within the tries.
     """
     sources = []
     for _ in range(tries):
@@ -70,13 +71,13 @@ class Target:
     """A level whose channels are resampled.
 
     Attributes:
-        level: its seed.
-        activations: of its pictures at the layer (B, C, H, W).
-        same: of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each picture has
-            sources of its own.
-        other: of those with another, as many.
-        measure: activations to go on with (k, B, C, H, W) to the level's outcomes with each
-            source (k, M), such as by ``Prefix.run_from``.
+        level: seed of the level.
+        activations: activations of its frames at the layer (B, C, H, W).
+        same: activations of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each
+            frame has sources of its own.
+        other: activations of the sources with another feature, of the same shape.
+        measure: function that maps resampled activations (k, B, C, H, W) to the level's outcomes
+            with each source (k, M), for example with ``Prefix.run_from``.
     """
 
     level: int
@@ -88,17 +89,18 @@ class Target:
 
 def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
               draw: Literal["joint", "channel"], rng: np.random.Generator) -> Tensor:
-    """A target's activations with channels taken from k sources.
+    """Replace channels of a target's activations by those of k sources.
 
     Args:
-        activations: (B, C, H, W); not written to.
-        sources: (k, C, H, W) or (k, B, C, H, W).
-        channels: K.
-        draw: "joint": in draw i all channels are those of source i; "channel": each channel
-            meets the sources in a random order of its own.
+        activations: activations of the target (B, C, H, W); not modified.
+        sources: activations of the sources (k, C, H, W) or (k, B, C, H, W).
+        channels: channels K to replace.
+        draw: "joint": in draw i, all channels come from source i; "channel": each channel goes
+            through the sources in a random order of its own.
+        rng: random number generator of these orders.
 
     Returns:
-        (k, B, C, H, W).
+        Resampled activations (k, B, C, H, W).
     """
     num = len(sources)
     order = np.tile(np.arange(num)[:, None], len(channels))  # (k, K)
@@ -112,13 +114,16 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
 
 
 def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.ndarray:
-    """Squared size of the change of each channel by each source, in standard deviations.
+    """Compute the squared norm of the change of each channel by each source.
 
     Args:
-        std: of the units over a reference set (C, H, W); units that do not vary are left out.
+        targets: targets with their sources.
+        std: standard deviations of the units over a reference set (C, H, W); constant units are
+            ignored.
 
     Returns:
-        float64 (sources of all targets, C): sums over cells, means over pictures.
+        Squared norms in standard deviations, summed over cells and averaged over frames, float64
+        (sources of all targets, C).
     """
     std = torch.as_tensor(std)
     weight = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(std.dtype).tiny), 0)
@@ -132,27 +137,31 @@ def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.n
 
 
 def sizes_moved(changes: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarray:
-    """Size of the change that each set of channels makes, see ``Scrubbing.moved``.
+    """Compute the size of the change for each set of channels, see ``Scrubbing.moved``.
 
     Args:
-        changes: from :func:`channel_changes`.
+        changes: result of :func:`channel_changes`.
+        sets: sets of channels.
     """
     return np.array([np.sqrt(changes[:, list(one)].sum(axis=1)).mean() for one in sets])
 
 
 @dataclasses.dataclass(frozen=True)
 class Scrubbing:
-    """Outcomes of a hypothesis' four conditions.
+    """Outcomes of the four conditions of a hypothesis.
 
     Attributes:
-        outcomes: names, M of them.
-        levels: seeds (L,).
-        chosen: of the channels K, by condition ``SAME`` and ``OTHER``, float64 (L, M) each.
-        random: of the random sets, by condition, float64 (S, L, M) each.
-        sets: which they are; the first one is K.
-        moved: size of the change that each set makes (1 + S,): Euclidean norm in the units'
-            standard deviations, root mean square over a target's pictures, mean over sources.
-        matched: whether the random sets' sizes are within a quarter of that of K, bool (S,).
+        outcomes: names of the M outcomes.
+        levels: seed of the level of each target (L,).
+        chosen: outcomes with the channels K resampled, by ``SAME`` and ``OTHER``, float64 (L, M)
+            each.
+        random: outcomes with the random sets resampled, by ``SAME`` and ``OTHER``, float64
+            (S, L, M) each.
+        sets: sets of channels, K first, then the random sets.
+        moved: size of the change for each set (1 + S,): Euclidean norm in standard deviations of
+            the units, root mean square over a target's frames, mean over sources.
+        matched: whether the size of each random set's change is within a quarter of that of K,
+            bool (S,).
     """
 
     outcomes: tuple[str, ...]
@@ -164,8 +173,15 @@ class Scrubbing:
     matched: np.ndarray
 
     def conditions(self, seed: int) -> pd.DataFrame:
-        """Means of the four conditions with intervals over levels: ``channels`` ("hypothesis" or
-        "random"), ``feature``, ``outcome``, ``mean``, ``low_95``, ``high_95``."""
+        """Compute the means of the four conditions, with bootstrap intervals over levels.
+
+        Args:
+            seed: seed of the bootstrap.
+
+        Returns:
+            One row per condition and outcome: ``channels`` ("hypothesis" or "random"),
+            ``feature``, ``outcome``, ``mean``, ``low_95``, ``high_95``.
+        """
         bootstrap, rows = ClusterBootstrap(self.levels, seed), []
         for channels, of in (("hypothesis", self.chosen),
                              ("random", {name: values.mean(axis=0)
@@ -178,19 +194,22 @@ class Scrubbing:
                                            "high_95"])
 
     def contrasts(self, seed: int) -> pd.DataFrame:
-        """The double contrast of each outcome, judged as an effect is.
+        """Test the double contrast of each outcome like an effect of an intervention.
+
+        Args:
+            seed: seed of the bootstrap and the sign flips.
 
         Returns:
-            The table of ``stats.effects.compare_conditions`` with the set of the hypothesis
-            as the arm and the random ones as its controls: ``unaltered`` is (other - same) of the
+            The table of ``stats.effects.compare_conditions``, with the set of the hypothesis as
+            the arm and the random sets as its controls: ``unaltered`` is (other - same) of the
             random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. A
-            random set is compared with the mean of the others. ``supported`` says whether the
-            double contrast is claimed and above 0.
+            random set is compared with the mean of the others. ``supported``: whether the double
+            contrast is claimed and above 0.
         """
         contrast = self.chosen[OTHER] - self.chosen[SAME]  # (L, M)
         randoms = self.random[OTHER] - self.random[SAME]  # (S, L, M)
         mean, num = randoms.mean(axis=0), len(randoms)
-        # A set less the mean of the others is num / (num - 1) times it less the mean of all.
+        # x - mean of the others = num / (num - 1) * (x - mean of all)
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
         arms: list[Condition] = [
@@ -206,13 +225,16 @@ class Scrubbing:
 
 def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[int],
                  draw: Literal["joint", "channel"] = "joint") -> np.ndarray:
-    """Outcomes of one target, means over its sources: float64 (2, sets, M), of the sources with its
-    feature and of those with another.
+    """Measure the outcomes of one target with each set of channels, averaged over sources.
 
     Args:
-        sets: of channels.
-        seed: numbers that decide the order of sources channel by channel.
+        target: target with its sources.
+        sets: sets of channels.
+        seed: seed of the orders of sources for the draw "channel".
         draw: see ``resampled``.
+
+    Returns:
+        Outcomes with sources of the same feature, then of another feature, float64 (2, sets, M).
     """
     return np.stack([[
         target.measure(resampled(target.activations, sources, one, draw,
@@ -228,10 +250,11 @@ def collect_scrubbing(levels: Sequence[int], values: np.ndarray, outcomes: Seque
     Args:
         levels: level of each target (L,).
         values: outcomes from :func:`scrub_target` (L, 2, sets, M).
-        outcomes: names, M of them.
+        outcomes: names of the M outcomes.
         sets: sets of channels; the first one is the hypothesis.
-        moved: from :func:`sizes_moved`.
-        matched: whether each random set is matched, see ``interventions.controls.matched_sets``.
+        moved: sizes of change from :func:`sizes_moved` (sets,).
+        matched: whether each random set is matched, bool (S,); see
+            ``interventions.controls.matched_sets``.
     """
     by_feature = dict(zip((SAME, OTHER), values.transpose(1, 2, 0, 3)))  # (sets, L, M) each
     return Scrubbing(tuple(outcomes), np.array(levels),

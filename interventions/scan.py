@@ -1,11 +1,11 @@
-"""Effect scans: every layer, channel or cell patched in turn, and its effect on an outcome.
+"""Effect scans: the effect of patching every layer, channel or cell in turn on an outcome.
 
 The entries of a part are replaced by 0 (``zero``), by their mean over reference frames (``mean``),
 or by those of a paired frame (``interchange``: activation patching; cell by cell, the causal trace
 of Meng et al. 2022, "Locating and editing factual associations in GPT").
 
 Letters in shape comments: N frames, P patched passes, S parts, L levels, C H W a map, U units,
-D hidden state, A actions.
+D hidden units, A actions.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ Outcome = Callable[[PolicyOutput, np.ndarray], Tensor]
 
 
 def value(output: PolicyOutput, frames: np.ndarray) -> Tensor:
-    """Value estimate, as an outcome."""
+    """Return the value estimate as an outcome (P,)."""
     return output.values
 
 
 def entropy(output: PolicyOutput, frames: np.ndarray) -> Tensor:
-    """Entropy of the policy in nats, as an outcome."""
+    """Return the entropy of the policy in nats as an outcome (P,)."""
     return -(output.log_probs.exp() * output.log_probs).sum(dim=-1)
 
 
 def log_prob_of(action: int) -> Outcome:
-    """Log-probability of an action, as an outcome."""
+    """Return an outcome function: the log-probability of an action (P,)."""
     return lambda output, frames: output.log_probs[:, action]
 
 
 @dataclasses.dataclass(frozen=True)
 class ScanFrames:
-    """Frames that a scan looks at.
+    """Frames in which a scan patches parts.
 
     Attributes:
         frames: uint8 (N, H, W, 3).
         levels: seed of the level of each frame, int64 (N,).
-        paired: frame that each takes its entries from in ``interchange``, uint8 (N, H, W, 3).
-        entering: recurrent states before the step, for both frames of a pair (N, D); None for
-            initial states.
+        paired: source frame of each frame for ``interchange``, uint8 (N, H, W, 3); None for the
+            other kinds.
+        entering: recurrent states before the step, shared by the two frames of a pair (N, D); None
+            for initial states.
     """
 
     frames: np.ndarray
@@ -80,12 +81,12 @@ class ScanFrames:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a layer's output: all of it, a channel (or unit), a cell, or a channel's cell.
+    """A part of a layer's output: all of it, a channel (or unit), a cell, or one channel in a cell.
 
     Attributes:
-        layer: its name.
+        layer: name of the layer.
         channel: number of the channel or unit; None for all.
-        cell: row from the top and column; None for all.
+        cell: row from the top and column of the cell; None for all.
     """
 
     layer: str
@@ -94,14 +95,14 @@ class Part:
 
     @property
     def entries(self) -> tuple:
-        """Index of the part in activations (…, C, H, W), or (…, U)."""
+        """Index of the part in activations (N, C, H, W) or (N, U)."""
         channel = slice(None) if self.channel is None else self.channel
         return (slice(None), channel, *(self.cell or ()))
 
 
     @property
     def label(self) -> str:
-        """Name for reports and figures, as in the text of a patch."""
+        """Name for reports and figures, in the syntax of patches."""
         name = self.layer.removeprefix("embedder.")
         return (name + ("" if self.channel is None else f":{self.channel}")
                 + ("" if self.cell is None else f",cell={self.cell[0]}.{self.cell[1]}"))
@@ -111,10 +112,11 @@ def parts_of(policy: Policy, layers: Sequence[str], unit: str) -> list[Part]:
     """Return the parts of some layers: each whole layer, each channel or unit, or each cell.
 
     Args:
-        unit: one of UNITS.
+        layers: names of the layers.
+        unit: size of the parts, one of UNITS.
 
     Raises:
-        UserError: if the policy has no such layer, or the layer has no cells.
+        UserError: if the policy has no such layer, or cells are requested of a layer without a map.
     """
     parts = []
     for layer in (find_layer(policy, name) for name in layers):
@@ -136,10 +138,10 @@ class Scan:
     """Effects of patched parts on an outcome.
 
     Attributes:
-        parts: S of them.
-        levels: level of each frame (N,).
-        unpatched: outcome of each frame, float64 (N,).
-        effects: patched minus unpatched, float64 (S, N).
+        parts: the S patched parts.
+        levels: seed of the level of each frame (N,).
+        unpatched: outcome of each frame without a patch, float64 (N,).
+        effects: patched minus unpatched outcome, float64 (S, N).
         norms: Euclidean norm of the change of the layer's output, float64 (S, N).
     """
 
@@ -150,9 +152,12 @@ class Scan:
     norms: np.ndarray
 
     def table(self) -> pd.DataFrame:
-        """A row per part: ``layer``, ``channel``, ``row`` and ``column`` (missing where the part
-        has all of them), the mean ``unpatched`` outcome and ``effect``, the mean ``absolute``
-        effect, and the mean ``norm`` of the change."""
+        """Return one row per part, with means over frames.
+
+        Columns: ``layer``, ``channel``, ``row`` and ``column`` (missing if the part has all of
+        them); mean ``unpatched`` outcome, ``effect``, ``absolute`` effect, and ``norm`` of the
+        change.
+        """
         table = pd.DataFrame(
             [(part.layer, part.channel, *(part.cell or (None, None))) for part in self.parts],
             columns=["layer", "channel", "row", "column"])
@@ -170,8 +175,9 @@ class Scan:
             seed: seed of the bootstrap and the sign flips.
 
         Returns:
-            The table with ``low_95`` and ``high_95`` (bootstrap over levels), ``p`` (two-sided
-            sign flips of the levels' means), ``p_holm`` over the parts, and ``num_levels``.
+            The table of ``table`` with ``low_95`` and ``high_95`` (bootstrap over levels), ``p``
+            (two-sided sign-flip test on the levels' means), ``p_holm`` (corrected over the parts),
+            and ``num_levels``.
 
         Raises:
             UserError: if there are fewer than 10 levels.
@@ -192,10 +198,10 @@ class Scan:
 
 
 def effect_maps(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return the mean effect of each cell by layer, float64 (H, W); NaN if it was not scanned.
+    """Return maps of the mean effect of each cell by layer, float64 (H, W); NaN if not scanned.
 
     Args:
-        table: from ``Scan.table``.
+        table: result of ``Scan.table``.
     """
     maps = {}
     for layer, cells in table[table["row"].notna()].groupby("layer", sort=False):
@@ -206,10 +212,11 @@ def effect_maps(table: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def strongest(table: pd.DataFrame, number: int) -> list[Part]:
-    """Return the parts of the largest absolute mean effect, largest first.
+    """Return the parts with the largest absolute mean effects, largest first.
 
     Args:
-        table: from ``Scan.table``.
+        table: result of ``Scan.table``.
+        number: number of parts.
     """
     order = table["effect"].abs().sort_values(ascending=False, kind="stable").index[:number]
     return [Part(row.layer, None if pd.isna(row.channel) else int(row.channel),
@@ -225,10 +232,12 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
     Modules before a layer are run once per frame.
 
     Args:
-        outcome: measured in each pass.
+        parts: parts to patch, one at a time.
+        frames: frames in which the parts are patched.
+        outcome: outcome to measure in each pass.
         kind: replacement of the part's entries, one of KINDS.
-        reference: for ``mean``, frames of other levels.
-        over: whether ``mean`` is one number for each entry or for each channel.
+        reference: frames of other levels, for ``mean``.
+        over: whether ``mean`` uses one mean per entry ("cells") or per channel ("channels").
 
     Raises:
         UserError: if the policy has no such layer, channel or cell, pairs or a reference set are
@@ -267,7 +276,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
 
 def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], outcome: Outcome,
                  chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Outcome, and size of the change of the layer's output, of each part and frame (S, N)."""
+    """Measure the outcome, and the norm of the layer's change, of each part and frame (S, N)."""
     shape = len(parts), len(chosen)
     patched = prefix.activations.repeat(len(parts), *(1,) * (prefix.activations.ndim - 1))
     sizes = []
@@ -281,7 +290,7 @@ def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], out
 
 
 def _mean(reference: ReferenceSet, policy: Policy, forward: PartialForward, over: str) -> Tensor:
-    """Reference mean of each entry, or of each channel, that broadcasts to the layer's shape."""
+    """Return the reference mean per entry or per channel, broadcastable to the layer's shape."""
     if over == "cells":
         return reference.mean(policy, forward.layer)
     means = reference.channel_means(policy, forward.layer)  # (C, 1)
@@ -289,10 +298,10 @@ def _mean(reference: ReferenceSet, policy: Policy, forward: PartialForward, over
 
 
 def _by_layer(policy: Policy, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Number the parts of each layer.
+    """Return the indices of the parts of each layer.
 
     Raises:
-        UserError: if the policy does not have a part.
+        UserError: if the policy has no such layer, channel or cell.
     """
     by_layer: dict[str, list[int]] = {}
     for place, part in enumerate(parts):

@@ -1,13 +1,13 @@
-"""The study of an effect scan: parts are ranked on some levels, the strongest tested on others.
+"""Effect-scan study: rank the parts on some levels, and test the strongest on others.
 
-Testing on other levels keeps the effects from being inflated by the choice.
+Testing on other levels avoids selection bias in the reported effects.
 
 Layout of ``analysis/scan/``::
 
-    settings.json
+    settings.json        settings of the study
     parts/<layer>.csv    effect of each part of a layer on the levels for ranking, see Scan.table
     strongest.csv        effects of the strongest parts on other levels, see Scan.test
-    report.md, scan.png
+    report.md, scan.png  report and figure
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ SCANNED = Schema(
 
 @dataclasses.dataclass(frozen=True)
 class ScanOptions:
-    """A scan as text: ``kind@layer[=unit]{,option=value}``.
+    """Options of a scan, with the text form ``kind@layer[=unit]{,option=value}``.
 
     Attributes:
         kind: replacement of entries, one of KINDS.
-        layer: name of a layer, or all.
+        layer: name of a layer, or "all".
         unit: size of the parts, one of UNITS.
         outcome: name of the outcome, one of OUTCOMES.
-        report: number of parts that are reported.
+        report: number of parts to report.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class ScanOptions:
         """Parse a scan such as ``mean@embedder.block2.res1.resadd=channel,outcome=right``.
 
         Raises:
-            UserError: naming the part that does not parse, and what is expected there.
+            UserError: if the text does not parse; the message shows the expected syntax.
         """
         match = re.fullmatch(r"([^@]*)@([^=,]+)(?:=([^=,]+))?((?:,[^,=]*=[^,=]*)*)", text)
         if match is None:
@@ -112,9 +112,9 @@ class ScanOptions:
 
 
 def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFrames:
-    """Play one episode on each level, and take the frame of a random step of each.
+    """Play one episode per level, and sample the frame of a random step from each.
 
-    Each frame is paired with that of another level in the same half.
+    Each frame is paired with the frame of another level in the same half.
     """
     assert playground.env is not None  # the simulator has no levels
     levels = np.array(playground.levels)
@@ -128,16 +128,18 @@ def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFr
 
 def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, compute: Compute,
              references: tuple[int, int], settings: Mapping[str, Any], overwrite: bool) -> None:
-    """Rank all parts on the first half of the levels, test the strongest on the others, and write
-    both to a folder.
+    """Rank all parts on half of the levels, test the strongest on the rest, and write the results.
 
-    Layers that the folder holds are not scanned again.
+    Layers whose results are already in the folder are not scanned again.
 
     Args:
-        playground: real levels.
+        store: result store of the folder.
+        options: options of the scan.
+        playground: real levels to play.
         references: size and seed of the reference set, for ``mean``.
-        settings: settings of the folder in addition to those of the playground and the options,
-            with ``seed``.
+        settings: settings of the folder in addition to those of the playground and the options;
+            must include ``seed``.
+        overwrite: whether existing results with other settings may be replaced.
 
     Raises:
         UserError: if there is no such layer, or there are fewer than 20 levels.
@@ -156,7 +158,7 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
 
     def scan_parts(some: Sequence[Part], on: ScanFrames) -> Scan:
         result = scan(policy, compute, some, on, outcome, options.kind, mean)
-        if is_interchange:  # each frame is source and target, so that signed effects cancel
+        if is_interchange:  # signed effects cancel, because each frame is both source and target
             result = dataclasses.replace(result, effects=np.abs(result.effects))
         return result
 
@@ -180,7 +182,7 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
 
 def _report(title: str, labels: Sequence[str], table: pd.DataFrame,
             tested: pd.DataFrame) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     return "\n".join([
         f"# {title}", "",
         f"{len(table)} parts were patched one at a time and ranked by the absolute mean effect. "
@@ -200,7 +202,7 @@ def _report(title: str, labels: Sequence[str], table: pd.DataFrame,
 
 def _plot(path: Path, title: str, labels: Sequence[str], table: pd.DataFrame,
           tested: pd.DataFrame) -> None:
-    """Draw the tested effects, and all effects: a map of cells per layer, or a row per layer."""
+    """Plot the tested effects, and all effects: one map of cells, or one row, per layer."""
     maps = effect_maps(table)
     figure = Figure(figsize=(7 + 3.2 * max(len(maps), 1.5), 1.5 + 0.24 * max(len(labels), 10)),
                     layout="constrained")

@@ -1,7 +1,7 @@
-"""Swaps of directions of the agent's hidden state, as they are configured.
+"""Configured swaps of directions of the agent's hidden state.
 
-The simulator and the real environment share one definition: a patch of the state after a step. Both
-store the altered states.
+Simulator and real environment share one definition: a patch of the state after a step. Both store
+the altered states.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Swap:
 
     Attributes:
         name: name for folders, such as ``10_5_to_12_None``.
-        patch: patch of the agent.
-        description: settings, for the metadata.
+        patch: patch of the agent that applies the swap.
+        description: settings of the swap, for metadata.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Swap:
 
 
 def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
-    """Return the name of a swap for files."""
+    """Return the name of a swap for file names, such as ``10_5_to_12_None``."""
     return "_".join(map(str, (*taken, "to", *put)))
 
 
@@ -52,16 +52,19 @@ def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, d
     """Return the configured swap, or None if there is none.
 
     Args:
-        kind: kind of the directions: "ica" or "pca".
-        load: reads the directions, see ``Projector.load_for``; called if there is a swap.
+        swap: configured directions.
+        kind: type of the directions: "ica" or "pca".
+        load: function that reads the directions, see ``Projector.load_for``; called only if there
+            is a swap.
         device: device of the states.
         random_directions: seed of random directions that replace the independent components, see
             ``Projector.turned``; None for the components themselves.
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if the matrices are missing, damaged or another agent's, or there is no such
-            direction; or if random directions are asked for where there is nothing to replace.
+        UserError: if the matrices are missing, damaged, or belong to another agent; there is no
+            such direction; or random directions are requested without a swap of independent
+            components.
     """
     taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
     name = configured_name(swap, random_directions)

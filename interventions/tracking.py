@@ -1,21 +1,22 @@
-"""Tracking scores: which channels of a map say where a thing is.
+"""Tracking scores: which channels of a map encode the position of an object?
 
-The thing (cheese, mouse, a wall, …) is put at many squares of many levels. For channel k, with A_q
-its map when the thing is at square q, A_0 without the thing, and c(q) the cell of the map that
-shows q:
+The object (cheese, mouse, a wall, …) is placed at many squares of many levels. For one channel, A_q
+is its map with the object at square q, A_0 its map without the object, and c(q) the cell of the map
+that shows q:
 
-- hit rate: share of (level, q) whose largest A_q - A_0 lies within one cell of c(q), rows and
-  columns each. A map that does not change has no largest entry and is no hit.
+- hit rate: share of (level, q) for which the maximum of A_q - A_0 is within one row and one column
+  of c(q). A map that does not change is not a hit.
 - contrast: mean of A_q at c(q) minus its mean at all other cells, in standard deviations of the
   channel over all levels, squares and cells.
-- specificity: share of the variance of A_q over (level, q) that the offset from c(q) explains: each
-  cell's values less their mean over (level, q), grouped by row and column of the cell minus c(q),
-  sum of squares between groups over the whole sum of squares.
+- specificity: share of the variance of A_q over (level, q) that is explained by the offset from
+  c(q). Values of each cell, minus their mean over (level, q), are grouped by the cell's row and
+  column relative to c(q); the score is the between-group sum of squares over the total.
 
-A threshold is the largest score of any channel after the squares of each level were permuted.
+The threshold of a score is its maximum over channels and random permutations of the squares within
+each level.
 
-Letters in shape comments: L levels, Q squares of a level, C H W the maps of a layer, R permutations
-and before them the true order.
+Letters in shape comments: L levels, Q squares of a level, C H W the maps of a layer, R orders of
+the squares: the true order, then the permutations.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import pandas as pd
 from common.errors import UserError
 
 SCORES = ("hit_rate", "contrast", "specificity")
-NUM_PERMUTATIONS = 19  # the largest of them is passed by chance with probability 1 / 20
-NEAR = 1  # cells
+NUM_PERMUTATIONS = 19  # their maximum is exceeded by chance with probability 1 / 20
+NEAR = 1  # largest distance of a hit, in cells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Tracking:
     """Tracking scores of the channels of a layer.
 
     Attributes:
-        scores: columns ``SCORES``, a row a channel; 0 for a channel that never varies.
-        means: a row a channel: mean activation ``at`` the thing's cell and ``elsewhere``.
-        thresholds: the largest score by chance, by name.
-        num_levels: L.
-        num_squares: over all levels.
+        scores: columns ``SCORES``, one row per channel; 0 for constant channels.
+        means: mean activation ``at`` the object's cell and ``elsewhere``, one row per channel.
+        thresholds: threshold of each score, by name.
+        num_levels: number of levels.
+        num_squares: total number of squares over all levels.
     """
 
     scores: pd.DataFrame
@@ -51,8 +52,11 @@ class Tracking:
     num_squares: int
 
     def table(self) -> pd.DataFrame:
-        """The scores and means, with ``channel``, a column ``<score>_threshold`` each, and
-        ``tracks``: whether all three scores are above their thresholds."""
+        """Return one row per channel, with scores, means and thresholds.
+
+        Columns: ``channel``, the scores, ``at``, ``elsewhere``, ``<score>_threshold`` per score,
+        and ``tracks``: whether all three scores exceed their thresholds.
+        """
         table = pd.concat([self.scores, self.means], axis=1).rename_axis("channel").reset_index()
         for name, threshold in self.thresholds.items():
             table[f"{name}_threshold"] = threshold
@@ -61,11 +65,11 @@ class Tracking:
 
 
 class Tracker:
-    """Gathers the levels of a layer, one after the other, and scores its channels.
+    """Accumulates levels one by one, and scores the channels of a layer.
 
     Args:
-        seed: of the permutations.
-        num_permutations: of the squares of each level.
+        seed: seed of the permutations.
+        num_permutations: number of permutations of the squares of each level.
     """
 
     def __init__(self, seed: int, num_permutations: int = NUM_PERMUTATIONS):
@@ -77,13 +81,13 @@ class Tracker:
         """Add a level.
 
         Args:
-            activations: with the thing at each square (Q, C, H, W).
-            without: without it (C, H, W).
-            cells: of each square, row from the top and column, int (Q, 2).
+            activations: maps with the object at each square (Q, C, H, W).
+            without: maps without the object (C, H, W).
+            cells: row from the top and column of the cell that shows each square, int (Q, 2).
 
         Raises:
-            UserError: if the level has fewer than 2 squares, shapes do not fit, a cell is outside
-                the map, or an activation is not finite.
+            UserError: if the level has fewer than 2 squares, the shapes are inconsistent, a cell
+                is outside the map, or an activation is not finite.
         """
         activations, without, cells = map(np.asarray, (activations, without, cells))
         _check(activations, without, cells,
@@ -97,7 +101,7 @@ class Tracker:
         self._num_levels += 1
 
     def result(self) -> Tracking:
-        """The scores.
+        """Compute the scores of all levels that were added.
 
         Raises:
             UserError: if no level was added.
@@ -111,22 +115,27 @@ class Tracker:
 
 
 class _Sums:
-    """Sums over squares of which the scores are made, for the true order and permutations."""
+    """Sums over squares that the scores are computed from, for the true order and permutations."""
 
     def __init__(self, shape: tuple[int, int, int], num_permutations: int):
         channels, height, width = self.shape = shape
         orders = 1 + num_permutations
-        self.count = 0  # of squares
+        self.count = 0  # number of squares
         self._total = np.zeros(shape)
         self._squares = np.zeros(channels)
         self._hits, self._at_cell = np.zeros((2, orders, channels))
-        self._cells = np.zeros((orders, height, width), int)  # how often the thing is there
+        self._cells = np.zeros((orders, height, width), int)  # how often the object is in each cell
         # Sums of A_q by offset; offset (0, 0) is entry (H - 1, W - 1).
         self._by_offset = np.zeros((orders, channels, 2 * height - 1, 2 * width - 1))
 
     def add(self, activations: np.ndarray, without: np.ndarray, cells: np.ndarray) -> None:
-        """Add a level: activations (Q, C, H, W), those without the thing (C, H, W), and cells
-        (R, Q, 2)."""
+        """Add a level.
+
+        Args:
+            activations: maps with the object at each square (Q, C, H, W).
+            without: maps without the object (C, H, W).
+            cells: cell of each square in each order (R, Q, 2).
+        """
         _, height, width = self.shape
         self.count += len(activations)
         self._total += activations.sum(axis=0)
@@ -145,7 +154,7 @@ class _Sums:
                 _shifted(self._by_offset[order], row, column, self.shape)[...] += each
 
     def scores(self) -> np.ndarray:
-        """(3, R, C), in the order of ``SCORES``."""
+        """Compute the scores (3, R, C), in the order of ``SCORES``."""
         cells = self.shape[1] * self.shape[2]
         mean = self._total / self.count  # (C, H, W)
         whole = self._total.sum(axis=(1, 2))
@@ -156,19 +165,19 @@ class _Sums:
                           np.sqrt(np.maximum(variance, 0)))
         centred = self._squares - self.count * np.square(mean).sum(axis=(1, 2))
         between = np.stack([self._between(order, mean) for order in range(len(self._cells))])
-        # Of a channel that varies with nothing but the cell, rounding leaves a little of both.
+        # A channel that depends on the cell alone has only rounding errors in both terms.
         varies = centred > 1e-9 * self._squares
         return np.stack([self._hits / self.count, contrast,
                          _ratio(between, np.where(varies, centred, 0))])
 
     def means(self) -> pd.DataFrame:
-        """Mean activation at the thing's cell and elsewhere, in the true order; a row a channel."""
+        """Compute the mean activation at the object's cell and elsewhere, one row per channel."""
         num_elsewhere = self.count * (self.shape[1] * self.shape[2] - 1)
         elsewhere = (self._total.sum(axis=(1, 2)) - self._at_cell[0]) / num_elsewhere
         return pd.DataFrame({"at": self._at_cell[0] / self.count, "elsewhere": elsewhere})
 
     def _between(self, order: int, mean: np.ndarray) -> np.ndarray:
-        """Sum of squares between offsets, of activations less their mean at the cell (C,)."""
+        """Compute the sum of squares between offsets of activations centred per cell (C,)."""
         sums = self._by_offset[order].copy()  # (C, 2 H - 1, 2 W - 1)
         counts = np.zeros(sums.shape[1:])
         for row, column in np.argwhere(self._cells[order]):
@@ -179,14 +188,14 @@ class _Sums:
 
 
 def _shifted(by_offset: np.ndarray, row: int, column: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The part (…, H, W) of an array by offset that a map's cells have, seen from one cell."""
+    """Return the view (…, H, W) of an array by offset that holds a map's offsets from one cell."""
     _, height, width = shape
     return by_offset[..., height - 1 - row:2 * height - 1 - row,
                      width - 1 - column:2 * width - 1 - column]
 
 
 def _ratio(a: np.ndarray | float, b: np.ndarray) -> np.ndarray:
-    """a / b, 0 where b is."""
+    """Return a / b, and 0 where b is not positive."""
     a, b = np.broadcast_arrays(a, b)
     return np.divide(a, b, out=np.zeros(a.shape), where=b > 0)
 

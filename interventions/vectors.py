@@ -1,18 +1,18 @@
-"""Steering vectors: directions at a layer of the policy, and the file ``<name>.npz`` of them.
+"""Steering vectors: directions at a layer of the policy, and their file ``<name>.npz``.
 
-A vector is added to a layer's output with a coefficient. It is the difference that pictures make
-there:
+A vector is added to a layer's output with a coefficient. It is computed from activations as
 
-- of pairs of pictures that differ in the thing of interest, one pair a level, or one a square of
-  it (Turner et al. 2023, "Activation Addition"; Mini et al. 2023);
-- of the means of two classes of states, such as those before one action and before the others;
+- the mean difference between paired frames that differ in the object of interest, with one pair per
+  level, or per square of the level (Turner et al. 2023, "Activation Addition"; Mini et al. 2023);
+- the difference between the means of two classes of states, such as those before one action and
+  those before the others;
 - or the weights of a linear probe.
 
-At the very picture that a vector of one pair comes from, the coefficient -1 gives the output of the
-other picture, at every layer through which all information passes.
+For the vector of a single pair, the coefficient -1 in the forward pass of the frame with the object
+gives the output for the frame without it, at every layer that no skip connection bypasses.
 
-Letters in shape comments: N levels, P pairs of pictures, B pictures, C channels, H W cells of a
-layer's map, D units of the hidden state. A layer's shape is (C, H, W) or (units,).
+Letters in shape comments: N levels, P pairs of frames, B frames, C channels, H W cells of a layer's
+map, D units of the hidden state. A layer's shape is (C, H, W) or (units,).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from common.files import atomic_path, read_arrays, versions
 PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
 AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales
 SCALES = (AS_COMPUTED, UNIT, RMS)
-FRAMES_PER_BATCH = 64  # all layers of one are 2 MB, 10 MB in the wide network
+FRAMES_PER_BATCH = 64  # all layers take 2 MB per frame, 10 MB in the wide network
 _WHAT = "steering vector"
 _TEXT = {"kind": str, "scale": str, "agent": str, "about": str, "levels": list, "modes": list,
          "versions": dict}
@@ -49,23 +49,23 @@ class SteeringVector:
     """A direction at one layer of one agent.
 
     Attributes:
-        layer: whose output it is added to.
-        vector: float32, of the layer's shape.
-        pairs: seeds of the levels with and without the thing of interest, int64 (N, 2); none for
-            vectors that are not of pairs.
-        norms: Euclidean norm of the difference of each pair, as computed, float32 (N,).
+        layer: name of the layer to whose output it is added.
+        vector: the direction, float32, of the layer's shape.
+        pairs: seeds of the levels with and without the object of interest, int64 (N, 2); empty if
+            the kind is not PAIRS.
+        norms: Euclidean norm of the difference of each pair before scaling, float32 (N,).
         kind: PAIRS, CLASS_MEANS or PROBE.
         agent: ``weights_sha256`` of the agent.
-        about: the thing of interest.
-        levels: seeds of all levels that were looked at.
-        modes: their distribution modes.
+        about: the object or class of interest.
+        levels: seeds of all levels that it was computed from.
+        modes: distribution modes of these levels.
         scale: one of SCALES, see ``scaled``.
-        alignment: cell (i, j) that each pair's map was moved to before they were averaged, see
-            ``at``; None for maps that were not moved.
-        versions: of the packages that made it.
+        alignment: cell (i, j) to which each pair's map was shifted before averaging, see ``at``;
+            None for maps that were not shifted.
+        versions: versions of the packages that computed it.
 
     Raises:
-        UserError: if the arrays do not fit each other, or hold NaN or infinity.
+        UserError: if the shapes of the arrays are inconsistent, or a value is NaN or infinite.
     """
 
     layer: str
@@ -102,11 +102,12 @@ class SteeringVector:
                             f"in the shape {self.vector.shape}")
 
     def scaled(self, scale: str, rms: float | None = None) -> SteeringVector:
-        """The same direction in another size.
+        """Return the same direction with another norm.
 
         Args:
-            scale: UNIT: its Euclidean norm is 1. RMS: the root mean square of its entries is that
-                of the layer's outputs, so that a coefficient counts outputs of usual size.
+            scale: UNIT: Euclidean norm 1. RMS: the root mean square of the entries equals that of
+                the layer's outputs, so that coefficients are relative to typical outputs.
+                AS_COMPUTED: unchanged.
             rms: root mean square of the layer's outputs, for RMS.
 
         Raises:
@@ -124,8 +125,10 @@ class SteeringVector:
                                    vector=np.asarray(self.vector * (size / norm), np.float32))
 
     def at(self, cell: tuple[int, int]) -> np.ndarray:
-        """The vector of an aligned average, moved to a target's cell (C, H, W); 0 comes in at the
-        edges.
+        """Return an aligned vector shifted to a target's cell (C, H, W), with zeros at the edges.
+
+        Args:
+            cell: row from the top and column of the cell.
 
         Raises:
             UserError: if the vector is not aligned.
@@ -136,14 +139,16 @@ class SteeringVector:
         return _moved(self.vector, np.subtract(cell, self.alignment), 0)
 
     def check_for(self, agent: str, layer: str, shape: Sequence[int]) -> None:
-        """See that the vector fits where it is to be added.
+        """Check that the vector can be added to a layer of an agent.
 
         Args:
             agent: ``weights_sha256`` of the agent.
-            layer, shape: that a patch changes.
+            layer: name of the layer.
+            shape: shape of the layer.
 
         Raises:
-            UserError: if it is another agent's, or of another layer or shape, naming both.
+            UserError: if the vector belongs to another agent or layer, or has another shape; the
+                message names both.
         """
         for what, own, wanted in (("the agent with the checksum", self.agent, agent),
                                   ("the layer", self.layer, layer),
@@ -154,11 +159,11 @@ class SteeringVector:
 
 
 def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
-    """Write vectors of one or several layers to a file ``<name>.npz``.
+    """Write the vectors of one or several layers to a file ``<name>.npz``.
 
-    The same vectors give the same bytes. The arrays are ``vector``, ``pairs`` and ``norms``, for
-    several layers with ``@<layer>`` behind ``vector`` and ``norms``, and a JSON ``text`` with all
-    the rest, in which ``layer`` is "all" for several.
+    Equal vectors give identical bytes. The arrays are ``vector``, ``pairs`` and ``norms``, with the
+    suffix ``@<layer>`` of ``vector`` and ``norms`` for several layers, and ``text``, a JSON object
+    with all other attributes; its ``layer`` is "all" for several layers.
     """
     first, several = vectors[0], len(vectors) > 1
     arrays = {"pairs": first.pairs}
@@ -174,12 +179,12 @@ def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
         for name, array in arrays.items():
             content = io.BytesIO()
             np.lib.format.write_array(content, array, allow_pickle=False)
-            # Of a fixed date, where numpy's writer takes the present one.
+            # With a fixed date; numpy's own writer would store the current one.
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
 
 
 def read_vectors(path: Path) -> dict[str, SteeringVector]:
-    """The vectors of a file by their layers.
+    """Read the vectors of a file, by name of the layer.
 
     Raises:
         UserError: if the file is missing or damaged, or holds NaN.
@@ -216,24 +221,26 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
                      lacking: np.ndarray, pairs: np.ndarray, about: str,
                      modes: Sequence[str] = (),
                      cells: Mapping[str, np.ndarray] | None = None) -> dict[str, SteeringVector]:
-    """Mean differences of pairs of pictures, at several layers at once.
+    """Compute the mean difference between paired frames at several layers.
 
-    Rows with the same pair of seeds are pictures of the same levels, with the player on several
+    Rows with the same pair of seeds are frames of the same levels, with the player on several
     squares. They are averaged first, so that every pair of levels has the same weight. An agent
     with a memory is in its initial state.
 
     Args:
-        layers: their names; the vectors have those of the innermost modules.
-        shown, lacking: pictures with and without the thing of interest, uint8 (P, 64, 64, 3).
-        pairs: seeds of the levels of each (P, 2).
-        about: the thing of interest.
+        layers: names of the layers; results are named after the innermost modules.
+        shown: frames with the object of interest, uint8 (P, 64, 64, 3).
+        lacking: frames without it, uint8 (P, 64, 64, 3).
+        pairs: seeds of the two levels of each pair of frames (P, 2).
+        about: the object of interest.
         modes: distribution modes of the levels.
-        cells: for each layer with a map, the cell (i, j) of the thing in each pair (P, 2): maps
-            are moved so that they coincide, at the middle. A cell of the average is that of the
-            maps that reach there. Other layers are averaged as they are. None for no alignment.
+        cells: cell (i, j) of the object in each pair, by layer with a map (P, 2). Maps of these
+            layers are shifted until the object is in the central cell; each cell is averaged over
+            the maps that cover it. Other layers are averaged without a shift. None for no
+            alignment.
 
     Raises:
-        UserError: if there are no pictures, or not as many of both.
+        UserError: if there are no frames, or the numbers of frames and pairs differ.
     """
     pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
     if not len(pairs) or not len(shown) == len(lacking) == len(pairs):
@@ -283,15 +290,15 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
                        frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
                        levels: np.ndarray, about: str,
                        modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
-    """Mean output over one class of states minus that over the others, at several layers.
+    """Compute the mean output over one class of states minus that over the others, per layer.
 
     Args:
-        layers: their names; the vectors have those of the innermost modules.
+        layers: names of the layers; results are named after the innermost modules.
         frames: uint8 (B, 64, 64, 3).
-        entering: hidden states that enter the agent with them, float32 (B, D).
-        is_in: whether each is in the class, bool (B,).
-        levels: seeds of their levels (B,).
-        about: what the class is.
+        entering: hidden states that enter the agent at these frames, float32 (B, D).
+        is_in: whether each state is in the class, bool (B,).
+        levels: seed of the level of each frame (B,).
+        about: description of the class.
         modes: distribution modes of the levels.
 
     Raises:
@@ -315,12 +322,14 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
 
 def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.ndarray,
                     about: str, modes: Sequence[str] = ()) -> SteeringVector:
-    """The weights of a linear probe of a layer's outputs as a steering vector.
+    """Return the weights of a linear probe as a steering vector.
 
     Args:
-        weights: for each entry of the output, in the output's own units.
+        layer: name of the layer that the probe reads.
+        weights: weight of each entry of the layer's unscaled output, of the layer's shape.
         levels: seeds of the levels that the probe was trained on.
-        about: what the probe tells.
+        about: description of the label that the probe predicts.
+        modes: distribution modes of the levels.
     """
     [layer] = _innermost(policy, [layer])
     return SteeringVector(layer, np.asarray(weights, np.float32), np.zeros((0, 2), np.int64),
@@ -329,10 +338,14 @@ def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.
 
 
 def check_classes(is_in: np.ndarray, about: str) -> None:
-    """See that there are states of both classes.
+    """Check that there are states inside and outside a class.
+
+    Args:
+        is_in: whether each state is in the class, bool (B,).
+        about: description of the class, for the message.
 
     Raises:
-        UserError: if there are not.
+        UserError: if all states are in the class, or none.
     """
     if is_in.all() or not is_in.any():
         raise UserError(f"{'all' if is_in.any() else 'none'} of the {len(is_in)} states are in the "
@@ -343,14 +356,16 @@ def check_classes(is_in: np.ndarray, about: str) -> None:
 def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
                entering: np.ndarray | None = None
                ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """Outputs of layers on pictures, a few pictures at a time.
+    """Compute outputs of layers in batches of frames.
 
     Args:
+        layers: names of the layers.
         frames: uint8 (B, 64, 64, 3).
-        entering: hidden states that enter the agent (B, D); the initial one if not given.
+        entering: hidden states that enter the agent (B, D); by default initial states.
 
     Yields:
-        Which pictures, and the outputs of each layer on them, float32 (pictures, *shape).
+        Slice of the frames in the batch, and each layer's outputs for them, float32
+        (batch, *shape).
     """
     for begin in range(0, len(frames), FRAMES_PER_BATCH):
         rows = slice(begin, begin + FRAMES_PER_BATCH)
@@ -360,7 +375,7 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
 
 
 def _innermost(policy: Policy, layers: Sequence[str]) -> list[str]:
-    """Each output by the name of its innermost module, once."""
+    """Return the name of each layer's innermost module, without duplicates."""
     return list(dict.fromkeys(find_layer(policy, name).name for name in layers))
 
 
@@ -369,5 +384,5 @@ def _middle(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _moved(maps: np.ndarray, offset: np.ndarray, fill: float) -> np.ndarray:
-    """Maps (C, H, W) moved by whole cells (down, right)."""
+    """Shift maps (C, H, W) by whole cells (down, right)."""
     return ndimage.shift(maps, (0, *offset), order=0, mode="constant", cval=fill, prefilter=False)
