@@ -1,8 +1,8 @@
-"""Code that knows no game and no agent: command line, configuration, files, devices and video."""
+"""Code independent of games and agents: command line, configuration, files, devices and video."""
 
 import os
 
-if not os.environ.get("MPLBACKEND", "").startswith("module://"):  # a notebook's
-    # Figures go to files; matplotlib cannot even be imported where another, unknown one is asked
-    # for, so this comes before its first import.
+if not os.environ.get("MPLBACKEND", "").startswith("module://"):  # in a notebook
+    # Figures are written to files. matplotlib cannot be imported if MPLBACKEND names an unknown
+    # backend, so the backend is set before the first import.
     os.environ["MPLBACKEND"] = "Agg"

@@ -17,13 +17,14 @@ from common.parameters import ParameterSet
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that shows defaults in ``--help`` and accepts full names of flags only.
+    """Argument parser that shows defaults in ``--help`` and rejects abbreviated flags.
 
-    A flag that overrides a value of the parameter set names it: ``key="gen_model.lr"``.
+    A flag that overrides a parameter of the parameter set gives its dotted name:
+    ``key="gen_model.lr"``.
     """
 
     def __init__(self, description: str):
-        self._keys: dict[str, str] = {}  # of flags, by their names in the parsed arguments
+        self._keys: dict[str, str] = {}  # dotted names of parameters, by attribute of the flag
         super().__init__(description=description, allow_abbrev=False,
                          formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
@@ -37,11 +38,11 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
-        """Exit with a message that does not repeat a long value in full."""
+        """Exit with the message, shortened if it repeats a very long value."""
         super().error(shortened(message))
 
     def explicit(self, argv: list[str] | None) -> set[str]:
-        """Return the names of the flags that are given on the command line."""
+        """Return the names of the flags given on the command line."""
         unset = object()
         blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
         given = vars(self.parse_args(argv, blank))
@@ -49,13 +50,14 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str] | None
              ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
-        """Parse the flags of a script that has a parameter set.
+        """Parse the flags of a script that uses a parameter set.
 
         Returns:
-            The flags, the names of those that were given, and the set with their values.
+            The parsed flags, the names of the flags given on the command line, and the parameter
+            set with the values of these flags.
 
         Raises:
-            UserError: if there is no such set, or a value is of the wrong type or out of range.
+            UserError: if the parameter set does not exist, or --log_level is invalid.
         """
         args, explicit = self.parse_args(argv), self.explicit(argv)
         set_up_logging(args.log_level)
@@ -65,14 +67,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class OneText(argparse.Action):
-    """argparse action: join the words of a flag, as in ``--sample_ids 0 to 100``."""
+    """argparse action: join the values of a flag into one text, as in ``--sample_ids 0 to 100``."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, " ".join(values))
 
 
 class EachTime(argparse.Action):
-    """argparse action: append the values of a flag that may be given several times."""
+    """argparse action: append the values of a flag that may be repeated."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         before = getattr(namespace, self.dest)
@@ -80,7 +82,7 @@ class EachTime(argparse.Action):
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return an argparse type: a whole number from ``low`` to ``high``."""
+    """Return an argparse type: an integer from ``low`` to ``high``."""
 
     def number(text: str) -> int:
         try:
@@ -100,14 +102,14 @@ def _shown(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
-# The upper bounds are far beyond what is of use, and keep a slip from filling memory or days.
+# The upper bounds far exceed useful values; they keep a typo from exhausting memory or time.
 count = whole(1, 10**7)
 from_zero = whole(0, 10**7)
 time_steps = whole(1, 10**12)
 environments = whole(1, 4096)
 threads = whole(0, 512)
 frames_per_second = whole(1, 1000)
-seed = whole(0, 2**32 - 1)  # that every generator in use takes
+seed = whole(0, 2**32 - 1)  # accepted by every random generator in use
 
 
 def folder_name(text: str) -> str:
@@ -119,7 +121,7 @@ def folder_name(text: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """argparse type: file to write, which is new or a regular file."""
+    """argparse type: path of an output file, which must be new or a regular file."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
@@ -131,19 +133,21 @@ def output_file(text: str) -> Path:
 
 def add_output_file_flag(parser: argparse.ArgumentParser, flag: str = "--output",
                          **options) -> None:
-    """Add the flag of the only file that a script writes, and --overwrite; see ``check_output``."""
+    """Add --overwrite and the flag for a script's only output file; see ``check_output``."""
     parser.add_argument(flag, type=output_file, **options)
     parser.add_argument("--overwrite", action="store_true",
-                        help=f"replace the file of {flag} even if this script did not write it")
+                        help=f"replace the {flag} file even if this script did not write it")
 
 
 def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: bool,
                  flag: str = "--output") -> None:
-    """Raise unless a script may write a file: a new one, one of its own, or any with --overwrite.
+    """Raise if a script would replace a file that it did not write, unless ``overwrite`` is set.
 
     Args:
-        path: None if nothing is written.
-        is_own: whether the script has written an existing file; it may raise ``UserError``.
+        path: output file; None if nothing is written.
+        is_own: returns whether the script wrote an existing file; may raise ``UserError``.
+        overwrite: whether any existing file may be replaced.
+        flag: flag that chooses the output file, for the message.
 
     Raises:
         UserError: if another file would be replaced.
@@ -158,33 +162,34 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
 
 
 def add_check_contents_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --check_contents, which computes a recording's digest from all files."""
+    """Add --check_contents, which computes a recording's digest from the contents of all files."""
     parser.add_argument("--check_contents", action="store_true",
-                        help="read every file of the recording to see whether it changed, not "
-                             "only files whose size or time changed")
+                        help="read every file of the recording to detect changes, not only files "
+                             "whose size or modification time changed")
 
 
 def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
-    """Add the flags of device, precision and --log_level.
+    """Add --device, --gpu_device, --precision and --log_level.
 
     Args:
-        in_parameter_set: whether the parameter set has the default device.
+        in_parameter_set: whether the parameter set provides the default device.
     """
     device, index = ("device", "gpu_device") if in_parameter_set else (None, None)
     parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"), key=device,
-                        help="auto: a GPU if there is one")
+                        help="device to compute on; auto: a GPU if available")
     parser.add_argument("--gpu_device", type=from_zero, default=0, key=index,
                         help="index of the GPU")
     parser.add_argument("--precision", default="auto", choices=PRECISIONS,
-                        help="of the convolutions; auto: bfloat16 where the machine has it in "
-                             "hardware")
+                        help="precision of the convolutions; auto: bfloat16 if the hardware "
+                             "supports it")
     add_log_flag(parser)
 
 
 def add_log_flag(parser: argparse.ArgumentParser) -> None:
     """Add --log_level."""
     parser.add_argument("--log_level", default="info",
-                        help="debug, info, warning, error, or a number as in Python's logging")
+                        help="logging level: debug, info, warning, error, or a number as in "
+                             "Python's logging")
 
 
 def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
@@ -196,17 +201,21 @@ def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
 def add_save_dir_flag(parser: Parser) -> None:
     """Add --save_dir."""
     parser.add_argument("--save_dir", key="analysis.save_dir",
-                        help="where the folders of all analyses are")
+                        help="folder that contains the folders of all analyses")
 
 
 def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Accept flags of train.py that the published commands also give to other scripts."""
+    """Add flags of train.py without effect, which the published commands pass to other scripts."""
     for name in names:
-        parser.add_argument(f"--{name}", help="accepted for the published commands; no effect here")
+        parser.add_argument(f"--{name}", help="no effect; accepted so that published commands run")
 
 
 def set_up_logging(log_level: str) -> None:
-    """Log to stderr in plain sentences."""
+    """Log plain messages to stderr.
+
+    Raises:
+        UserError: if the level is unknown.
+    """
     is_number = re.fullmatch("[0-9]{1,4}", log_level)
     level = int(log_level) if is_number else logging.getLevelName(log_level.upper())
     if not isinstance(level, int):

@@ -1,4 +1,4 @@
-"""YAML files and dataclasses: reading them with keys and types checked, and a run's settings."""
+"""YAML files read into dataclasses with checked keys and types, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _given: dict[Path, dict] = {}  # see yaml_given
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that some generator in use does not take.
+    """Raise if some random generator in use does not accept a seed.
 
     Raises:
-        UserError: saying which it takes.
+        UserError: if the seed is not an unsigned 32-bit integer; the message gives the range.
     """
     if not 0 <= seed < 2**32:
         raise UserError(f"the seed must lie between 0 and {2**32 - 1}, not {seed}")
@@ -37,8 +37,12 @@ def typed(cls: type, values: dict, source: str):
 
     A key whose field has a default may be missing: files of older runs lack it.
 
+    Args:
+        source: file or section that the values come from, for messages.
+
     Raises:
-        UserError: naming the unknown, missing or wrongly typed key and where it stands.
+        UserError: if a key is unknown, missing or of the wrong type; the message names the key and
+            the source.
     """
     types = typing.get_type_hints(cls)
     hints = {field.name: types[field.name] for field in dataclasses.fields(cls)}
@@ -60,8 +64,8 @@ def typed(cls: type, values: dict, source: str):
 
 
 def _of_type(value, kind, what: str):
-    """``value`` if it is of the type ``kind``: a plain one, a dataclass, a union, a tuple, or
-    a dict with names as its keys."""
+    """Return ``value`` as type ``kind``: a plain type, a dataclass, an optional type, a tuple, or
+    a dict with text keys."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else typed(kind, value, what)
@@ -87,15 +91,16 @@ def read_yaml(path: Path) -> dict:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        UserError: if the file is missing, no YAML, no mapping of names, or nested too deep.
+        UserError: if the file is missing, is not YAML, does not hold a mapping with text keys, or
+            is nested too deeply.
     """
     if (given := _given.get(path.resolve())) is not None:
-        sys.audit("open", str(path), "r", os.O_RDONLY)  # for those who note what a stage reads
+        sys.audit("open", str(path), "r", os.O_RDONLY)  # for hooks that record which files are read
         return copy.deepcopy(given)
     text = read_bytes(path)
     try:
         content = yaml.safe_load(text)
-    except Exception as error:  # of its values, such as dates, it raises almost anything
+    except Exception as error:  # invalid values, such as dates, raise almost any exception
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{path} is not valid YAML: {reason}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -106,7 +111,11 @@ def read_yaml(path: Path) -> dict:
 
 @contextlib.contextmanager
 def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
-    """Let ``read_yaml`` give these contents for these files, whatever becomes of them meanwhile."""
+    """Make ``read_yaml`` return the given contents, whatever the files hold by now.
+
+    Args:
+        contents: contents by path of the file.
+    """
     given = {path.resolve(): content for path, content in contents.items()}
     _given.update(given)
     try:
@@ -117,7 +126,7 @@ def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
 
 
 def save_settings(folder: Path, settings) -> None:
-    """Write the resolved settings of a run, a dataclass, and the versions of packages as YAML."""
+    """Write the resolved settings of a run (a dataclass) and the package versions as YAML."""
     content = {**dataclasses.asdict(settings), "versions": versions()}
     with atomic_path(folder / SETTINGS_NAME) as temporary:
         temporary.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -127,7 +136,7 @@ def load_settings(folder: Path, cls: type[Settings]) -> Settings:
     """Read the settings that :func:`save_settings` wrote.
 
     Raises:
-        UserError: if the file is missing or does not hold ``cls``; the key is named.
+        UserError: if the file is missing or does not match ``cls``; the message names the key.
     """
     path = folder / SETTINGS_NAME
     content = read_yaml(path)

@@ -1,4 +1,4 @@
-"""Which device to compute on, in which precision and memory layout."""
+"""Device, precision and memory layout of computations, and the number of threads."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Compute:
     """Device, precision and memory layout in which networks run.
 
     Attributes:
-        device: where parameters and rollouts live.
+        device: device of parameters and rollouts.
         bfloat16: whether convolutions run under bfloat16 autocast. Parameters, the GRU, the
             heads and all losses stay float32.
-        channels_last: whether convolutions see channels-last memory. The numbers are the same
-            up to rounding; Procgen's frames arrive in this layout.
+        channels_last: whether inputs of convolutions have channels-last memory layout. The results
+            are equal up to rounding; Procgen's frames arrive in this layout.
     """
 
     device: torch.device
@@ -40,37 +40,41 @@ class Compute:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type in which convolutions compute."""
+        """Data type of the convolutions."""
         return torch.bfloat16 if self.bfloat16 else torch.float32
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
 
     def place(self, module: Module) -> Module:
-        """Move a network to the device, in place, in the memory layout of ``channels_last``."""
+        """Move a network to the device, in place, with the memory layout of ``channels_last``."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        # torch's stubs do not know memory_format
+        # torch's type stubs lack memory_format
         return module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
 
 def bfloat16_features(features: Mapping[str, bool]) -> list[str]:
-    """Those among a processor's features, named as by torch, that compute in bfloat16."""
+    """Return the names of the processor features that compute in bfloat16.
+
+    Args:
+        features: whether the processor has each feature, by torch's name.
+    """
     return [name for name in ("amx_bf16", "avx512_bf16") if features.get(name)]
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 runs faster than float32 on ``device``."""
+    """Return whether bfloat16 runs faster than float32 on ``device``."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(bfloat16_features(torch.cpu.get_capabilities()))
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to keep memory it has been given back, instead of returning it.
+    """Make the C library keep freed memory instead of returning it to the operating system.
 
-    A training step frees and takes the same gigabyte again and again; fetching it each time from
-    the operating system, page by page, costs about a tenth of the step. Does nothing where the C
-    library is not glibc.
+    Every training step frees and allocates the same gigabyte; obtaining it each time from the
+    operating system, page by page, costs about a tenth of the step. No effect if the C library is
+    not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -80,10 +84,10 @@ def keep_freed_memory() -> None:
 
 
 def num_jobs(num_rows: int | None = None) -> int:
-    """How many threads a library may start: torch's number, on cores that this process may use.
+    """Return the number of threads for a library: torch's, limited by the available cores.
 
     Args:
-        num_rows: of the data, if with few rows threads take longer than the work.
+        num_rows: number of rows of the data; below ROWS_FOR_THREADS one thread is faster.
     """
     if num_rows is not None and num_rows < ROWS_FOR_THREADS:
         return 1
@@ -91,10 +95,10 @@ def num_jobs(num_rows: int | None = None) -> int:
 
 
 def give_numba_torchs_threads() -> None:
-    """Let what numba runs next in this thread have as many threads as torch.
+    """Set numba's number of threads, for calls from this thread, to that of torch.
 
-    By itself numba takes all processors, and because the two share the threads of OpenMP, it sets
-    torch's number too when it first runs; the last digits of torch's results depend on that.
+    By default numba uses all processors. Both libraries share OpenMP's threads, so numba's first
+    call also changes torch's number, which affects the last digits of torch's results.
     """
     threads = torch.get_num_threads()
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
@@ -107,15 +111,13 @@ def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = 
     """Turn the flags ``--device``, ``--gpu_device`` and ``--precision`` into a :class:`Compute`.
 
     Args:
-        device: ``auto`` (CUDA if there is one), ``gpu`` or ``cpu``.
+        device: ``auto`` (a CUDA GPU if available), ``gpu`` or ``cpu``.
         gpu_device: index of the GPU.
-        precision: ``auto`` (bfloat16 where the machine has it in hardware), ``float32`` or
-            ``bfloat16``.
-        local_rank: number of this process among those of one training on this machine; each has
-            the next GPU.
+        precision: ``auto`` (bfloat16 if the hardware supports it), ``float32`` or ``bfloat16``.
+        local_rank: rank of this process on this machine, which is added to ``gpu_device``.
 
     Raises:
-        UserError: if a GPU is asked for and there is none, or not that many.
+        UserError: if the requested GPU does not exist.
     """
     count = torch.cuda.device_count()
     if device == "gpu" and count == 0:

@@ -1,12 +1,12 @@
 """Data-parallel training on several processes, started by torchrun.
 
-Every rank runs the same script. Each works on a share of the environments or windows and sends
-what the others need, in the order of the ranks, so that all of them compute the same weights.
-Without torchrun there is one process, :data:`SINGLE`, whose methods return what they are given.
+All ranks run the same script, each on a share of the environments or windows. Results are gathered
+in the order of the ranks, so that all ranks compute the same weights. Without torchrun there is
+one process, :data:`SINGLE`, whose methods return their arguments unchanged.
 
-Tensors travel through gloo, and between GPUs through NCCL; gradients of CPU processes on one
-machine are summed in shared memory (``common.shared_memory``). The environment variables are
-torchrun's own: WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Tensors are sent through gloo, and between GPUs through NCCL; gradients of CPU processes on one
+machine are summed in shared memory (``common.shared_memory``). The environment variables are those
+of torchrun: WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from common.signals import STOP_SIGNALS, signal_at_death_of_parent
 
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
 _GLOO_TIMEOUT = datetime.timedelta(minutes=30)  # other ranks may be reading or writing files
-_NCCL_TIMEOUT = datetime.timedelta(minutes=5)  # gloo notices a dead process at once, NCCL does not
-_LARGE = 2**17  # elements of a gradient that is a message of its own: half a megabyte
+_NCCL_TIMEOUT = datetime.timedelta(minutes=5)  # unlike gloo, NCCL does not detect dead processes
+_LARGE = 2**17  # elements from which a gradient is sent as a separate message: half a megabyte
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ _times_connected = itertools.count()
 
 
 class LostProcess(UserError):
-    """Another process ended or cannot be reached."""
+    """Raised if another process of the training has ended or cannot be reached."""
 
     def __init__(self):
         super().__init__("another process of this training has ended or cannot be reached, so "
@@ -49,12 +49,12 @@ class LostProcess(UserError):
 
 
 class Distributed:
-    """This process among those that train together.
+    """Rank of this process in data-parallel training, and communication with the other ranks.
 
     Args:
-        rank: number of the process. Rank 0 alone writes files and messages.
+        rank: rank of this process. Only rank 0 writes files and messages.
         world_size: number of processes.
-        local_rank: number of the process, and of its GPU, on this machine.
+        local_rank: rank on this machine, which selects the GPU.
         local_size: number of processes on this machine.
     """
 
@@ -67,17 +67,17 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes."""
+        """Whether this is rank 0, which writes files and messages."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """Whether the world size is larger than 1."""
         return self.world_size > 1
 
     @property
     def launcher(self) -> str:
-        """Command that starts a script on as many processes, for messages."""
+        """Command that starts a script with this world size, for messages."""
         if not self.is_distributed:
             return "python"
         if self._local_size != self.world_size:
@@ -86,11 +86,11 @@ class Distributed:
 
     @property
     def description(self) -> str:
-        """" by 4 processes", or nothing for a single one."""
+        """Text such as " by 4 processes" for messages; empty for a single process."""
         return f" by {self.world_size} processes" if self.is_distributed else ""
 
     def connect_gpus(self, device: torch.device) -> None:
-        """Connect the GPUs of all processes through NCCL; nothing to do for the CPU."""
+        """Connect the GPUs of all processes through NCCL; no effect on the CPU."""
         if device.type == "cuda" and self.is_distributed:
             torch.cuda.set_device(device)
             with _communicating():
@@ -104,17 +104,21 @@ class Distributed:
         return slice(rank * num // self.world_size, (rank + 1) * num // self.world_size)
 
     def gather(self, local: Tensor, num: int, dim: int = 0) -> Tensor:
-        """Concatenate the items of all ranks, in order; without gradient.
+        """Concatenate the items of all ranks in order, without gradients.
 
         Args:
-            local: items of this rank, as many along ``dim`` as ``local_slice(num)`` has.
-            num: number of items of all ranks.
+            local: items of this rank; its size along ``dim`` is that of ``local_slice(num)``.
+            num: total number of items over all ranks.
+            dim: dimension of the items.
+
+        Returns:
+            The items of all ranks, with size ``num`` along ``dim``.
         """
         if not self.is_distributed:
             return local
         sizes = [len(range(num)[self._slice_of(rank, num)]) for rank in range(self.world_size)]
         first = local.detach().movedim(dim, 0)
-        padded = first.new_zeros((max(sizes), *first.shape[1:]))  # all must send as much
+        padded = first.new_zeros((max(sizes), *first.shape[1:]))  # messages must have equal sizes
         padded[:len(first)] = first
         pieces = [torch.empty_like(padded) for _ in sizes]
         with _communicating():
@@ -123,10 +127,10 @@ class Distributed:
         return whole.movedim(0, dim).contiguous()
 
     def gather_with_local_gradient(self, local: Tensor, num: int) -> Tensor:
-        """Like ``gather`` along the first dimension, but the local items keep their gradient.
+        """Concatenate as ``gather`` does, along dimension 0, keeping gradients of the local items.
 
-        If every rank differentiates the same function of all items, the sum over the ranks is the
-        whole gradient.
+        If every rank differentiates the same function of all items, the gradients of the ranks sum
+        to the full gradient.
         """
         if not self.is_distributed:
             return local
@@ -134,7 +138,7 @@ class Distributed:
         return torch.cat([whole[:part.start], local, whole[part.stop:]])
 
     def gather_list(self, local: list[Item]) -> list[Item]:
-        """Return the items of all ranks, in order, on rank 0, and the local ones elsewhere."""
+        """Return the items of all ranks, in order, on rank 0; the local items on other ranks."""
         if not self.is_distributed:
             return local
         lists: list[list[Item]] = [[] for _ in range(self.world_size)]
@@ -143,7 +147,7 @@ class Distributed:
         return list(itertools.chain(*lists)) if self.is_main else local
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all ranks, the same on each of them."""
+        """Return the sum of a tensor over all ranks, which is identical on every rank."""
         if not self.is_distributed:
             return tensor
         total = tensor.clone()
@@ -152,9 +156,10 @@ class Distributed:
         return total
 
     def mean(self, metrics: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """Return weighted means of metrics, each (), over all ranks.
+        """Return the weighted means of metrics over all ranks.
 
         Args:
+            metrics: local metrics by name, scalars ().
             weight: weight of the local metrics; the weights of all ranks sum to 1.
         """
         if not self.is_distributed:
@@ -163,10 +168,10 @@ class Distributed:
         return {name: mean.clone() for name, mean in zip(metrics, means)}
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sum the gradients of all ranks in place.
+        """Sum the gradients of parameters over all ranks, in place.
 
-        CPU processes of one machine use shared memory, others messages. Missing gradients count as
-        0; a parameter that has none on any rank is left without.
+        CPU processes on one machine use shared memory, all others messages. Missing gradients count
+        as 0; a parameter without a gradient on any rank keeps none.
         """
         if not self.is_distributed:
             return
@@ -179,7 +184,7 @@ class Distributed:
             parameter.grad = gradient if count else None
 
     def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors over all ranks in place: large ones each, the others in one message."""
+        """Sum tensors over all ranks in place; small tensors are sent in one message."""
         large = [tensor for tensor in tensors if tensor.numel() >= _LARGE]
         small = [tensor for tensor in tensors if tensor.numel() < _LARGE]
         joined = torch.cat([tensor.flatten() for tensor in small])
@@ -193,7 +198,7 @@ class Distributed:
             tensor.copy_(summed.view_as(tensor))
 
     def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
-        """Sum in shared memory for tensors of these shapes; None if the ranks cannot share any."""
+        """Return the ``SharedSum`` for tensors of these shapes, or None without shared memory."""
         if self._local_size != self.world_size or like[0].is_cuda:
             return None
         shapes = [tensor.shape for tensor in like]
@@ -204,7 +209,7 @@ class Distributed:
         return self._shared[1]
 
     def _share_memory(self, length: int, dtype: torch.dtype) -> Tensor | None:
-        """Memory (world size + 1, length) that all ranks see, or None if one of them cannot."""
+        """Return shared memory (world size + 1, length), or None if a rank cannot map it."""
         with contextlib.ExitStack() as stack:
             address = None
             if self.is_main:
@@ -220,7 +225,7 @@ class Distributed:
             return None if self.max(rows is None) else rows
 
     def max(self, number: int) -> int:
-        """Return the largest of all ranks' numbers."""
+        """Return the maximum of a number over all ranks."""
         if not self.is_distributed:
             return number
         numbers = torch.tensor([number])
@@ -229,7 +234,7 @@ class Distributed:
         return int(numbers)
 
     def broadcast(self, value: Item) -> Item:
-        """Return the value of rank 0, such as a random draw, a time, or the state of its disk."""
+        """Return rank 0's value, such as a random draw, a time, or whether a file exists."""
         if not self.is_distributed:
             return value
         values = [value]
@@ -238,7 +243,14 @@ class Distributed:
         return values[0]
 
     def require_same(self, settings: Mapping) -> None:
-        """Raise UserError if the ranks were given different settings, which may be nested."""
+        """Raise if the settings differ between ranks.
+
+        Args:
+            settings: settings of this rank, possibly nested.
+
+        Raises:
+            UserError: if a setting differs; the message names it.
+        """
         if not self.is_distributed:
             return
         all_settings: list = [None] * self.world_size
@@ -253,7 +265,12 @@ class Distributed:
                         "start all of them with the same command, from the same files")
 
     def warn_if_world_size_changed(self, saved_by: int, file: Path) -> None:
-        """Warn that results will be rounded differently if the number of processes changed."""
+        """Warn that results are rounded differently if the world size changed.
+
+        Args:
+            saved_by: world size of the run that saved the file.
+            file: saved state, for the message.
+        """
         if saved_by != self.world_size:
             logger.warning("%s was saved by %d process%s and is resumed with %d: levels, random "
                            "draws and batches stay the same, but sums are rounded differently, so "
@@ -261,14 +278,14 @@ class Distributed:
                            file, saved_by, "" if saved_by == 1 else "es", self.world_size)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        return self._gpus if tensor.is_cuda else None  # None: the group of all, by gloo
+        return self._gpus if tensor.is_cuda else None  # None: the default group, which uses gloo
 
 
 SINGLE = Distributed()
 
 
 def _flatten(settings: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield values as text with their dotted names."""
+    """Yield dotted names and values of nested settings, both as text."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
@@ -278,7 +295,7 @@ def _flatten(settings: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _communicating() -> Iterator[None]:
-    """Raise LostProcess if messages to other ranks fail."""
+    """Raise LostProcess if communication with other ranks fails in the block."""
     try:
         yield
     except RuntimeError as error:
@@ -292,15 +309,16 @@ def _barrier() -> None:
 
 @contextlib.contextmanager
 def init_distributed() -> Iterator[Distributed]:
-    """Connect this process to the others of the training until the end of the block.
+    """Connect this process to the other ranks of the training until the end of the block.
 
-    Inside, only rank 0 logs messages. An error that all ranks raise is reported by one of them, and
-    one that a single rank raises ends the others silently. If torchrun is killed, all ranks are
-    asked to stop, because they would continue unattended. When the block ends well, all ranks leave
-    it together and ignore further signals to stop, which torchrun sends to the slower ones.
+    In the block, only rank 0 logs messages. An error raised by all ranks is reported once; an error
+    of a single rank ends the other ranks silently. If torchrun is killed, all ranks receive
+    SIGTERM, because they would otherwise continue unattended. If the block succeeds, all ranks
+    leave it together and ignore further stop signals, which torchrun sends to the slower ranks.
 
     Raises:
-        UserError: if torchrun's variables are wrong, the port is in use, or not all processes come.
+        UserError: if torchrun's variables are invalid, the port is in use, or a process does not
+            connect in time.
     """
     world_size = _environment_number("WORLD_SIZE", "1")
     if world_size <= 1:
@@ -329,7 +347,7 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
-    """Whether no rank has reported this error yet, nor the cause of a lost process."""
+    """Return whether no rank has reported this error, or the cause of a lost process, before."""
     with contextlib.suppress(RuntimeError):  # the store may be lost, too
         if isinstance(error, LostProcess) and store.check(["reported"]):
             return False
@@ -347,7 +365,7 @@ def _environment_number(name: str, default: str | None = None) -> int:
 
 
 def _connect(world: Distributed) -> dist.Store:
-    """Connect the processes; returns the store through which they found each other."""
+    """Connect the processes and return the store of their rendezvous."""
     address = f"{os.environ.get('MASTER_ADDR')}:{_environment_number('MASTER_PORT')}"
     try:
         rendezvous = dist.rendezvous("env://", world.rank, world.world_size,

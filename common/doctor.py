@@ -1,8 +1,8 @@
-"""Facts about this machine and installation, for a bug report.
+"""Report of this machine and installation, for bug reports.
 
     python -m common.doctor
 
-It runs where packages are broken or missing, too, and says which.
+It also runs, and names the packages, if packages are broken or missing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ GIB = 2**30
 
 
 def chromium() -> str | None:
-    """The browser of the tests of the pages, as a program on the path; None where there is none."""
+    """Return the path of the browser that tests of the pages use, or None if none is installed."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def packages(requirements: Path) -> tuple[dict[str, str], list[str]]:
-    """The installed version of each package ("" for none), and those that are not as asked for.
+    """Compare the installed packages with a requirements file.
 
     Args:
-        requirements: a file of lines ``name==version``, of which those with a marker for another
-            Python are left out.
+        requirements: file of lines ``name==version``; lines with a marker for another Python
+            version are ignored.
+
+    Returns:
+        Installed version by package ("" if missing), and a description of each package whose
+        version differs from the required one.
     """
     from packaging.requirements import Requirement
 
@@ -53,7 +57,7 @@ def packages(requirements: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def state_of_venv(root: Path) -> str:
-    """Whether ``.venv`` in a folder is there and was made after its requirements, as make asks."""
+    """Describe whether ``.venv`` in a folder exists and is up to date by make's criterion."""
     made = root / ".venv" / "installed"
     if not made.exists():
         return "there is none; make builds it"
@@ -158,19 +162,19 @@ FACTS: dict[str, Callable[[], str]] = {
 
 
 def facts() -> dict[str, str]:
-    """Every fact by its name; why, where one cannot be found out."""
+    """Return every fact by its name; a fact that cannot be determined gives the reason."""
     found = {}
     for name, find in FACTS.items():
         try:
             found[name] = find()
-        except Exception as error:  # whatever is broken is what the report is for
+        except Exception as error:  # the report must also describe broken installations
             found[name] = f"cannot be found out ({type(error).__name__}: {error})"
     return found
 
 
 def main() -> int:
     for name, fact in facts().items():
-        # Messages of broken packages say where they lie.
+        # Messages of broken packages contain their paths.
         print(f"{name}: {fact.replace(str(Path.home()), '~')}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Errors a user can cause, and how a script reports them."""
+"""Errors that a user can cause, and their reporting by scripts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_MESSAGE = 2000  # characters
 
 
 class UserError(Exception):
-    """An error that the user can fix. The message is one sentence that tells how."""
+    """An error that the user can fix; the message is one sentence that explains how."""
 
 
 class NonFiniteLoss(UserError):
-    """A loss or a gradient became infinite or NaN, so training stops."""
+    """Raised to stop training if a loss or a gradient is infinite or NaN."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -34,16 +34,16 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
-    A full disk, an unwritable folder or too little memory counts as a user error, and Ctrl-C is
-    no error; a bug keeps its traceback. Letters that the locale cannot print, as in a path, are
-    escaped.
+    A full disk, an unwritable folder or too little memory counts as a user error; Ctrl-C prints
+    "stopped" and gives exit status 130; other exceptions keep their traceback. Characters that the
+    locale cannot print, for example in paths, are escaped.
     """
 
     @functools.wraps(main)
     def wrapped(argv: list[str] | None = None) -> int:
         _open_closed_streams()
         threading.excepthook = _leave_os_errors_to_the_main_thread
-        if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error does by itself
+        if isinstance(sys.stdout, io.TextIOWrapper):  # stderr has this error handler by default
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return main(argv) or 0
@@ -68,33 +68,37 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def shortened(message: str) -> str:
-    """Return a message without its middle if it is very long."""
+    """Return a message, with its middle cut out if it is longer than MAX_MESSAGE."""
     if len(message) <= MAX_MESSAGE:
         return message
     return f"{message[:MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2:]}"
 
 
 def _is_about_memory(error: Exception) -> bool:
-    """Whether an error is Python's, numpy's or torch's of too little memory."""
+    """Return whether an error of Python, numpy or torch reports too little memory."""
     return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             or "DefaultCPUAllocator" in str(error))
 
 
 def _open_closed_streams() -> None:
-    """Send what is printed to a closed stdout or stderr nowhere.
+    """Open a null device in place of each closed standard stream.
 
-    Else the next file to be opened would take the stream's number, and what a library prints.
+    Otherwise the next opened file would get the stream's descriptor, and the output of libraries.
     """
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is ``number``
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))
 
 
 def _leave_os_errors_to_the_main_thread(failure: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer thread fails on a full disk, and again in the thread that uses it."""
+    """Ignore OS errors of other threads, the hook for ``threading.excepthook``.
+
+    On a full disk TensorBoard's writer thread fails, and the error is raised again in the thread
+    that uses the writer.
+    """
     if not issubclass(failure.exc_type, OSError):
         threading.__excepthook__(failure)

@@ -1,7 +1,7 @@
 """Atomic writing of files, and checked reading of tensors and arrays.
 
-Nothing half-written is ever under its final name. On any file, however damaged, a reader raises
-nothing but a ``UserError`` or an ``OSError``.
+Incomplete files never appear under their final names. On any file, however damaged, readers raise
+only ``UserError`` or ``OSError``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ import torch
 from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's, which has no number
-MAX_DEPTH = 50  # of JSON and tensors; files of this project have less than ten
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's error without errno
+MAX_DEPTH = 50  # nesting of JSON and tensors; files of this project have less than ten levels
 MAX_ENTRIES = 10_000_000
 MAX_WEIGHT = 1e6
-MAX_REASON = 200  # characters of a library's message in ours
+MAX_REASON = 200  # characters that an error message quotes from a library's message
 
 
 @contextlib.contextmanager
 def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
-    """Add the file's name and the required space to write errors of the body.
+    """Add the file's name, its size and the free space to "disk full" errors of the block.
 
     Args:
+        path: file or folder that the block writes.
         size: size of the file in bytes, if known.
+
+    Raises:
+        OSError: if the block raises one.
     """
     try:
         yield
@@ -57,20 +61,21 @@ def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def atomic_path(path: Path, size: int | None = None,
                 through: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``; rename it to ``path`` if the body succeeds.
+    """Yield a temporary path next to ``path``; rename it to ``path`` if the block succeeds.
 
-    The temporary name keeps the suffix of the final one, so writers that choose a format by
-    suffix work. On failure the temporary file is removed and ``path`` is left as it was.
+    The temporary name keeps the suffix, because some writers choose the format by it. On failure
+    the temporary file is removed and ``path`` remains unchanged.
 
     Args:
+        path: file to write.
         size: size of the file in bytes, if known.
-        through: folder of the temporary path, on the same file system, where several processes may
-            write the same file at once.
+        through: folder for the temporary file, on the same file system, if several processes may
+            write ``path`` at the same time; by default the folder of ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = (through or path.parent) / f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}"
-    temporary.unlink(missing_ok=True)  # of a killed process, or a link that writers would follow
+    temporary.unlink(missing_ok=True)  # left by a killed process, or a link to another file
     try:
         with named_errors(path, size):
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -84,11 +89,12 @@ def atomic_path(path: Path, size: int | None = None,
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder next to ``path``; rename it to ``path`` if the body succeeds.
+    """Yield a temporary folder next to ``path``; rename it to ``path`` if the block succeeds.
 
-    A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
+    The temporary folder of an earlier, killed attempt is removed first.
 
     Args:
+        path: folder to write; it must not exist when the block ends.
         size: total size of its files in bytes, if known.
     """
     path = Path(path)
@@ -104,16 +110,19 @@ def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
 
 def make_temporary_folder(path: Path) -> None:
-    """Create a folder unless it exists. A link in its place is removed."""
+    """Create a folder unless it exists; a symbolic link of this name is removed first."""
     if path.is_symlink():
         path.unlink()
     path.mkdir(parents=True, exist_ok=True)
 
 
 def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
-    """Return the first file below a folder that no pattern of ``Path.glob`` matches, or None.
+    """Return the first file below a folder that matches none of the patterns, or None.
 
-    Temporary files of killed writers do not count.
+    Temporary files of killed writers are ignored.
+
+    Args:
+        patterns: patterns for ``Path.glob``.
     """
     named = {path for pattern in patterns for path in folder.glob(pattern)}
     for path in sorted(folder.rglob("*")):
@@ -125,11 +134,11 @@ def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder as a whole, or leave it as it is.
+    """Delete a folder completely or not at all.
 
     Raises:
-        UserError: if it is a link.
-        PermissionError: if any of it may not be deleted; all of it is still there then.
+        UserError: if it is a symbolic link.
+        PermissionError: if part of its contents may not be deleted; nothing is deleted then.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "
@@ -138,13 +147,13 @@ def remove_folder(path: Path) -> None:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, "its contents may not be deleted", folder)
     aside = path.with_name(f".{path.name}.removed{TEMPORARY_SUFFIX}")
-    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed in the next line but one
+    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while deleting
     os.rename(path, aside)
     shutil.rmtree(aside)
 
 
 def save_tensors(path: Path, content: dict) -> None:
-    """Save atomically with ``torch.save``, through memory: a full disk is an ``OSError``."""
+    """Save with ``torch.save`` atomically, via memory so that a full disk gives an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with atomic_path(path, buffer.tell()) as temporary:
@@ -152,7 +161,7 @@ def save_tensors(path: Path, content: dict) -> None:
 
 
 def append_or_nothing(path: Path, text: str) -> None:
-    """Append text to a file; on a full disk the file stays as it was."""
+    """Append text to a file, which remains unchanged if writing fails."""
     length = path.stat().st_size
     try:
         with named_errors(path, len(text)), open(path, "a") as file:
@@ -163,7 +172,7 @@ def append_or_nothing(path: Path, text: str) -> None:
 
 
 def save_json(path: Path, content: dict | list, through: Path | None = None) -> None:
-    """Write a mapping or a list as indented JSON, atomically; ``through``: see ``atomic_path``."""
+    """Write indented JSON atomically; for ``through`` see ``atomic_path``."""
     with atomic_path(path, through=through) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -172,11 +181,11 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
     """Read a regular file; pipes and devices are rejected because reading them could block.
 
     Args:
-        what: kind of file, for the message.
-        written_by: script that writes the file, for the message if it is missing.
+        what: kind of file, for messages.
+        written_by: script that writes the file, for the message about a missing file.
 
     Raises:
-        UserError: if there is no such file, or it does not fit into memory.
+        UserError: if the file is missing or does not fit into memory.
     """
     path = Path(path)
     if not path.is_file():
@@ -192,7 +201,7 @@ def read_json(path: Path):
     """Read a JSON file.
 
     Raises:
-        UserError: if it is missing, no JSON, or nested too deep.
+        UserError: if the file is missing, is not JSON, or is nested too deeply.
     """
     try:
         content = json.loads(read_bytes(path))
@@ -203,10 +212,10 @@ def read_json(path: Path):
 
 
 def read_description(path: Path) -> dict:
-    """Read a JSON file that describes its folder; empty if there is none.
+    """Read the JSON file that describes a folder; return an empty mapping if it is missing.
 
     Raises:
-        UserError: if the file is damaged or holds no mapping.
+        UserError: if the file is damaged or does not hold a mapping.
     """
     if not path.is_file():
         return {}
@@ -217,13 +226,15 @@ def read_description(path: Path) -> dict:
 
 
 def check_nested(content, path: Path) -> None:
-    """Raise if a structure is nested too deeply, or too large, for code that walks through it.
+    """Raise if the contents of a file are too deeply nested or too large to be traversed.
 
     Args:
-        content: mappings and lists, as read from a file.
+        content: nested mappings, lists, tuples and sets read from a file.
+        path: the file, for the message.
 
     Raises:
-        UserError: naming the file.
+        UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES entries, or an integer has
+            more than 64 bits.
     """
     waiting, num_seen = [(content, 0)], 0
     while waiting:
@@ -242,21 +253,21 @@ def check_nested(content, path: Path) -> None:
 
 
 def load_tensors(path: Path, what: str) -> dict:
-    """``torch.load`` of an untrusted file: tensors only, and a clear error.
+    """Load an untrusted torch file that holds only tensors and plain values.
 
-    All tensors are dense, on the CPU, and no larger than what the file stores for them.
+    All tensors are dense, on the CPU, and not larger than their stored data.
 
     Args:
         what: kind of file, for messages.
 
     Raises:
-        UserError: if the file is missing, truncated, damaged, not a torch file, holds code, or
-            holds anything but a dict.
+        UserError: if the file is missing, truncated, damaged or not a torch file, or contains code
+            or anything other than a dict.
     """
     content = read_bytes(path, what)
-    file = io.BytesIO(content)  # so that what the unpickler raises is about the contents
+    file = io.BytesIO(content)  # errors raised from here on are about the contents
     try:
-        if zipfile.is_zipfile(file):  # torch itself does not look at the checksums
+        if zipfile.is_zipfile(file):  # torch does not verify the checksums
             damaged = zipfile.ZipFile(file).testzip()
             if damaged is not None:
                 raise ValueError(damaged)
@@ -264,7 +275,7 @@ def load_tensors(path: Path, what: str) -> dict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # almost anything, on a file of another kind
+    except Exception as error:  # files of other kinds raise almost any exception
         raise UserError(f"the {what} {path} is truncated or not a torch file of tensors "
                         f"({type(error).__name__})") from None
     if not isinstance(loaded, dict):
@@ -292,15 +303,15 @@ def _tensors_in(content) -> Iterator[torch.Tensor]:
 
 
 def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
-    """Return the weights of a network by name, after checking them.
+    """Check the weights of a network and return them by name.
 
     Args:
-        state: an entry of a file from ``load_tensors``.
+        state: entry of a file from ``load_tensors``.
         where: name of the file in messages: "the agent file x.pth".
 
     Raises:
-        UserError: naming the entry that is no tensor of floating-point numbers, or holds NaN or a
-            number larger than any that training gives.
+        UserError: if an entry is not a floating-point tensor, or holds NaN or an absolute value
+            above MAX_WEIGHT; the message names the entry.
     """
     for name, tensor in state.items():
         if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.numel()
@@ -316,8 +327,8 @@ def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
 class ArrayFile:
     """An array on disk whose rows are read on demand.
 
-    Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
-    has more files than a process may open), and it reads contiguous memory.
+    Unlike a memory map, it keeps no file descriptor open (a data set has more files than a process
+    may open), and it returns contiguous arrays.
     """
 
     path: Path
@@ -326,11 +337,13 @@ class ArrayFile:
     offset: int  # bytes before the first row
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Read rows begin to end, as far as they exist.
+        """Read the rows from ``begin`` up to ``end``, or up to the last row.
+
+        Returns:
+            (rows, *shape[1:]).
 
         Raises:
-            UserError: if the file has become shorter or is gone, or these rows hold NaN or
-                infinity.
+            UserError: if the file was truncated or deleted, or these rows hold NaN or infinity.
         """
         row_size = math.prod(self.shape[1:])
         count = max(min(end, self.shape[0]) - begin, 0) * row_size
@@ -346,13 +359,13 @@ class ArrayFile:
 
 
 def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
-    """Check header and size of a ``.npy`` file of numbers in C order, without reading it.
+    """Open a ``.npy`` file of numbers in C order; only its header and size are checked.
 
     Args:
         dtype, dimensions: required type and number of dimensions.
 
     Raises:
-        UserError: if the file is missing, damaged or holds something else.
+        UserError: if the file is missing or damaged, or holds other types or dimensions.
     """
     array, fortran_order = _array_header(path, dtype, dimensions, "")
     if fortran_order:
@@ -379,7 +392,7 @@ def _array_header(path: Path, dtype: type | None, dimensions: int | None,
                 raise ValueError(f"{found} in the shape {shape}")
         except OSError:
             raise
-        except Exception as error:  # numpy evaluates the header as Python's literals
+        except Exception as error:  # damaged headers, read as Python literals, raise anything
             reason = " ".join(str(error).split())[:MAX_REASON]
             raise UserError(f"{path} is damaged: it is truncated or not a numpy array of numbers "
                             f"({reason})") from None
@@ -397,12 +410,12 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     """Read a ``.npy`` file of numbers.
 
     Args:
-        dtype, dimensions: required type and number of dimensions, if given; the type may be one
-            of numpy's families, such as ``np.floating``.
-        written_by: script that writes the file, for the message if it is missing.
+        dtype, dimensions: required type and number of dimensions, if given; the type may be
+            abstract, such as ``np.floating``.
+        written_by: script that writes the file, for the message about a missing file.
 
     Raises:
-        UserError: if the file is missing, damaged or holds something else.
+        UserError: if the file is missing or damaged, or holds other types or dimensions.
     """
     _array_header(path, dtype, dimensions, written_by)
     try:
@@ -413,23 +426,29 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
 
 
 def check_finite(array: np.ndarray, path: Path, way_out: str) -> None:
-    """Raise if an array of a file holds NaN or infinity.
+    """Raise if an array read from a file holds NaN or infinity.
+
+    Args:
+        way_out: advice at the end of the message.
 
     Raises:
-        UserError: with ``way_out``, what to do about it.
+        UserError: if the array holds NaN or infinity; the message names the file.
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UserError(f"{path} holds NaN or infinity; {way_out}")
 
 
 def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
-    """Read a ``.npz`` file of ``np.savez``: arrays of numbers and of text, by name.
+    """Read a ``.npz`` file written by ``np.savez``.
 
     Args:
         what: kind of file, for messages.
 
+    Returns:
+        Arrays of numbers or text by name.
+
     Raises:
-        UserError: if the file is missing, damaged, compressed or holds something else.
+        UserError: if the file is missing, damaged or compressed, or holds Python objects.
     """
     content = read_bytes(path, what)
     try:
@@ -439,22 +458,25 @@ def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
                 raise ValueError("an entry is damaged or compressed")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except Exception as error:  # almost anything, on a file of another kind
+    except Exception as error:  # files of other kinds raise almost any exception
         raise UserError(f"the {what} {path} is truncated or no .npz file of arrays "
                         f"({type(error).__name__})") from None
 
 
 def sha256(path: Path, what: str = "file") -> str:
-    """Return the checksum of a file's contents.
+    """Return the SHA-256 digest of a file's contents, in hexadecimal.
+
+    Args:
+        what: kind of file, for messages.
 
     Raises:
-        UserError: if there is no such file; ``what`` is its kind.
+        UserError: if the file is missing or does not fit into memory.
     """
     return hashlib.sha256(read_bytes(path, what)).hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that influence numbers."""
+    """Return the versions of Python and of the packages that affect numerical results."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__),
              "numpy": np.__version__}
     for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",

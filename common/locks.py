@@ -1,4 +1,4 @@
-"""Locks on folders: one process at a time writes to a run or a recording."""
+"""Folder locks, which let only one process at a time write to a run or a recording."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from common.errors import UserError
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
-_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a link, a socket, a folder
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # raised for a link, a socket, a folder
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
 
 
 class FolderInUse(UserError):
-    """Raised if another process works in a folder."""
+    """Raised if another process has locked a folder."""
 
 
 class FolderLock:
-    """Keeps other processes out of a folder for the lifetime of the object.
+    """Lock on a folder against other processes, held for the lifetime of the object.
 
-    The lock belongs to the whole process, which may lock its own folder again. The system releases
-    it when the process ends; a killed process leaves the file, which does no harm.
+    The lock belongs to the process, which may lock the folder again. The system releases it when
+    the process ends; the lock file that a killed process leaves is harmless.
 
     Args:
         folder: existing folder.
 
     Raises:
-        FolderInUse: naming the process and the host.
-        UserError: if its lock is no regular file.
+        FolderInUse: if another process has locked the folder; the message names process and host.
+        UserError: if the lock file is not a regular file.
     """
 
     def __init__(self, folder: Path):
@@ -49,10 +49,10 @@ class FolderLock:
         self._file = held
 
     def check(self) -> None:
-        """Raise if the folder is not the one that was locked any more.
+        """Raise if the locked folder no longer exists under its path.
 
         Raises:
-            UserError: if it was deleted or moved.
+            UserError: if the folder was deleted or moved.
         """
         if not self._file.is_there():
             raise UserError(f"{self.folder} was deleted or moved while this process was at work "
@@ -60,14 +60,14 @@ class FolderLock:
 
 
 def open_lock(path: Path, create: bool = True) -> TextIO:
-    """Open a lock file for reading and writing, without following a link or waiting for a pipe.
+    """Open a lock file without following links or blocking on pipes.
 
     Args:
-        create: make a missing file.
+        create: create a missing file and open it for writing; otherwise open it for reading only.
 
     Raises:
-        UserError: if the path is anything but a regular file with one name.
-        FileNotFoundError: if there is none and ``create`` is false.
+        UserError: if the path is not a regular file, or the file has several hard links.
+        FileNotFoundError: if the file is missing and ``create`` is false.
     """
     try:
         number = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -84,14 +84,14 @@ def open_lock(path: Path, create: bool = True) -> TextIO:
 
 
 class _LockFile:
-    """The locked file of a folder; deleted when the last :class:`FolderLock` of it is gone."""
+    """The locked file in a folder; deleted when no :class:`FolderLock` refers to it any more."""
 
     def __init__(self, folder: Path):
         self._path = folder / LOCK_NAME
         while True:
             self._file = open_lock(self._path)
             _lock(self._file, folder)
-            if self.is_there():  # else its owner has deleted it in between
+            if self.is_there():  # otherwise its previous owner has deleted it meanwhile
                 break
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -106,11 +106,11 @@ _held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionar
 
 
 def check_unlocked(folder: Path) -> None:
-    """Raise if another process has locked a folder; does not lock it.
+    """Raise if another process has locked a folder, without locking it.
 
     Raises:
-        FolderInUse: naming the process and the host.
-        UserError: if its lock is no regular file.
+        FolderInUse: if the folder is locked; the message names process and host.
+        UserError: if the lock file is not a regular file.
     """
     if folder.resolve() in _held:
         return
@@ -133,7 +133,7 @@ def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def _is_at(file: TextIO, path: Path) -> bool:
-    """Whether an open file is the one that a path names."""
+    """Return whether a path refers to an open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def claim_folder(folder: Path, marker: str) -> FolderLock:
     """Create and lock a folder for a new run: ``folder``, or ``folder`` with a suffix _2, _3, …
 
     Args:
-        marker: name of a file that marks the folder of an existing run, which is skipped.
+        marker: name of a file that exists in folders of earlier runs, which are skipped.
     """
     number, path = 1, folder
     while True:

@@ -1,4 +1,4 @@
-"""A table of figures that grows by a row at a time: a CSV file and its TensorBoard twin."""
+"""Log of a run's metrics, written row by row to a CSV file and to TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from common.tables import read_table
 
 
 class MetricsLog:
-    """Appends rows to a CSV file and TensorBoard events to its folder.
+    """Writer of rows to a CSV file, and of TensorBoard events to the same folder.
 
     Args:
         path: the CSV file.
-        columns: names; the first one counts the steps of the run.
-        resume_at: keep the rows up to this step and drop later ones (they belong to work that a
-            killed run did not save); None starts a new log.
+        columns: names of the columns; the first column counts the steps of the run.
+        resume_at: keep the rows up to this step and delete later rows, whose work a killed run did
+            not save; None starts a new log.
 
     Raises:
-        UserError: if the log to go on with is missing or damaged.
+        UserError: if the log to resume is missing or damaged.
     """
 
     def __init__(self, path: Path, columns: tuple[str, ...], resume_at: int | None = None):
@@ -42,10 +42,11 @@ class MetricsLog:
         self._events = SummaryWriter(str(path.parent), purge_step=purge_step)
 
     def append(self, row: dict[str, float], diagnostics: dict[str, float] | None = None) -> None:
-        """Add a row; it is on disk when this returns. NaN leaves a cell empty.
+        """Append a row and flush it to the file.
 
         Args:
-            diagnostics: further figures for TensorBoard alone.
+            row: value of each column; NaN gives an empty cell.
+            diagnostics: further values, written to TensorBoard only.
         """
         with named_errors(self._path):
             self._csv.writerow({name: "" if value != value else value
@@ -61,7 +62,7 @@ class MetricsLog:
 
 
 def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows as stored, but for those cut short by a kill."""
+    """Return the rows as stored, without a row that a killed process left incomplete."""
     read_metrics(path, columns, may_be_empty=True)
     reader = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
     if tuple(reader.fieldnames or ()) != columns:
@@ -70,14 +71,14 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def read_metrics(path: Path, columns: tuple[str, ...], may_be_empty: bool = False) -> pd.DataFrame:
-    """Read what a :class:`MetricsLog` wrote.
+    """Read a log written by :class:`MetricsLog`.
 
     Args:
-        may_be_empty: whether a log without rows will do.
+        columns: names of the columns to read; the first column counts the steps.
+        may_be_empty: whether a log without rows is accepted.
 
     Raises:
-        UserError: if there is no such file, or it lacks rows or any of the columns, or holds
-            something else than numbers.
+        UserError: if the file is missing, has no rows or lacks a column, or a cell is not a number.
     """
     if not path.is_file():
         raise UserError(f"there is no {path.name} in {path.parent}")

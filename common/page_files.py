@@ -1,12 +1,12 @@
-"""Pages that open from disk: where they are built, and the scripts that hold their data.
+"""Folders and data files of web pages that are opened from disk.
 
-A page that is opened from disk may read neither files nor modules, only classic scripts. So every
-file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
-itself when it needs it. Arrays in it are [type, letters of their little-endian numbers], or [type,
-letters of a gzip file of these, "gzip"]; see ``letters``. Names that a user chose are values there,
-never keys, and pages show them as text.
+Browsers let a page that is opened from disk load classic scripts, but neither files nor modules.
+Each data file is therefore a script that calls ``panelData(name, content)`` with JSON; the page
+loads it on demand. Arrays are stored as [type, letters] with little-endian numbers, or as [type,
+letters, "gzip"] if these are compressed; see ``letters``. Names chosen by a user are stored as
+values, never as keys, and pages show them as text.
 
-``web/shared/lib/data.js`` is the reader.
+``web/shared/lib/data.js`` reads these files.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from common.errors import UserError
 from common.schemas import Entry, File
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
-BITS, FIRST_LETTER = 15, 0x4000  # in a letter of packed bytes; the letters up to 0xBFFF all exist
+BITS, FIRST_LETTER = 15, 0x4000  # per letter; all code points up to 0xBFFF are valid
 _TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8": "u1",
           "uint32": "<u4"}
 
 
 class PageFolder:
-    """Names in the folder of a page.
+    """Paths in the folder of a web page.
 
     Attributes:
-        PAGE: its name in web/.
-        FILES: entries of all its files, for its schema.
+        PAGE: name of the page in web/.
+        FILES: entries of all files of the page, for its schema.
     """
 
     PAGE: ClassVar[str]
@@ -53,16 +53,16 @@ class PageFolder:
         return self.path / "data" / f"{name}.js"
 
     def copy_page(self) -> None:
-        """Put the built page into the folder, which may be there, and a folder for its data."""
+        """Copy the built page into the folder, which may exist, and create its data folder."""
         shutil.copytree(self.built(), self.path, dirs_exist_ok=True)
         self.data_file("").parent.mkdir()
 
     @classmethod
     def built(cls) -> Path:
-        """Folder of the page as ``make web`` built it.
+        """Return the folder of the page built by ``make web``.
 
         Raises:
-            UserError: if it is not there.
+            UserError: if the page has not been built.
         """
         page = BUILT / cls.PAGE
         if not (page / "index.html").is_file():
@@ -71,11 +71,11 @@ class PageFolder:
 
 
 def data_script(path: Path, content: dict) -> bytes:
-    """A file of data: plain ASCII, or UTF-16 with the mark that tells browsers so.
+    """Return the bytes of a data file: ASCII, or UTF-16 with a byte order mark.
 
     Args:
-        path: of the file, whose name without ending the page asks for.
-        content: that JSON can hold.
+        path: path of the data file; the page requests it by its stem.
+        content: JSON-serialisable data.
     """
     inside = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
     text = f"panelData({json.dumps(path.stem)}, {inside});\n"
@@ -85,13 +85,13 @@ def data_script(path: Path, content: dict) -> bytes:
 
 
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Arrays by name, of one of the types that pages read, as [type, letters]."""
+    """Encode arrays by name as [type, letters]; the supported types are those of ``_TYPES``."""
     return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}
 
 
 def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """The same as [type, letters, "gzip"], compressed: for large arrays."""
+    """Compress and encode large arrays by name as [type, letters, "gzip"]."""
     return {name: [array.dtype.name, letters(_compressed(array)), "gzip"]
             for name, array in arrays.items()}
 
@@ -99,8 +99,8 @@ def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
 def _compressed(array: np.ndarray) -> bytes:
     if array.dtype != np.int8:
         return gzip.compress(_little_endian(array), mtime=0)
-    # Numbers cut to eight bits hardly ever come in the same order twice: without the search for
-    # that, attributions are 7 % smaller, and take a tenth of the time.
+    # Sequences of 8-bit numbers rarely repeat: without the search for repetitions, attributions
+    # become 7 % smaller in a tenth of the time.
     codes = zlib.compressobj(wbits=16 + zlib.MAX_WBITS, strategy=zlib.Z_HUFFMAN_ONLY)
     return codes.compress(_little_endian(array)) + codes.flush()
 
@@ -110,9 +110,10 @@ def _little_endian(array: np.ndarray) -> bytes:
 
 
 def letters(data: bytes) -> str:
-    """Bytes as text, for scripts in UTF-16: 15 bits a letter, where base64 has 6 in 8.
+    """Encode bytes as text for UTF-16 scripts, with 15 bits per letter.
 
-    The first two letters are the number of bytes, then come their bits, filled up with zeros.
+    In UTF-16, base64 would need 16 bits for 6. The first two letters hold the number of bytes; the
+    bits follow, padded with zeros.
     """
     bits = np.unpackbits(np.frombuffer(data, np.uint8))
     bits = np.pad(bits, (0, -len(bits) % BITS)).reshape(-1, BITS)

@@ -1,8 +1,9 @@
-"""Parameter sets of everything after the agent: the one reader of
+"""Parameter sets of all stages after the training of the agent, read from
 ``hyperparams/interpreting_configs.yml``.
 
-A set is a tree of sections. The module that a section belongs to has a dataclass of it, which names
-the section and checks its values; the meaning and unit of each value is in the YAML beside it.
+A parameter set is a tree of sections. Each section has a dataclass, in the module that uses it,
+which names the section and checks its values; the YAML file documents the meaning and unit of each
+value.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
 BASE_SET = "defaults"
 
-MAX_IDS = 10**6  # samples or directions in a range
+MAX_IDS = 10**6  # numbers of samples or directions in a range
 
 
 class AnalysisFolders:
-    """Folders below ``analysis.save_dir``, with the published names; each is an attribute."""
+    """Folders below ``analysis.save_dir`` as attributes, with the published folder names."""
 
     NAMES: ClassVar = {
         "hidden_states": "hx_analysis_precomp", "hidden_state_plots": "hx_plots",
@@ -58,10 +59,10 @@ def parameter_sets() -> list[str]:
 
 
 def positive(config, *names: str) -> None:
-    """Check that these fields are above 0.
+    """Check that fields of a configuration are positive and finite.
 
     Raises:
-        UserError: naming the field.
+        UserError: if a field is not; the message names it.
     """
     for name in names:
         if not 0 < getattr(config, name) < math.inf:
@@ -69,33 +70,36 @@ def positive(config, *names: str) -> None:
 
 
 def tail_fraction(config, name: str) -> None:
-    """Check that a field is a share that can be taken at both ends of a quantity.
+    """Check that a field is a fraction that can be cut off at both tails of a distribution.
 
     Raises:
-        UserError: naming the field.
+        UserError: if the field is not above 0 and at most 0.5; the message names it.
     """
     if not 0 < getattr(config, name) <= 0.5:
         raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that a value is one of these.
+    """Check that a value is one of the choices.
+
+    Args:
+        name: name of the value, for the message.
 
     Raises:
-        UserError: naming the nearest.
+        UserError: if it is not; the message suggests the most similar choice.
     """
     if value not in choices:
         raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
 
 
 def id_list(text: str, what: str) -> tuple[int, ...]:
-    """Parse numbers such as "33 39 56 84", or a range such as "0 to 100", which ends before 100.
+    """Parse numbers such as "33 39 56 84", or a range such as "0 to 100", which excludes 100.
 
     Args:
-        what: name of the list, for the message.
+        what: name of the list, for messages.
 
     Raises:
-        UserError: if it is neither, or names a number twice.
+        UserError: if the text has neither form, repeats a number, or the range is too large.
     """
     bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
     if bounds:
@@ -116,7 +120,7 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CommonConfig:
-    """Where to compute, and where the stages find each other's files."""
+    """Device to compute on, and folders that the stages share."""
 
     section: ClassVar[str] = ""
 
@@ -131,7 +135,7 @@ class CommonConfig:
 
 
 class _HasSection(Protocol):
-    """A dataclass of the section that it names."""
+    """A dataclass whose class variable names its section of the parameter set."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     section: ClassVar[str]
@@ -141,15 +145,15 @@ Section = TypeVar("Section", bound=_HasSection)
 
 
 class ParameterSet:
-    """One parameter set, with values that win over it.
+    """A parameter set, with values that override it.
 
     Args:
-        name: of the set.
-        overrides: values by their dotted names, such as ``gen_model.lr``.
+        name: name of the parameter set.
+        overrides: overriding values by dotted name, such as ``gen_model.lr``.
 
     Raises:
-        UserError: if there is no such set (naming the nearest), or it names a key that
-            ``defaults`` has not.
+        UserError: if the set does not exist (the message suggests the most similar name), or has a
+            key that ``defaults`` lacks.
     """
 
     def __init__(self, name: str, overrides: dict[str, object] | None = None):
@@ -165,11 +169,11 @@ class ParameterSet:
             self._values = _merged(self._values, _nested(key, value), self._source)
 
     def get(self, cls: type[Section]) -> Section:
-        """Read the section of a dataclass; if others share the section, only its own keys.
+        """Build a dataclass from its section; keys of other dataclasses in the section are ignored.
 
         Raises:
-            UserError: naming a key that is unknown or missing, or has a value of the wrong type
-                or out of range.
+            UserError: if the section or a key is missing, or a value is of the wrong type or out of
+                range; the message names it.
         """
         values: Any = self._values
         source = self._source
@@ -190,12 +194,12 @@ class ParameterSet:
         return AnalysisFolders(Path(self.get(_SaveDir).save_dir))
 
     def flattened(self, *prefixes: str) -> dict[str, object]:
-        """Return the values whose dotted names start with a prefix, by these names."""
+        """Return the values whose dotted names start with one of the prefixes, by dotted name."""
         return {name: value for name, value in flattened(self._values).items()
                 if name.startswith(prefixes)}
 
     def named(self, cls: type[Section]) -> dict[str, object]:
-        """Return the values of a dataclass, by their dotted names."""
+        """Return the values of a dataclass, by dotted name."""
         return flattened(dataclasses.asdict(self.get(cls)), f"{cls.section}.")
 
 
@@ -206,7 +210,7 @@ class _SaveDir:
 
 
 def flattened(values: dict, prefix: str = "") -> dict[str, object]:
-    """Return nested values by their dotted names."""
+    """Flatten nested values to a mapping by dotted name; tuples become lists."""
     flat: dict[str, object] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -216,13 +220,13 @@ def flattened(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _nested(key: str, value: object) -> dict:
-    """Return a value below the sections of its dotted name."""
+    """Return nested mappings in which a dotted name leads to a value."""
     first, *rest = key.split(".")
     return {first: _nested(".".join(rest), value) if rest else value}
 
 
 def _merged(values: dict, changes: dict, source: str) -> dict:
-    """``values`` with ``changes``, section by section; ``changes`` may only name what is there."""
+    """Merge ``changes`` into a copy of ``values``, section by section; new keys are an error."""
     if not isinstance(changes, dict):
         raise UserError(f"{source} must hold a mapping of names to values")
     merged = dict(values)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then elsewhere."""
+"""Progress reports of long work: a bar on a terminal, otherwise occasional log messages."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """Reports how much work is done, the rate in this session, and the remaining time.
+    """Reporter of the amount of work done, the rate in this session and the remaining time.
 
-    It reports nothing where logging is disabled altogether.
+    Nothing is reported if logging is disabled entirely.
 
     Args:
-        total: amount of work, None if it is not known.
+        total: amount of work; None if unknown.
         unit: name of a unit of work, in the singular.
-        initial: amount of work that earlier sessions did.
-        first_message: whether the first report is shown at once where there is no terminal.
+        initial: amount of work done in earlier sessions.
+        first_message: whether the first update is logged immediately if there is no terminal.
     """
 
     def __init__(self, total: int | None, unit: str, initial: int = 0, first_message: bool = False):
@@ -44,7 +44,11 @@ class Progress:
         return (self.done - self._initial) / max(time.monotonic() - self._start, 1e-9)
 
     def update(self, done: int, figures: str = "") -> None:
-        """Report the amount of work done so far, with additional figures."""
+        """Report the amount of work done so far.
+
+        Args:
+            figures: further values to show, as text.
+        """
         self.done = done
         if figures:
             self._bar.set_postfix_str(figures, refresh=False)
@@ -69,7 +73,7 @@ class Progress:
 
 
 def with_progress(items: Iterable[Item], total: int | None, unit: str) -> Iterator[Item]:
-    """Yield ``items``, reporting each."""
+    """Yield ``items`` with progress reports; for ``total`` and ``unit`` see ``Progress``."""
     with Progress(total, unit) as progress:
         for done, item in enumerate(items, 1):
             yield item

@@ -1,8 +1,8 @@
-"""Results on disk: declared once, then computed, resumed, divided among jobs and read in one way.
+"""Results on disk: declared by a schema, computed, resumed, divided among jobs and read.
 
-A package declares the files of an output folder as a :class:`Schema`, a table of entries with a
-path and a format each. A :class:`ResultStore` opens a folder of this schema, computes the items
-that are missing, and reads what is there with its types checked::
+A package declares the files of an output folder as a :class:`Schema`, a table of entries, each with
+a path and a format. A :class:`ResultStore` opens a folder of this schema, computes missing items,
+and reads existing ones with checked types::
 
     SCORES = Schema("tracking scores", "python -m maze.channels", items={
         "scores": Entry("steps/{}.csv", Table({"channel": int, "score": float}))},
@@ -13,12 +13,12 @@ that are missing, and reads what is there with its types checked::
     table = store.compute("scores", "forks", function=lambda: score(policy))
     store.write("report", value=summary(table))
 
-*Items* are complete under their final name and are kept when a run is resumed. *Results* are made
-from the items; opening the folder removes them, so that no reader finds old results next to new
-items. Every file is written atomically. A folder belongs to the settings that it was opened with:
-a run with other settings is refused. A folder of figures or of a page has no items: it is written
-and replaced as a whole, see :meth:`ResultStore.replace`. Analyses that store arrays for several
-numbers of samples next to each other use ``common.step_results``.
+*Items* are complete under their final names and are kept when a run is resumed. *Results* are
+computed from the items; opening the folder deletes them, so that old results never appear next to
+new items. Every file is written atomically. A folder belongs to the settings that it was opened
+with; opening it with other settings is an error. Folders of figures or of a page have no items:
+they are written and replaced as a whole, see :meth:`ResultStore.replace`. Analyses that store
+arrays for several numbers of samples in one folder use ``common.step_results``.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ __all__ = [
 
 
 class ResultStore:
-    """Reads and writes the result folder of a schema.
+    """Reader and writer of a result folder.
 
     Args:
-        path: the folder. It need not exist.
+        path: the folder, which need not exist.
+        schema: schema of the folder.
     """
 
     def __init__(self, path: Path, schema: Schema):
@@ -82,25 +83,25 @@ class ResultStore:
         return self.path / self.schema.settings_name
 
     def file_of(self, name: str, *key: object) -> Path:
-        """Path of an item, whether it exists or not."""
+        """Return the path of an item or result, which need not exist."""
         return self.path / self.schema.entry(name).path.format(*key)
 
     def has(self, name: str, *key: object) -> bool:
-        """Whether an item is complete on disk."""
+        """Return whether an item or result exists, and hence is complete."""
         return self.file_of(name, *key).exists()
 
     def keys(self, name: str) -> list[str]:
-        """Keys of the items of an entry with one ``{}`` that are on disk, sorted."""
+        """Return the sorted keys of all existing items of an entry whose path has one ``{}``."""
         before, after = re.split(r"{.*?}", self.schema.entry(name).path)
         found = (str(path.relative_to(self.path)) for path in self.path.glob(before + "*" + after))
         return sorted(text[len(before):len(text) - len(after)] for text in found
                       if not text[len(before):].startswith("."))
 
     def settings(self) -> dict:
-        """Settings that the folder was made with.
+        """Read the settings of the run that wrote the folder.
 
         Raises:
-            UserError: if they are missing or damaged.
+            UserError: if the settings file is missing or damaged.
         """
         found = read_description(self.settings_file)
         if not found:
@@ -112,11 +113,11 @@ class ResultStore:
         """Read and check an item or a result.
 
         Args:
-            form: format of the part that is needed; by default everything is read.
+            form: format to read with instead of the entry's, for example to read only a part.
 
         Raises:
-            UserError: if the file is missing or damaged, or the folder holds shards that have not
-                been joined yet.
+            UserError: if the file is missing or damaged, or a result is read from a folder whose
+                shards have not been joined.
         """
         path = self.file_of(name, *key)
         if name in self.schema.results and ShardNotes(self.path).exist():
@@ -135,20 +136,20 @@ class ResultStore:
     def open(self, settings: dict, overwrite: bool = False, shard: Shard = WHOLE,
              divided: dict | None = None, join: bool = False,
              needed: Collection[tuple] = ()) -> None:
-        """Create the folder, or resume with the items that it holds; results are removed.
+        """Create the folder, or resume with its existing items; results are deleted.
 
         Args:
-            settings: everything that the items depend on, and facts that are worth keeping.
-            overwrite: delete what the folder holds.
+            settings: everything that the items depend on, and further facts to store.
+            overwrite: delete the previous contents of the folder.
             shard: part of the items that this process computes.
-            divided: what else decides which shard computes which item.
+            divided: further settings that determine which shard computes which item.
             join: resume with the items of all shards, which must have finished.
-            needed: entry and key of each item without which joined shards are not finished. Where
-                items may be added to a folder, later shards must not stop at its results.
+            needed: entry and key of each item that must exist before joined shards count as
+                complete. It matters if items are added to a folder that already has results.
 
         Raises:
             FolderInUse: if another process writes to the folder.
-            UserError: if the folder holds anything else, or was made with other settings.
+            UserError: if the folder holds other data, or items computed with other settings.
         """
         schema, growing = self.schema, self.schema.growing
         known: dict = {}
@@ -177,7 +178,7 @@ class ResultStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can be left to compute; False for a shard of results that are joined."""
+        """Whether items may be missing; False for a shard if all shards are joined already."""
         return self._shared is not None and self._shared.is_open
 
     def write(self, name: str, *key: object, value: Any) -> None:
@@ -197,7 +198,7 @@ class ResultStore:
 
     @contextlib.contextmanager
     def file(self, name: str, *key: object) -> Iterator[Path]:
-        """Yield a temporary path; the file appears under its name if the body succeeds.
+        """Yield a temporary path, which is renamed to the file's path if the block succeeds.
 
         Raises:
             UserError: if the folder was deleted.
@@ -208,10 +209,13 @@ class ResultStore:
             yield temporary
 
     def compute(self, name: str, *key: object, function: Callable[[], Any]) -> Any:
-        """Return an item, which is computed and written if it is missing.
+        """Return an item; compute and write it first if it is missing.
 
-        The value is read from the file in either case. A resumed run therefore has the same
-        numbers, to the last bit, as a run that was never stopped.
+        The value is always read from the file, so the results of a resumed run are identical, to
+        the last bit, to those of an uninterrupted run.
+
+        Args:
+            function: computes the item.
 
         Raises:
             UserError: if the file is damaged, or the folder was deleted.
@@ -221,7 +225,7 @@ class ResultStore:
         return self.read(name, *key)
 
     def rows(self, name: str, *key: object) -> list[dict[str, Any]]:
-        """Rows of a journal so far. A line that a killed process left incomplete is removed.
+        """Return the rows of a journal; create it if missing, and delete an incomplete last line.
 
         Raises:
             UserError: if the file is damaged, or the folder was deleted.
@@ -236,7 +240,7 @@ class ResultStore:
         return self.read(name, *key)
 
     def append(self, name: str, *key: object, row: Mapping[str, Any]) -> None:
-        """Add a row to a journal that ``rows`` has opened.
+        """Append a row to a journal; ``rows`` must have been called before.
 
         Raises:
             UserError: if the folder was deleted.
@@ -247,23 +251,23 @@ class ResultStore:
         append_or_nothing(self.file_of(name, *key), form.line(row))
 
     def remove(self, name: str, *key: object) -> None:
-        """Delete a file of the open folder, if it is there."""
+        """Delete an item or a result of the open folder, if it exists."""
         self.check()
         self.file_of(name, *key).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Record that this process has written all its items."""
+        """Record that this process has written all items of its shard."""
         if self._shared is not None:
             self._shared.finish()
 
     def join(self, make: Callable[[dict], None]) -> None:
-        """Make the results of the items that all shards have computed, unless they are there.
+        """Compute the results from the items of all shards, unless the results exist.
 
         Args:
-            make: writes the results; called with what the shards were opened with as ``divided``.
+            make: function that writes the results; its argument is ``divided`` of ``open``.
 
         Raises:
-            UserError: naming a shard that is missing.
+            UserError: if a shard is missing or unfinished; the message names it.
         """
         def write(settings: dict, through: Path) -> None:
             make(settings.pop("divided"))
@@ -280,7 +284,7 @@ class ResultStore:
 
     def check(self) -> None:
         """Raise UserError if the open folder was deleted or moved."""
-        if self._shared is not None:  # results of joined shards are written without a lock
+        if self._shared is not None:  # results of joined shards are written without opening
             self._shared.check()
 
     # Replacing the folder as a whole
@@ -288,12 +292,11 @@ class ResultStore:
     def check_replaceable(self) -> None:
         """Raise unless the folder is new, empty, or an earlier output of the same kind.
 
-        Settings name the kind and the files that were written. Those of older outputs do not; such
-        a folder may hold files of the schema only.
+        The settings name the kind and the files that were written. If an older output lacks this
+        list, the folder may hold only files of the schema.
 
         Raises:
-            UserError: if the folder is a link, holds anything else, or holds files that were added
-                later.
+            UserError: if the folder is a symbolic link, or holds other data or added files.
         """
         kind, other_folder = self.schema.what, f"choose another {self.schema.flag}"
         if self.path.is_symlink():
@@ -316,10 +319,13 @@ class ResultStore:
 
     @contextlib.contextmanager
     def replace(self, settings: dict) -> Iterator[Path]:
-        """Yield a hidden folder that replaces an earlier output if the body succeeds.
+        """Yield a temporary folder that replaces an earlier output if the block succeeds.
 
         Args:
-            settings: everything that the output depends on, which is stored with it.
+            settings: everything that the output depends on; stored in the settings file.
+
+        Raises:
+            UserError: if the folder may not be replaced, see ``check_replaceable``.
         """
         with atomic_folder(self.path) as temporary:
             yield temporary

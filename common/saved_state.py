@@ -1,4 +1,4 @@
-"""Checks of a run's saved state against the state that it would save now."""
+"""Validation of a run's saved state before it is resumed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ Check = Callable[[object, str], None]
 
 
 def check_like(found, expected, where: str) -> None:
-    """Raise if a saved value differs in structure from what the run itself would save.
+    """Raise if a saved value does not have the structure of an expected value.
 
-    Mappings must have the same keys, lists the same number of items, tensors the same type and
-    shape, and numbers must be finite; expected integers must be integers and not negative. A
-    function in the place of an expected value is a ``Check``.
+    Mappings must have the same keys, lists the same length, and tensors the same type and shape.
+    Other values must have the same type. Numbers must be finite, and integers not negative.
 
     Args:
+        found: saved value.
+        expected: value with the expected structure. A function in it is called as a ``Check``.
         where: name of the value in messages: "resume.pth: 'timesteps'".
 
     Raises:
-        UserError: naming the difference.
+        UserError: if the structures differ; the message names the difference.
     """
     if callable(expected):
         expected(found, where)
@@ -57,14 +58,14 @@ def check_like(found, expected, where: str) -> None:
 
 
 def check_numbers(found, kind: type, limit: int, where: str) -> None:
-    """Raise UserError if a value is not a list of at most ``limit`` finite numbers of a type."""
+    """Raise UserError unless a value is a list of at most ``limit`` finite numbers of a type."""
     if not isinstance(found, list) or len(found) > limit:
         raise UserError(f"{where} is no list of at most {limit} numbers")
     check_like(found, [kind()] * len(found), where)
 
 
 def check_generator(found, generator: torch.Generator, where: str) -> None:
-    """Raise UserError if a value is not a state of a generator like this one."""
+    """Raise UserError unless a value is a valid state for a random generator."""
     check_like(found, generator.get_state(), where)
     try:
         torch.Generator(generator.device).set_state(found)
@@ -73,10 +74,10 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
 
 
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
-    """Raise UserError if a value is not a state of an optimiser like this one.
+    """Raise UserError unless a value is a valid state for an optimiser.
 
-    Its settings must be those of ``optimizer``, except for the learning rate; settings that an
-    older torch did not know may be missing.
+    Its hyperparameters must equal those of ``optimizer``, except for the learning rate;
+    hyperparameters that older torch versions lack may be missing.
     """
     ours = optimizer.state_dict()
     if not isinstance(found, dict) or found.keys() != ours.keys():

@@ -1,6 +1,6 @@
-"""Declarations of results on disk: file formats and schemas of result folders.
+"""File formats and schemas of result folders.
 
-``common.results`` and ``common.step_results`` write and read the folders that are declared here.
+``common.results`` and ``common.step_results`` write and read folders with these schemas.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from common.files import check_finite, read_array, read_arrays, read_bytes, read
 from common.tables import read_table
 
 SETTINGS_NAME = "settings.json"
-_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that are checked, not made
+_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # checked, but not converted to
 
 
 class Format(Protocol):
-    """How the value of an entry is written and read."""
+    """File format: writes and reads the value of an entry."""
 
     is_folder: bool
 
@@ -36,7 +36,7 @@ class Format(Protocol):
         """Read and check a value.
 
         Args:
-            script: command that writes a missing file, for the message.
+            script: command that writes the file, for the message about a missing file.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -48,11 +48,12 @@ class Array:
     """Type and shape of an array.
 
     Attributes:
-        dtype: type that is written. A family of types such as ``np.floating`` is only checked.
-        dims: one word per dimension: a number, or a name. Dimensions of one name have one size in
-            all arrays of an entry.
-        optional: the array may be missing.
-        finite: refuse NaN and infinity.
+        dtype: type that arrays are converted to when written; an abstract type such as
+            ``np.floating`` is only checked.
+        dims: one word per dimension: its size, or a name. Dimensions of the same name have the same
+            size in all arrays of an entry.
+        optional: whether the array may be missing.
+        finite: whether NaN and infinity are errors.
     """
 
     dtype: type
@@ -61,13 +62,15 @@ class Array:
     finite: bool = True
 
     def check(self, name: str, array: np.ndarray, sizes: dict[str, int]) -> None:
-        """Raise if an array does not fit.
+        """Raise if an array does not have this type and shape.
 
         Args:
-            sizes: sizes of the named dimensions so far; those of this array are added.
+            name: name of the array, for messages.
+            sizes: known sizes of named dimensions, by name; sizes of this array are added.
 
         Raises:
-            UserError: naming the array.
+            UserError: if type or shape differ or a value is not finite; the message names the
+                array.
         """
         dims = self.dims.split()
         shape = " x ".join(map(str, array.shape)) or "a single number"
@@ -83,7 +86,7 @@ class Array:
 
 
 class _Arrays:
-    """Named arrays; entries that are None are left out if they are optional."""
+    """Declaration of named arrays; optional arrays may be None and are then omitted."""
 
     def __init__(self, fields: Mapping[str, Array]):
         self.fields = dict(fields)
@@ -92,7 +95,7 @@ class _Arrays:
         """Return the arrays that are not None, with their declared types.
 
         Raises:
-            UserError: if one is missing, unknown, or does not fit.
+            UserError: if an array is missing, unknown, or of another type or shape.
         """
         arrays = {}
         for name, array in value.items():
@@ -104,7 +107,7 @@ class _Arrays:
         return arrays
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise UserError if an array is missing, unknown, or does not fit."""
+        """Raise UserError if an array is missing, unknown, or of another type or shape."""
         sizes: dict[str, int] = {}
         for name, field in self.fields.items():
             if name in arrays:
@@ -126,7 +129,7 @@ class Npz(_Arrays):
 
     def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
         if not path.exists():
-            read_bytes(path, written_by=script)  # raises, and names the script
+            read_bytes(path, written_by=script)  # raises an error that names the script
         arrays = read_arrays(path, "file")
         self.check(arrays)
         return arrays
@@ -170,13 +173,13 @@ class NpyFolder(_Arrays):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A CSV file; values are data frames, of which the declared columns are read.
+    """A CSV file; values are data frames. Only the declared columns are read.
 
     Attributes:
         columns: type of each column that is read, see ``common.tables.read_table``.
         gaps: columns that may have empty cells; None for all columns of type float.
-        exact: write numbers to the last bit, otherwise with six digits.
-        whole: write the declared columns alone.
+        exact: write numbers with all digits; otherwise with six.
+        whole: write only the declared columns.
     """
 
     columns: Mapping[str, type] = dataclasses.field(default_factory=dict)
@@ -248,10 +251,10 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Journal:
-    """A file of JSON lines that grows by one row at a time; values are lists of mappings.
+    """A JSON Lines file to which rows are appended; values are lists of mappings.
 
     Attributes:
-        fields: type of each field of a row, one of int, float, str, bool, list and dict.
+        fields: type of each field of a row: int, float, str, bool, list or dict.
     """
 
     fields: Mapping[str, type]
@@ -288,10 +291,10 @@ class Entry:
 
     Attributes:
         path: relative path, with ``{}`` for each part of the item's key, or ``{:0>5}`` for a number
-            that is padded with zeros.
-        format: how values are stored.
-        optional: a finished folder may lack this result.
-        fallback: entry that is read where a file of this one is missing.
+            padded with zeros.
+        format: file format of the values.
+        optional: whether a finished folder may lack this result.
+        fallback: name of the entry that is read instead if a file of this entry is missing.
     """
 
     path: str
@@ -300,7 +303,7 @@ class Entry:
     fallback: str = ""
 
     def pattern(self) -> str:
-        """Pattern of ``Path.glob`` for the files of this entry."""
+        """Return a ``Path.glob`` pattern for the files of this entry."""
         return re.sub(r"({[^}]*})+", "*", self.path) + ("/*" if self.format.is_folder else "")
 
 
@@ -310,16 +313,17 @@ class Schema:
 
     Attributes:
         what: name of the contents, for messages: "arms".
-        script: command that writes them, for messages.
-        items: computed one by one and kept when a run is resumed.
-        results: made from the items; removed when the folder is opened for writing.
+        script: command that writes the folder, for messages.
+        items: entries that are computed one by one and kept when a run is resumed.
+        results: entries computed from the items; deleted when the folder is opened for writing.
         informative: settings in which a resumed run or another shard may differ.
-        growing: setting that maps the keys of items to what made each of them. More keys may be
-            added later; an item that is there must have been made in the same way.
-        growing_items: entries of these items, of which one that exists must be made the same way.
+        growing: name of a setting that maps keys of items to the settings of each item; keys may be
+            added later. Empty if there is none.
+        growing_items: entries of the items with these keys; the settings of existing items must not
+            change.
         settings_name: name of the settings file.
         flag: flag that chooses the folder, for messages.
-        replaced: the folder has results only, which are written and replaced together.
+        replaced: whether the folder has no items, and its results are replaced together.
     """
 
     what: str
@@ -337,6 +341,6 @@ class Schema:
         return self.items[name] if name in self.items else self.results[name]
 
     def patterns(self) -> tuple[str, ...]:
-        """Patterns of ``Path.glob`` for all files of such a folder."""
+        """Return ``Path.glob`` patterns for all files of such a folder."""
         return (self.settings_name, *(entry.pattern() for entries in (self.items, self.results)
                                       for entry in entries.values()))

@@ -1,13 +1,13 @@
-"""Work that is divided among jobs which share a folder, on one machine or on many.
+"""Work divided into shards: jobs that share a folder, on one machine or on several.
 
-Each shard writes files under names that no other shard writes, and keeps its state in a folder of
-its own inside the shared one::
+The shards write files of different names. Each shard keeps its state in its own folder inside the
+shared one::
 
-    .shards/2_of_3/shard.json    its settings, and whether it has finished
+    .shards/2_of_3/shard.json    settings of the shard, and whether it has finished
 
-Shards run in any order, in parallel or one after the other; a killed shard is run again. A shard
-locks only its own state folder, so no shard runs twice at once. When all shards have finished,
-joining makes the files that need all of them and removes the state folders.
+Shards run in any order, in parallel or in sequence; a killed shard is run again. Each shard locks
+only its state folder, so the same shard cannot run twice at the same time. When all shards have
+finished, joining writes the files that depend on all of them and deletes the state folders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from common.locks import LOCK_NAME, FolderLock, check_unlocked
 
 NOTES_NAME = ".shards"
 _NOTE = "shard.json"
-_DIVIDED = "divided"  # among the settings, what decides which shard does what
+_DIVIDED = "divided"  # key of the settings that determine how the work is divided
 _NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
@@ -45,10 +45,10 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of divided work.
+    """One of several parts of some work.
 
     Attributes:
-        part: number of the part, from 1.
+        part: number of this part, counted from 1.
         parts: number of parts.
     """
 
@@ -59,7 +59,7 @@ class Shard:
         return f"{self.part}/{self.parts}"
 
     def of(self, items: Sequence[Item], batch_size: int = 1) -> list[Item]:
-        """Return the items of this shard: every ``parts``-th batch of a fixed division."""
+        """Return the items of this shard: every ``parts``-th batch of ``batch_size`` items."""
         return [item for begin in range((self.part - 1) * batch_size, len(items),
                                         self.parts * batch_size)
                 for item in items[begin:begin + batch_size]]
@@ -80,17 +80,17 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --shard and --join to a script whose work can be divided.
 
     Args:
-        what: what is divided: "the episodes".
+        what: name of the work that is divided: "the episodes".
     """
     parser.add_argument("--shard", type=shard, default=str(WHOLE), metavar="I/N",
-                        help=f"do the I-th of N parts of {what}, counted from 1, for jobs that "
-                             "run beside each other")
+                        help=f"process only the I-th of N parts of {what}, counted from 1, so that "
+                             "several jobs can share the work")
     parser.add_argument("--join", action="store_true",
-                        help="when all shards have finished: turn what they wrote into the files "
+                        help="join the files of all shards, which must have finished, into those "
                              "of one run, and do nothing else")
 
 
-# Readable names of settings whose keys do not explain themselves.
+# Names for messages of settings whose keys are not self-explanatory.
 READABLE = {"agent_sha256": "agent",
             "recording_sha256": "recording behind it",
             "model_sha256": "simulator", "num_steps": "number of steps",
@@ -99,18 +99,20 @@ READABLE = {"agent_sha256": "agent",
 
 
 def readable(key: str) -> str:
-    """Return the name of a setting for messages: a flag as it is, a digest in words."""
+    """Return the name of a setting for messages; digests are named in words."""
     plain = key.removesuffix("_sha256")
     return READABLE.get(key, key if plain == key else plain.replace("_", " "))
 
 
 def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
-    """Return the first key in which settings differ from those that were read, or None.
+    """Return the first key in which two descriptions differ, or None.
 
     Args:
-        informative: keys that may differ.
+        found: description read from a file.
+        description: expected description.
+        informative: keys whose values may differ.
     """
-    expected = json.loads(json.dumps(description))  # as it looks after a round trip
+    expected = json.loads(json.dumps(description))  # convert tuples to lists as JSON does
     for key in sorted((expected.keys() | found.keys()) - set(informative)):
         if found.get(key) != expected.get(key):
             return key
@@ -120,24 +122,24 @@ def first_difference(found: dict, description: dict, informative: tuple[str, ...
 def open_described_folder(path: Path, description: dict, patterns: tuple[str, ...], what: str,
                           flag: str, overwrite: bool,
                           informative: tuple[str, ...] = ("versions",)) -> FolderLock:
-    """Create a folder, or open it for resuming if it was made with the same settings.
+    """Create a folder, or open it to resume a run with the same settings.
 
     Args:
         path: the description file; its folder is opened.
-        patterns: of ``Path.glob``, of all that such a folder may hold.
-        description: what makes the contents.
+        description: settings that determine the contents.
+        patterns: ``Path.glob`` patterns of all files that such a folder may hold.
         what: name of the contents, for messages: "a recording".
-        flag: that chooses the folder, for messages.
-        overwrite: throw away what the folder holds.
-        informative: entries that may differ.
+        flag: flag that chooses the folder, for messages.
+        overwrite: delete the previous contents of the folder.
+        informative: keys of the description whose values may differ.
 
     Returns:
-        The lock of the folder, to be kept while it is written to.
+        Lock of the folder, which must be kept while files are written.
 
     Raises:
-        FolderInUse: if another process is at work there.
-        UserError: if the folder holds anything else and ``overwrite`` is false, or holds files
-            that no such folder has.
+        FolderInUse: if another process has locked the folder.
+        UserError: if the folder holds other data or other settings and ``overwrite`` is false; or
+            if ``overwrite`` is true and a file matches none of the patterns.
     """
     folder = path.parent
     if overwrite and folder.exists():
@@ -145,7 +147,7 @@ def open_described_folder(path: Path, description: dict, patterns: tuple[str, ..
         if other:
             raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing else; "
                             f"move it elsewhere, or choose another {flag}")
-        FolderLock(folder)  # nobody else may be at work there
+        FolderLock(folder)  # raises if another process has locked the folder
         remove_folder(folder)
     way_out = f"choose another {flag}, or give --overwrite to throw it away"
     if folder.exists() and set(os.listdir(folder)) - {LOCK_NAME} and not read_description(path):
@@ -161,11 +163,11 @@ def open_described_folder(path: Path, description: dict, patterns: tuple[str, ..
 
 
 class ShardNotes:
-    """State of the shards that work in a folder.
+    """State of the shards that share a folder.
 
     Args:
         folder: shared folder.
-        of: name of the work, if several are divided in one folder at the same time.
+        of: suffix of the state folder, to distinguish several divided works in one folder.
     """
 
     def __init__(self, folder: Path, of: str = ""):
@@ -173,7 +175,7 @@ class ShardNotes:
         self._path = self.folder / f"{NOTES_NAME}{of}"
 
     def exist(self) -> bool:
-        """Return whether there are shards that are not joined yet."""
+        """Return whether there are shards that have not been joined."""
         return self._path.is_dir()
 
     def begin(self, shard: Shard, settings: dict, way_out: str,
@@ -181,16 +183,16 @@ class ShardNotes:
         """Record that a shard has started.
 
         Args:
-            settings: what it writes depends on.
-            way_out: from a folder that holds other shards, for messages.
+            settings: settings that determine the contents of its files.
+            way_out: advice at the end of messages.
             informative: settings in which shards may differ.
 
         Returns:
-            The lock of the shard's own notes.
+            Lock of the shard's state folder.
 
         Raises:
-            FolderInUse: if another process does the same shard.
-            UserError: if other shards of the folder are of another number or other settings.
+            FolderInUse: if another process runs the same shard.
+            UserError: if other shards in the folder have another number of parts or other settings.
         """
         def check() -> None:
             for other, note in self._read().items():
@@ -209,7 +211,7 @@ class ShardNotes:
         save_json(own / _NOTE, {"settings": settings, "informative": list(informative),
                                 "finished": False})
         try:
-            check()  # once more, for those that have begun in between
+            check()  # again, for shards that have started in the meantime
         except UserError:
             if is_new:
                 (own / _NOTE).unlink()
@@ -222,11 +224,13 @@ class ShardNotes:
         save_json(path, {**read_description(path), "finished": True})
 
     def settings(self) -> dict:
-        """Settings of all shards, which have finished; of those of ``SharedFolder`` the ones that
-        divide the work are under "divided".
+        """Return the settings common to all shards, which must have finished.
+
+        ``SharedFolder`` stores the settings that divide the work under "divided".
 
         Raises:
-            UserError: naming the shards that have not, or that differ from the others.
+            UserError: if shards are missing, unfinished or of different settings; the message names
+                them.
         """
         notes = self._read()
         if not notes:
@@ -251,18 +255,18 @@ class ShardNotes:
         return first["settings"]
 
     def join(self, make: Callable[[dict, Path], None], is_joined: Callable[[], bool]) -> None:
-        """Join the shards, unless that is done already, and remove the notes.
+        """Join the shards, unless they are joined already, and delete their state.
 
-        Several processes may join at once, and each may be killed.
+        Several processes may join at the same time, and each may be killed.
 
         Args:
-            make: gets the settings and a folder for temporary files of this process. It writes
-                files of the same contents whoever calls it, by renaming, and deletes what it does
-                not need any more when all are written.
-            is_joined: whether the files are there.
+            make: function of the settings and a folder for temporary files, which writes the joined
+                files. Their contents must not depend on the process; they must appear by renaming,
+                and files of shards may be deleted only after all of them are written.
+            is_joined: returns whether the joined files exist.
 
         Raises:
-            UserError: naming the shards that are missing; see ``settings``.
+            UserError: if shards are missing or unfinished, see ``settings``.
         """
         if not self.exist() and is_joined():
             return
@@ -270,14 +274,14 @@ class ShardNotes:
             settings = self.settings()
             make(settings, Path(tempfile.mkdtemp(prefix="joining_", dir=self._path)))
         except (FileNotFoundError, UserError):
-            if self.exist() or not is_joined():  # else another process has joined in between
+            if self.exist() or not is_joined():  # otherwise another process has joined meanwhile
                 raise
         self.remove()
 
     def remove(self) -> None:
-        """Remove the state of all shards at once, so that no reader sees a part of it."""
+        """Delete the state of all shards atomically, so that readers never see a part of it."""
         aside = self.folder / (f".joined_{socket.gethostname()}_{os.getpid()}{TEMPORARY_SUFFIX}")
-        with contextlib.suppress(FileNotFoundError):  # another process has done it
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
             os.rename(self._path, aside)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -285,7 +289,7 @@ class ShardNotes:
         return self._path / f"{shard.part}_of_{shard.parts}"
 
     def _read(self) -> dict[Shard, dict]:
-        """Read the state of every shard that has started."""
+        """Read the states of all shards that have started."""
         notes = {}
         for path in sorted(self._path.glob("*_of_*")):
             match = re.fullmatch(r"(\d{1,6})_of_(\d{1,6})", path.name)
@@ -295,37 +299,39 @@ class ShardNotes:
 
 
 def _difference(found: dict, settings: dict, informative: Sequence[str]) -> str | None:
-    """Return the first key in which settings differ, if any; how work is divided comes last."""
+    """Return the first key in which settings differ, or None; keys under "divided" come last."""
     return (first_difference(found, settings, (*informative, _DIVIDED))
             or first_difference(found.get(_DIVIDED, {}), settings.get(_DIVIDED, {}), ()))
 
 
 class SharedFolder:
-    """A described folder that is written by one process, or by one for each shard.
+    """Output folder with a description file, written by one process or by one process per shard.
 
-    One process locks it and describes it at once, see ``open_described_folder``. Of shards each
-    locks its own notes; the description file is written when they are joined.
+    A single process locks the folder and writes the description immediately, see
+    ``open_described_folder``. Each shard locks only its state folder; the description is written
+    when the shards are joined.
 
     Args:
         path: the description file; its folder is opened.
-        description: what makes the contents.
-        patterns: of ``Path.glob``, of all that such a folder may hold.
+        description: settings that determine the contents.
+        patterns: ``Path.glob`` patterns of all files that such a folder may hold.
         what: name of the contents, for messages: "a recording".
-        flag: that chooses the folder, for messages.
-        overwrite: throw away what the folder holds; not for shards.
-        informative: entries of the description that may differ.
+        flag: flag that chooses the folder, for messages.
+        overwrite: delete the previous contents of the folder; an error for shards.
+        informative: keys of the description whose values may differ.
         shard: part of the work that this process does.
-        divided: everything else that decides which shard does what, or that joining needs.
+        divided: further settings that determine how the work is divided, or that joining needs.
         is_done: returns whether the folder holds all results of joined shards.
-        join: merge all shards and continue in this process.
+        join: join all shards and continue in this process.
 
     Attributes:
-        is_open: whether anything can be left to write; False if shards are joined already.
-        through: folder for temporary files that other shards also write; None for one process.
+        is_open: whether files may be left to write; False if the shards are joined already.
+        through: folder for temporary copies of files that several shards write; None for a single
+            process.
 
     Raises:
-        FolderInUse: if another process is at work there, or does the same shard.
-        UserError: if the folder holds anything else, or shards of another number or other settings.
+        FolderInUse: if another process has locked the folder or runs the same shard.
+        UserError: if the folder holds other data, other settings, or shards of another division.
     """
 
     def __init__(self, path: Path, description: dict, patterns: tuple[str, ...], what: str,
@@ -352,7 +358,7 @@ class SharedFolder:
         found = read_description(path)
         check_unlocked(folder)
         holds = set(os.listdir(folder)) - {NOTES_NAME, LOCK_NAME} if folder.exists() else set()
-        if holds and not found and not self._notes.exist():  # in this order: another may begin
+        if holds and not found and not self._notes.exist():  # last: other shards may start now
             raise UserError(f"{folder} holds other data; {way_out}")
         key = first_difference(found, description, informative) if found else None
         if key:
@@ -368,7 +374,7 @@ class SharedFolder:
 
     def _describe(self, path: Path, found: dict, asked: dict, informative: Sequence[str],
                   through: Path) -> None:
-        """Write the settings of the shards, which must be the ones that were asked for."""
+        """Write the settings of the shards, which must equal the requested settings."""
         key = _difference(found, asked, informative)
         if key:
             raise UserError(f"the shards in {path.parent} have another {readable(key)}; "
@@ -377,15 +383,15 @@ class SharedFolder:
                   through=through)
 
     def check(self) -> None:
-        """Raise if the folder is gone.
+        """Raise if the folder no longer exists.
 
         Raises:
-            UserError: if it was deleted or moved.
+            UserError: if the folder was deleted or moved.
         """
         if self._lock is not None:
             self._lock.check()
 
     def finish(self) -> None:
-        """Record that this process has written everything."""
+        """Record that this process has written all its files."""
         if self._noted:
             self._notes.finish(self._shard)

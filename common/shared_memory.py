@@ -1,7 +1,7 @@
-"""Sums over the processes of one machine in shared memory.
+"""Sums of tensors over the processes on one machine, in shared memory.
 
-Messages between processes of one machine are copied into the kernel and out again; tensors in
-shared memory are summed at the speed of memory.
+Messages between processes are copied into the kernel and out again; tensors in shared memory are
+summed without such copies.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _MARK_BYTES = 16
 
 
 class SharedMemory:
-    """Anonymous memory that another process can map by its ``path`` and ``mark``.
+    """Anonymous memory that other processes can map by its ``path`` and ``mark``.
 
-    It belongs to no file system, and is freed with the last process that maps it, however that
-    ends.
+    It is independent of file systems, and is freed when the last process that maps it ends, even
+    if that process is killed.
 
     Args:
         size: size in bytes.
 
     Raises:
-        OSError: if the system has no memory of this kind.
+        OSError: if the system does not support anonymous shared memory.
     """
 
     def __init__(self, size: int):
@@ -39,15 +39,18 @@ class SharedMemory:
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def close(self) -> None:
-        """Do not let further processes map the memory."""
+        """Close the descriptor, after which no further process can map the memory."""
         os.close(self._descriptor)
 
 
 def map_memory(path: str, mark: bytes) -> mmap.mmap:
-    """Map a ``SharedMemory`` of this or another process.
+    """Map the ``SharedMemory`` of this or another process.
+
+    Args:
+        path, mark: attributes of the ``SharedMemory``.
 
     Raises:
-        OSError: if it cannot be reached, for example from another machine.
+        OSError: if the memory is not accessible, for example from another machine.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:
@@ -59,17 +62,18 @@ def map_memory(path: str, mark: bytes) -> mmap.mmap:
 
 
 class SharedSum:
-    """Sums of tensors over processes, bitwise the same in each of them.
+    """Sums of tensors over processes, bitwise identical in all processes.
 
-    Every process writes its tensors to a row of its own, sums a share of the columns over all
-    rows, and reads the sums of all shares.
+    Every process writes its tensors to its own row, sums a share of the columns over all rows, and
+    reads the sums of all shares.
 
     Args:
-        rows: shared memory with a row per process and one for the sums,
+        rows: shared memory with one row per process and a last row for the sums,
             (processes + 1, ``length(like)``).
-        rank: number of this process.
-        like: tensors with the shapes and layouts of those to sum, the same in all processes.
-        wait: barrier: returns when all processes have called it.
+        rank: rank of this process.
+        like: tensors with the shapes and memory layouts of the tensors to sum, in the same order in
+            all processes.
+        wait: barrier, which returns when all processes have called it.
     """
 
     def __init__(self, rows: Tensor, rank: int, like: Sequence[Tensor],
@@ -83,11 +87,11 @@ class SharedSum:
 
     @staticmethod
     def length(like: Sequence[Tensor]) -> int:
-        """Number of elements of a row."""
+        """Return the number of elements in a row."""
         return sum(map(torch.numel, like))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in place."""
+        """Replace tensors with their sums over all processes, in place."""
         for view, tensor in zip(self._own, tensors, strict=True):
             view.copy_(tensor)
         self._wait()
@@ -98,7 +102,7 @@ class SharedSum:
 
 
 def _views(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """View parts of a row with the tensors' shapes and layouts."""
+    """Return views of consecutive parts of a row with the shapes and layouts of ``like``."""
     parts = row.split([tensor.numel() for tensor in like])
     return [part.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
             for part, tensor in zip(parts, like)]

@@ -1,4 +1,4 @@
-"""Stopping long work cleanly when the user or a batch system asks for it."""
+"""Signal handling that stops long work cleanly at the request of the user or a batch system."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import signal
 import time
 from collections.abc import Iterator
 
-# Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
+# Ctrl-C, and signals that batch systems send before they kill a job (LSF's run limit: SIGUSR2).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 # A batch system signals every process of a job, and some processes forward the signal.
 SECONDS_OF_ONE_REQUEST = 1.0
 
-_PR_SET_PDEATHSIG = 1  # of Linux
+_PR_SET_PDEATHSIG = 1  # constant of Linux
 
 logger = logging.getLogger(__name__)
 
 
 def signal_at_death_of_parent(number: int) -> None:
-    """Have the system send this process a signal when its parent ends, even if it is killed.
+    """Make the system send this process a signal when its parent process ends or is killed.
 
-    Does nothing on systems that cannot.
+    No effect on systems other than Linux.
+
+    Args:
+        number: number of the signal.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -32,18 +35,22 @@ def signal_at_death_of_parent(number: int) -> None:
 
 @contextlib.contextmanager
 def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
-    """Collect the signals that ask to stop in a list; a second one acts at once.
+    """Collect stop signals in a list instead of acting on them; a second signal acts at once.
 
     Signals within a second of the first count as the same request, delivered several times.
 
     Args:
-        until: work that is finished first, for the message: "stopping after this update".
-        second_acts: False where others forward the signal, as torchrun does: a second one then
-            has no effect.
+        until: unit of work that is finished first, for the message: "update" in "stopping after
+            this update".
+        second_acts: whether a second signal acts; False if another process forwards signals, as
+            torchrun does.
+
+    Yields:
+        The number of the received signal, in a list that is empty until then.
     """
     received: list[int] = []
     previous: dict = {}
-    first = 0.0  # when it was received
+    first = 0.0  # time of the first signal
 
     def note(number, _frame):
         nonlocal first

@@ -1,8 +1,8 @@
-"""Arrays of an analysis that is computed step by step.
+"""Results of an analysis that is computed in steps.
 
-Results for several numbers N of episodes or samples lie next to each other in one folder, with N
-in the names of the files: a :class:`Schema` whose ``settings_name`` has ``{}`` in the place of N.
-Settings tell what made the arrays and how each step went; published folders have none.
+Results for several numbers N of episodes or samples are stored in one folder, with N in the file
+names: ``{}`` stands for N in the ``settings_name`` of the :class:`Schema`. The settings file holds
+the settings of the run, and facts and duration of each step; published folders have none.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ StepResult = tuple[dict[str, Any], dict]
 
 
 class StepResults:
-    """Reads and writes the results for one number of episodes or samples.
+    """Reader and writer of the results for one number of episodes or samples.
 
-    New results are collected in a hidden folder and moved into place at the end, so that no reader
-    finds a mixture of old and new ones: at worst it misses a file. A killed run resumes after the
-    last step that it finished if it is started with the same settings.
+    New results are collected in a hidden folder and moved to their final paths at the end, so that
+    readers never find a mixture of old and new results; at worst a file is missing. A killed run
+    resumes after its last finished step if it is started again with the same settings.
 
     Args:
-        path: the folder. It need not exist.
+        path: the folder, which need not exist.
+        schema: schema of the folder.
         number: number of episodes or samples, N.
-        other_number: second number in the names of files, if any.
+        other_number: second number in the file names, if any.
 
     Attributes:
-        facts: facts of each step so far.
+        facts: facts of each finished step, by name of the step.
     """
 
     def __init__(self, path: Path, schema: Schema, number: int, other_number: int | None = None):
@@ -59,11 +60,11 @@ class StepResults:
         return self.path / self.schema.settings_name.format(self.number)
 
     def settings(self) -> dict:
-        """Settings that made the results; empty for published ones, which do not store them."""
+        """Read the settings of the results; empty for published results, which lack them."""
         return read_description(self.settings_file)
 
     def file(self, name: str) -> Path:
-        """Path of an entry, whether it exists or not."""
+        """Return the path of an entry, or of its fallback if only that file exists."""
         entry = self.schema.entry(name)
         path = self.path / entry.path.format(*self.key)
         if entry.fallback and not path.exists() and (other := self.file(entry.fallback)).exists():
@@ -71,10 +72,10 @@ class StepResults:
         return path
 
     def has(self, name: str) -> bool:
-        """Whether an entry can be read.
+        """Return whether an entry should exist.
 
-        Published folders, which have no settings, may lack entries. A file that is missing next to
-        settings is an error, which the reader reports.
+        Published folders, which have no settings, may lack entries. If there are settings, a
+        missing file is an error, which ``read`` raises.
         """
         return self.file(name).exists() or self.settings_file.exists()
 
@@ -82,10 +83,10 @@ class StepResults:
         """Read an entry.
 
         Args:
-            num_rows: number of rows that it must have.
+            num_rows: required number of rows; None for any.
 
         Raises:
-            UserError: if the file is missing or damaged, holds NaN, or has other rows.
+            UserError: if the file is missing or damaged, holds NaN, or has another number of rows.
         """
         path = self.file(name)
         value = self.schema.entry(name).format.read(path, self.schema.script)
@@ -97,17 +98,17 @@ class StepResults:
     # Writing
 
     def check_new(self, overwrite: bool) -> None:
-        """Raise UserError if there are results, unless they may be replaced."""
+        """Raise UserError if results exist and ``overwrite`` is false."""
         if self.settings_file.exists() and not overwrite:
             raise UserError(f"{self.path} holds the {self.schema.what.format(self.number)} "
                             f"already; choose another {self.schema.flag}, or give --overwrite")
 
     def start(self, settings: dict) -> None:
-        """Start, or resume a run that was killed.
+        """Start a run, or resume a killed one.
 
         Args:
-            settings: everything that the results depend on. Steps that were computed with other
-                settings are deleted.
+            settings: everything that the results depend on. Steps computed with other settings are
+                deleted.
 
         Raises:
             FolderInUse: if another process computes the same results.
@@ -116,7 +117,7 @@ class StepResults:
         make_temporary_folder(hidden)
         self._lock = FolderLock(hidden)
         self._steps = ResultStore(hidden, self.schema)
-        self._settings = json.loads(json.dumps(  # as they look after a round trip
+        self._settings = json.loads(json.dumps(  # convert tuples to lists as JSON does
             {**settings, "versions": versions()}))
         settings_file = hidden / self.settings_file.name
         if read_description(settings_file) != self._settings:
@@ -126,11 +127,19 @@ class StepResults:
             save_json(settings_file, self._settings)
 
     def step(self, name: str, compute: Callable[[], StepResult]) -> dict[str, Any]:
-        """Return the values of a step, which is computed unless an interrupted run did that."""
+        """Return the values of a step, which is computed unless an interrupted run finished it.
+
+        Args:
+            name: name of the step.
+            compute: computes the values and facts of the step.
+
+        Returns:
+            Values by name of their entries.
+        """
         record_file = self._steps.path / f"step_{name}.json"
         record = read_description(record_file)
         if record:
-            # A run that was killed in `finish` has moved some of the files already.
+            # A run killed in `finish` has already moved some of the files.
             values = {entry: self._steps.read(entry, *self.key)
                       if self._steps.has(entry, *self.key) else self.read(entry)
                       for entry in record["arrays"]}
@@ -147,7 +156,7 @@ class StepResults:
         return values
 
     def finish(self) -> None:
-        """Move all results into place, the settings last, and print their paths."""
+        """Move all results to their final paths, write the settings, and print the paths."""
         paths = sorted(path for path in self._steps.path.iterdir()
                        if path.suffix != ".json" and path.name != LOCK_NAME)
         self.settings_file.unlink(missing_ok=True)

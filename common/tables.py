@@ -1,4 +1,4 @@
-"""Tables: reading and writing CSV files, and Markdown."""
+"""Reading and writing of tables as CSV files, and formatting as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
 
 
 def markdown_escaped(text: str) -> str:
-    """Escape a text that a user chose, such as a name, for a Markdown file."""
+    """Escape text from a user, such as a name, for Markdown."""
     text = " ".join(html.escape(text, quote=False).split())
     return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
@@ -35,7 +35,7 @@ def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
     """Write a CSV file atomically.
 
     Args:
-        exact: write all digits of numbers, for a table that is read again; otherwise six digits.
+        exact: write all digits of numbers, for tables that are read again; otherwise six.
     """
     with atomic_path(path) as temporary:
         table.to_csv(temporary, index=False, float_format=None if exact else "%.6g")
@@ -46,18 +46,19 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
     """Read columns of a CSV file.
 
     Args:
-        columns: type of each column to read: ``int`` whole numbers, ``float`` numbers in the range
-            of float32, ``bool`` 0 and 1 in any spelling, ``str`` text. Other columns are ignored.
-        gaps: columns of numbers whose cells may be empty.
-        written_by: script that a missing file comes from, for the message.
-        content: contents of the file, if it has been read already.
+        columns: type of each column to read: ``int`` (integers), ``float`` (numbers in the range of
+            float32), ``bool`` (0, 1, True or False) or ``str``. Other columns are ignored.
+        gaps: numeric columns whose cells may be empty.
+        written_by: script that writes the file, for the message about a missing file.
+        content: contents of the file, if they have already been read.
 
     Returns:
-        The columns in this order. Numbers have the type that pandas gives them, truth is bool.
+        Table with these columns in this order. Numeric types are chosen by pandas; columns of
+        truth values have type bool.
 
     Raises:
-        UserError: if the file is missing or damaged; a column that is missing, doubled, or holds
-            something else is named.
+        UserError: if the file is missing or damaged, or a column is missing, repeated or of another
+            type; the message names the column.
     """
     if content is None:
         content = read_bytes(path, written_by=written_by)
@@ -72,7 +73,7 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
         kinds = {name: str for name, kind in columns.items() if kind is str}
         table = pd.read_csv(io.BytesIO(content), usecols=list(columns), dtype=kinds,
                             index_col=False, low_memory=False)[list(columns)]
-    except (ValueError, OverflowError, csv.Error) as error:  # also pandas' and of encodings
+    except (ValueError, OverflowError, csv.Error) as error:  # also decoding errors
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{path} is damaged: {reason}") from None
     for name, kind in columns.items():
@@ -91,7 +92,12 @@ def _cells_of_lines(content: bytes) -> Iterator[int]:
 
 
 def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
-    """Return the column after checking its type."""
+    """Check the type of a column and return it; truth values are converted to bool.
+
+    Args:
+        gaps: whether cells may be empty.
+        what: beginning of messages.
+    """
     if kind is str:
         if column.isna().any():
             raise UserError(f"{what}has an empty cell")

@@ -1,4 +1,4 @@
-"""Colours, axes and saving that figures of training curves share."""
+"""Colours, axis format and saving of figures of training curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos of episodes: enlarging frames, drawing the action taken, writing mp4 files."""
+"""Videos of episodes: enlarged frames, marks of actions and rewards, and MP4, GIF and PNG files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FULL_REWARD = 10.0  # reward of a coin in CoinRun
 
 
 def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
-    """Repeat every pixel ``factor`` times along both sides of a frame (H, W, C)."""
-    return frame.repeat(factor, axis=1).repeat(factor, axis=0)  # pixels before rows, for speed
+    """Enlarge a frame (H, W, C) to (factor * H, factor * W, C) by repeating pixels."""
+    return frame.repeat(factor, axis=1).repeat(factor, axis=0)  # axis 1 first, for speed
 
 
 def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
-    """Return a copy of a uint8 frame (H, W, C) with the action in its lower left corner.
+    """Return a copy of a uint8 frame (H, W, C) with a mark of the action in the lower left corner.
 
-    The mark is an arrow, or a ring for no movement.
+    The mark is an arrow, or a ring for actions without direction.
     """
     size = frame.shape[0] // 5
     stamp = _stamp(int(action), size)  # (size, size, 4)
@@ -42,7 +42,7 @@ def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _stamp(action: int, size: int) -> np.ndarray:
-    """Draw the mark of an action, RGBA (size, size, 4), large and then shrunk for smooth edges."""
+    """Draw the mark of an action, RGBA (size, size, 4), downscaled for smooth edges."""
     big = 8 * size
     image = Image.new("RGBA", (big, big))
     draw = ImageDraw.Draw(image)
@@ -66,17 +66,17 @@ def _stamp(action: int, size: int) -> np.ndarray:
 
 
 def mark_terminal(frame: np.ndarray, probability: float) -> np.ndarray:
-    """Return a copy of a uint8 frame (H, W, C) with a box in its upper left corner.
+    """Return a copy of a uint8 frame (H, W, C) with a box in the upper left corner.
 
-    The box is filled from below with blue by the probability that the episode ends.
+    The blue filling of the box shows the probability that the episode ends.
     """
     return _mark_box(frame, probability, (60, 90, 230), on_the_right=False)
 
 
 def mark_reward(frame: np.ndarray, reward: float) -> np.ndarray:
-    """Return a copy of a uint8 frame (H, W, C) with a box in its upper right corner.
+    """Return a copy of a uint8 frame (H, W, C) with a box in the upper right corner.
 
-    The box is filled from below, completely at FULL_REWARD: green, or red if negative.
+    The filling of the box shows the reward, up to FULL_REWARD: green, or red if negative.
     """
     colour = (40, 180, 60) if reward >= 0 else (200, 30, 30)
     return _mark_box(frame, abs(reward) / FULL_REWARD, colour, on_the_right=True)
@@ -98,7 +98,7 @@ def _mark_box(frame: np.ndarray, share: float, colour: tuple[int, int, int],
 
 
 def by_direction(frames: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrange the frames (H, W, C) of actions 0 to 8 by their arrows' directions: (3H, 3W, C)."""
+    """Arrange frames (H, W, C) of actions 0 to 8 by direction in an image (3H, 3W, C)."""
     rows = [[frames[0]] * 3 for _ in range(3)]
     for (right, up), frame in zip(ACTION_DIRECTIONS[:len(ACTION_NAMES)], frames):
         rows[1 - up][1 + right] = frame
@@ -106,7 +106,7 @@ def by_direction(frames: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_SECOND) -> None:
-    """Write uint8 frames (H, W, C), H and W even, as H.264 mp4, atomically."""
+    """Write uint8 frames (H, W, 3), H and W even, as an H.264 MP4 file, atomically."""
     with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps,
                                       options={"preset": "ultrafast", "crf": "23"})
@@ -120,8 +120,10 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
 
 
 def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
-    """Write uint8 frames (H, W, 3) as a looping GIF, atomically, in the 256 colours that fit the
-    first frame best."""
+    """Write uint8 frames (H, W, 3) as a looping GIF, atomically.
+
+    The palette of 256 colours is chosen for the first frame.
+    """
     images = [Image.fromarray(frame) for frame in frames]
     palette = images[0].quantize(256)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
@@ -131,13 +133,17 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
 
 
 def write_poster(path: Path, film: Path) -> None:
-    """Write a frame of an mp4 file as an image, for pages to show until the film plays.
+    """Write a frame of an MP4 file as an image, which pages show before the video is played.
 
-    It is taken a third of the way in: the episode has begun, and films of saliency still show
-    some, which vanishes after the step at which the function is evaluated.
+    The frame is taken after a third of the video: the episode has begun, and videos of saliency
+    maps are not yet blank, as they are after the step at which the function is evaluated.
+
+    Args:
+        path: image to write.
+        film: MP4 file.
 
     Raises:
-        UserError: if the film is damaged.
+        UserError: if the video is damaged.
     """
     try:
         with av.open(str(film)) as container:
@@ -150,14 +156,14 @@ def write_poster(path: Path, film: Path) -> None:
 
 
 def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.ndarray]:
-    """Yield frames that show several films next to each other, each below its title.
+    """Yield frames that show several videos next to each other, each below its title.
 
     Args:
-        columns: films by title, uint8 (T, rows, H, W, C); the films of a column are stacked.
-        factor: factor by which they are enlarged.
+        columns: videos by title, uint8 (T, rows, H, W, 3); the rows of a column are stacked.
+        factor: integer factor by which frames are enlarged.
 
-    Returns:
-        uint8 frames (H', W', C), H' and W' even.
+    Yields:
+        uint8 frames (TITLE_HEIGHT + factor * rows * H, factor * columns * W, 3).
     """
     header = None
     for rows in zip(*columns.values()):
@@ -172,7 +178,7 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
 
 
 def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
-    """Arrange rows of uint8 frames (H, W, C) in an image, each ``size`` pixels high and wide."""
+    """Arrange rows of uint8 frames (H, W, 3) in one image, with frames resized to ``size``."""
     gap = size // 32
     width, height = len(rows[0]) * (size + gap) - gap, len(rows) * (size + gap) - gap
     image = Image.new("RGB", (width, height), (255, 255, 255))
@@ -184,6 +190,6 @@ def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
 
 
 def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
-    """Write a ``strip`` as a PNG."""
+    """Write the image of ``strip`` as a PNG file, atomically."""
     with atomic_path(path) as temporary:
         strip(rows, size).save(temporary)

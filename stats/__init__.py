@@ -1,3 +1,3 @@
-"""Intervals, tests, paired effects with controls, and the claims made from them."""
+"""Confidence intervals, tests, paired effects with controls, and rules for claims."""
 
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+import common  # noqa: F401  sets the backend before modules of this package import matplotlib

@@ -1,6 +1,7 @@
-"""Association of two quantities of each frame, with 95 % intervals by bootstrap over episodes.
+"""Association of two quantities of frames, with 95 % bootstrap intervals over episodes.
 
-Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
+All functions take the episode of each frame (N,) as ``episodes``, and the bootstrap over these
+episodes. Shape symbols: N frames, E episodes, K quantities, R resamplings.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from stats.bootstrap import ClusterBootstrap
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A statistic with its interval.
+    """A statistic with its 95 % interval.
 
     Attributes:
-        value: over all frames; NaN if it is not defined.
-        low, high: ends of the interval; NaN with a single episode.
+        value: value over all frames; NaN if undefined.
+        low, high: ends of the interval; NaN for a single episode.
     """
 
     value: float
@@ -28,53 +29,57 @@ class Estimate:
 
 
 def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sum quantities (K, N) over the frames of each episode, in sorted order (E, K)."""
+    """Sum quantities (K, N) over the frames of each episode (N,) to (E, K), episodes sorted."""
     place = np.unique(episodes, return_inverse=True)[1]
     return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
 
 
 def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
-    """Slope of the least-squares regression of y on x (N,)."""
+    """Estimate the slope of the least-squares regression of y (N,) on x (N,)."""
     return _estimate(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                      bootstrap: ClusterBootstrap) -> Estimate:
-    """Spearman's correlation of x and y (N,). Resamplings use the ranks among all frames."""
+    """Estimate Spearman's correlation of x and y, both (N,).
+
+    Resamplings use the ranks among all frames.
+    """
     return correlation(rankdata(x), rankdata(y), episodes, bootstrap)
 
 
 def correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                 bootstrap: ClusterBootstrap) -> Estimate:
-    """Pearson's correlation of x and y (N,)."""
+    """Estimate Pearson's correlation of x and y, both (N,)."""
     return _estimate(_correlation, _moments(x, y), episodes, bootstrap)
 
 
 def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
               bootstrap: ClusterBootstrap) -> Estimate:
-    """Share of the variance of y that x explains linearly (N,)."""
+    """Estimate the share of the variance of y (N,) that is linearly explained by x (N,)."""
     return _estimate(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
 
 
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
-    """Mean of x (N,) divided by the mean of y (N,)."""
+    """Estimate the ratio of the mean of x (N,) to the mean of y (N,)."""
     return _estimate(_ratio, np.stack([x, y]), episodes, bootstrap)
 
 
 def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1, x, y, x², y² and x y (6, N) of centred x and y, so that sums of squares lose no digits."""
+    """Return 1, x, y, x², y² and xy (6, N) of x and y (N,), centred to avoid cancellation."""
     x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)
     return np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y])
 
 
 def _estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
               bootstrap: ClusterBootstrap) -> Estimate:
-    """Estimate a statistic that depends only on sums over frames of quantities (K, N).
+    """Estimate a statistic that depends only on sums over frames.
 
     Args:
-        statistic: maps sums (…, K) to the statistic (…).
+        statistic: maps sums (..., K) to the statistic (...).
+        numbers: quantities (K, N) to sum.
     """
     sums = by_episode(episodes, numbers)
     ends = (np.nan, np.nan)

@@ -1,6 +1,6 @@
 """Cluster bootstrap over episodes.
 
-Letters in shape comments: N windows, E episodes, T steps or other quantities, R resamplings.
+Shape symbols: N windows, E episodes, T steps or other quantities, R resamplings.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ RESAMPLINGS = 2000
 class ClusterBootstrap:
     """95 % intervals of means over windows, by a cluster bootstrap over their episodes.
 
-    Windows of one episode overlap and resemble each other, so drawing windows would make the
-    intervals far too narrow. With few episodes these are too narrow still.
+    Windows of the same episode overlap and are correlated, so resampling windows would give far too
+    narrow intervals. With few episodes, intervals are still too narrow.
 
     Args:
         episodes: episode of each window (N,).
+        seed: seed of the resamplings.
+
+    Attributes:
+        num_episodes: number of episodes, E.
     """
 
     def __init__(self, episodes: np.ndarray, seed: int):
@@ -27,17 +31,17 @@ class ClusterBootstrap:
         self.num_episodes = len(names)
         even = np.full(len(names), 1 / len(names))
         self._draws = np.random.default_rng(seed).multinomial(
-            len(names), even, RESAMPLINGS)  # (R, E), how often an episode was drawn
+            len(names), even, RESAMPLINGS)  # (R, E), number of draws of each episode
 
     def interval(self, values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
         """Compute the 95 % percentile interval of the mean of each row.
 
         Args:
-            values: (T, N).
-            counted: bool (T, N), the values that the means are taken over; all if not given.
+            values: values of each window (T, N).
+            counted: mask of the values included in the means, bool (T, N); by default all.
 
         Returns:
-            Lower and upper ends (2, T), NaN for a row with values of fewer than two episodes.
+            Lower and upper ends (2, T); NaN for rows with values from fewer than two episodes.
         """
         if counted is None:
             counted = np.ones(values.shape, bool)
@@ -55,8 +59,8 @@ class ClusterBootstrap:
         """Compute the 95 % percentile interval (2,) of any statistic.
 
         Args:
-            statistic: maps how often each episode was drawn (R, E), episodes in sorted order, to
-                the statistic of each resampling (R,), NaN if it is not defined.
+            statistic: maps the number of draws of each episode (R, E), episodes sorted, to the
+                statistic of each resampling (R,), which is NaN if undefined.
         """
         values = statistic(self._draws)
         if np.isnan(values).all():
@@ -64,15 +68,22 @@ class ClusterBootstrap:
         return np.nanquantile(values, (0.025, 0.975))
 
     def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Compute the interval (2, T) of the median of values (T, N) minus that of others (T, N).
+        """Compute the 95 % percentile interval of the difference of two medians.
 
-        Both medians of a resampling are over the same draw of episodes, so that the variation
-        shared by both cancels out.
+        Both medians of a resampling use the same draw of episodes, so that their common variation
+        cancels.
+
+        Args:
+            values: values of each window (T, N).
+            others: values (T, N) whose median is subtracted.
+
+        Returns:
+            Lower and upper ends (2, T).
         """
         return np.quantile(self._medians(values) - self._medians(others), (0.025, 0.975), axis=1)
 
     def _medians(self, values: np.ndarray) -> np.ndarray:
-        """Medians (T, R) of values (T, N) over the windows of each resampling."""
+        """Return the medians (T, R) of values (T, N) over the windows of each resampling."""
         medians = np.empty((len(values), len(self._draws)))
         for row, numbers in enumerate(values):
             order = np.argsort(numbers)
@@ -83,7 +94,7 @@ class ClusterBootstrap:
         return medians
 
     def _by_episode(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the windows of each episode, (T, N) to (E, T)."""
+        """Sum values (T, N) over the windows of each episode to (E, T)."""
         sums = np.zeros((self.num_episodes, len(values)))
         np.add.at(sums, self._episode, values.T)
         return sums

@@ -1,8 +1,8 @@
-"""Published claims and our own measurements of them, as a table on disk.
+"""Tables that compare published claims with our own measurements.
 
 ``findings.csv`` has one row per measured number. ``table.md`` has one row per published claim, with
-one number per agent and whether the claim holds, and below it all numbers of each claim.
-``findings.png``, if any number is tested, has one panel per tested row.
+one number per agent and whether the claim holds, followed by all numbers of each claim.
+``findings.png``, which is written if any number is tested, has one panel per tested claim.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from stats.significance import LEVEL, holm
 
 FINDINGS_NAME, TABLE_NAME, FIGURE_NAME = "findings.csv", "table.md", "findings.png"
 COLUMNS = 4
-TITLE_WIDTH = 34  # characters of a line
+TITLE_WIDTH = 34  # characters per line
 _COLUMNS = {"agent": str, "row": int, "primary": bool, "claimed": bool}
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A row of the table.
+    """A published claim, one row of the table.
 
     Attributes:
-        published: the claim, with numbers and how many levels they are of.
-        measured: how it is measured here.
-        tested: whether the primary number of the row tests the claim itself.
-        is_null: whether it claims that there is no effect.
+        published: the claim, with its numbers and their number of levels.
+        measured: description of our measurement.
+        tested: whether the primary number tests the claim itself.
+        is_null: whether the claim is that there is no effect.
     """
 
     published: str
@@ -52,20 +52,20 @@ class Finding:
     """A measured number.
 
     Attributes:
-        levels: levels or frames that it was measured on, in words.
-        measure: what was measured, in words.
-        value, low_95, high_95: the number and its interval, which is NaN if there is none; of an
-            effect, its size.
+        levels: description of the levels or frames of the measurement.
+        measure: description of the measured quantity.
+        value, low_95, high_95: the number, or the size of an effect, and the ends of its 95 %
+            interval; ends are NaN if there is no interval.
         num_levels: number of levels or frames.
-        base: the same number of the base rate, or without the alteration; NaN if there is none.
-        p_holm: p corrected within the study; NaN if there is none.
-        altered: of an effect, the number with the alteration.
-        p: uncorrected p.
-        p_control: share of controls with an effect at least as large.
-        primary: whether it is the one number of its row that is tested over the whole table.
-        shown: whether the table's cell gives it.
-        holds: whether the claim holds, judged by the interval; None if that is not asked.
-        row: number of the claim, from 1.
+        base: base rate, or number without the alteration; NaN if there is none.
+        p_holm: p-value corrected within the study; NaN if there is none.
+        altered: number with the alteration; NaN if this is not an effect.
+        p: uncorrected p-value.
+        p_control: p-value from the comparison with controls, see ``stats.effects``.
+        primary: whether this is the number of its claim that is tested over the whole table.
+        shown: whether the number is shown in ``table.md``.
+        holds: whether the claim holds, judged by the interval; None if not judged.
+        row: number of the claim, counted from 1.
     """
 
     row: int = dataclasses.field(default=0, kw_only=True)  # the first column
@@ -87,10 +87,11 @@ class Finding:
     @classmethod
     def of_effect(cls, levels: str, measure: str, effect: Any, num_levels: int = 0,
                   **more: Any) -> Finding:
-        """Return the finding of a row of a table of effects.
+        """Return the finding for an effect.
 
         Args:
-            effect: row of the table of ``stats.effects.compare_outcomes``.
+            levels, measure, num_levels: attributes of the finding.
+            effect: row of a table from ``stats.effects.compare_conditions``.
             more: further attributes.
         """
         return cls(levels, measure, effect.effect, effect.low_95, effect.high_95, num_levels,
@@ -107,10 +108,10 @@ Reader = Callable[..., Iterable[Finding]]
 
 
 def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Finding]:
-    """Return the findings of some rows, each with its row's number.
+    """Return the findings of several claims, with the row of each.
 
     Args:
-        readers: row, and function that yields its findings.
+        readers: pairs of the number of a claim and the function that yields its findings.
         studies: arguments of these functions.
     """
     return [dataclasses.replace(finding, row=row) for row, read in readers
@@ -119,13 +120,13 @@ def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Find
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsTable:
-    """Published claims, and the folder of our findings on them.
+    """Published claims, and the files that compare them with our findings.
 
     Attributes:
-        claims: by row.
+        claims: claims by number.
         script: command that writes the folder, for messages.
         notes: sentences below the table.
-        letter: prefix of the rows' numbers.
+        letter: prefix of the claims' numbers.
     """
 
     claims: Mapping[int, Claim]
@@ -135,23 +136,23 @@ class ClaimsTable:
 
     def write(self, folder: Path, findings: Mapping[str, Sequence[Finding]],
               reasons: Mapping[str, Mapping[int, str]]) -> None:
-        """Write the files.
+        """Write ``findings.csv``, ``table.md`` and, if a number is tested, ``findings.png``.
 
         Args:
-            findings: by agent.
-            reasons: why a row of an agent has no finding.
+            findings: findings by agent.
+            reasons: reason why a claim has no finding, by agent and number of the claim.
         """
         table = findings_table(findings)
         write_table(folder / FINDINGS_NAME, table)
         with atomic_path(folder / TABLE_NAME) as temporary:
             temporary.write_text(self.markdown(findings, reasons, table), encoding="utf-8")
-        (folder / FIGURE_NAME).unlink(missing_ok=True)  # of an earlier table
+        (folder / FIGURE_NAME).unlink(missing_ok=True)  # figure of an earlier table
         if table["primary"].any():
             with atomic_path(folder / FIGURE_NAME) as temporary:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Return a sentence on the rows that have numbers and the primary numbers that are claimed.
+        """Return a summary: how many claims have numbers, and how many tested numbers are claimed.
         """
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
@@ -161,11 +162,11 @@ class ClaimsTable:
 
     def markdown(self, findings: Mapping[str, Sequence[Finding]],
                  reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame) -> str:
-        """Format the claims, one row each with one number per agent, and all numbers below.
+        """Format the table of claims, with one number per agent, followed by all numbers.
 
         Args:
-            findings, reasons: as in :meth:`write`.
-            table: of :func:`findings_table`.
+            findings, reasons: see :meth:`write`.
+            table: table from :func:`findings_table`.
         """
         names = {agent: markdown_escaped(agent) for agent in findings}
         summary, details = [], []
@@ -196,7 +197,7 @@ def _escaped(text: str) -> str:
 
 
 def _headline(claim: Claim, rows: pd.DataFrame) -> str:
-    """Format the one number of a claim and an agent, and whether the claim holds."""
+    """Format the number of one claim and agent for the table, and whether the claim holds."""
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:
         return "not measured"
@@ -225,7 +226,7 @@ def _interval(row: pd.Series) -> str:
 
 
 def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield the cells of each shown number, behind the agent's name."""
+    """Yield the table cells of each shown number, except for the agent's name."""
     for _, row in rows[rows["shown"].astype(bool)].iterrows():
         verdict = "" if pd.isna(row["holds"]) else "holds" if row["holds"] else "does not hold"
         if row["primary"]:
@@ -237,15 +238,16 @@ def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
 
 
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
-    """Return a table of all findings, with a test of the primary ones.
+    """Return a table of all findings, with tests of the primary findings.
 
     Args:
-        findings: by agent.
+        findings: findings by agent.
 
     Returns:
-        A row per finding: ``agent``, the attributes of ``Finding``, and for primary ones
-        ``p_table``, after Holm's correction over the agent's table, and ``claimed``: the interval
-        leaves 0 out, and ``p_table`` and ``p_control`` are at most 0.05.
+        A row per finding: ``agent``, the attributes of ``Finding``, ``p_table`` (p-value of primary
+        findings after Holm's correction over the agent's table, otherwise NaN) and ``claimed``
+        (whether the finding is primary, its interval excludes 0, and ``p_table`` and ``p_control``
+        are at most 0.05).
     """
     tables = []
     for agent, numbers in findings.items():
@@ -263,11 +265,11 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
 
 
 def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
-    """A panel a row of the table in which an agent has a primary number.
+    """Plot the primary numbers, with one panel per claim.
 
     Args:
-        table: of ``findings_table``, with at least one primary number.
-        letter: before the numbers of the rows.
+        table: table from ``findings_table``, with at least one primary number.
+        letter: prefix of the claims' numbers.
     """
     primary = table[table["primary"].astype(bool)]
     agents = list(dict.fromkeys(table["agent"]))
@@ -302,7 +304,7 @@ def _plot_row(axes: Axes, part: pd.DataFrame, agents: list[str], number: str) ->
 
 
 def in_common(texts: list[str]) -> str:
-    """Texts in one: words that are not the same in all, such as numbers of channels, are dots."""
+    """Merge texts word by word; words that differ, such as channel numbers, become "…"."""
     return " ".join(words[0] if len(set(words)) == 1 else "…"
                     for words in zip(*(text.split() for text in texts)))
 

@@ -1,30 +1,30 @@
 """Paired effects of conditions on outcomes, matched controls, and the rule for claims.
 
 The same levels or starts are measured without any intervention and under several conditions, with
-the same random draws. Some conditions are interventions of interest; for each kind of them there
-are controls, which do the same with random content of equal size. A run gives one number for each
-outcome, and the effect of a condition is the mean over starts of the difference between the altered
-and the unaltered run.
+the same random draws. Some conditions are interventions of interest; each kind of intervention has
+controls, which apply random changes of equal size in the same way. A run gives one number for each
+outcome. The effect of a condition is the mean over starts of the difference between the altered and
+the unaltered run.
 
-- Interval: 95 %, bootstrap over starts, the same draws for all conditions.
+- Interval: 95 % bootstrap interval over starts, with the same draws for all conditions.
 - ``p``: two-sided sign-flip test of the paired differences (Fisher 1935), exact if altered and
-  unaltered runs are exchangeable. ``p_holm``: after Holm (1979), over all interventions and
-  outcomes.
+  unaltered runs are exchangeable. ``p_holm``: ``p`` corrected by Holm's method (1979) over all
+  interventions and outcomes.
 - ``p_control``: with K controls, (1 + number of controls whose effect is at least as large in
   absolute value) / (K + 1). It is not corrected for the number of comparisons.
 
 An effect is claimed if its interval excludes 0, ``p_holm`` <= 0.05 and ``p_control`` <= 0.05, which
-takes at least 19 controls. The same rule, applied to each control with the others as its controls,
-shows how often it claims the effect of a random intervention.
+requires at least 19 controls. Applying the rule to each control, with the other controls for
+comparison, shows how often the effect of a random intervention is claimed.
 
 A large p does not show that there is no effect. An intervention "does nothing" if the interval lies
 within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
 the unaltered value otherwise.
 
-The statistics take any outcomes. Several runs may belong to one level: they are drawn and flipped
+Outcomes may be any numbers. Several runs may belong to one level: they are resampled and flipped
 together.
 
-Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A times K).
+Shape symbols: A conditions, N starts, K outcomes, C comparisons (A * K).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from common.errors import UserError
 from stats.bootstrap import ClusterBootstrap
 from stats.significance import LEVEL, holm, sign_flip_p
 
-MARGIN = 0.05  # around 0, for the verdict NOTHING
-POWER = 0.8  # of the test for the smallest detectable effect
+MARGIN = 0.05  # margin around 0 for the verdict NOTHING
+POWER = 0.8  # power that defines the smallest detectable effect
 CLAIMED, NOTHING, UNDECIDED = "claimed", "nothing", "undecided"  # verdicts
 MIN_STARTS = 10
 MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
@@ -55,14 +55,14 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A number that is measured in each run.
+    """A quantity that is measured in each run.
 
     Attributes:
-        name: in tables.
-        label: with its unit, for figures.
-        simulated: whether it can be measured in the simulator.
-        real: whether it can be measured in the real environment.
-        probability: whether it is a probability or a share.
+        name: name in tables.
+        label: label with the unit, for figures.
+        simulated: whether the quantity can be measured in the simulator.
+        real: whether the quantity can be measured in the real environment.
+        probability: whether the quantity is a probability or a share.
     """
 
     name: str
@@ -77,13 +77,14 @@ class Condition(Generic[Value]):
     """An intervention or a control, under which outcomes are measured.
 
     Attributes:
-        name: of its file or folder, and in tables.
-        label: for figures and reports.
-        pattern: kind of intervention. An intervention is compared with the controls of its pattern.
-        control: whether it is a control.
-        value: what the study does under this condition; opaque to this package.
-        settings: how the condition was made, for the settings of a result folder.
-        matched: of a control, whether its change is about as large as that of the intervention.
+        name: name in tables, and of the condition's file or folder.
+        label: label in figures and reports.
+        pattern: kind of intervention. Interventions are compared with the controls of their
+            pattern.
+        control: whether this is a control.
+        value: definition of the intervention, which only the study interprets.
+        settings: settings of the condition, which a result folder stores.
+        matched: whether the change by a control is about as large as that by the intervention.
     """
 
     name: str
@@ -100,17 +101,17 @@ def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outco
                        before: np.ndarray, after: np.ndarray, seed: int,
                        levels: np.ndarray | None = None, moved: Mapping[str, float] | None = None,
                        verdicts: bool = True) -> pd.DataFrame:
-    """Compute the effect of each condition on each outcome, and which of them are claimed.
+    """Compute the effect of each condition on each outcome, and whether it is claimed.
 
     Args:
         conditions, outcomes, before, after, seed, levels, moved: see ``paired_effects``.
-        verdicts: add the columns of ``with_verdicts``.
+        verdicts: whether to add the columns of ``with_verdicts``.
 
     Returns:
         A row per condition and outcome, with the columns ``arm`` (name of the condition),
         ``label``, ``pattern``, ``control``, ``moved``, ``outcome``, ``unaltered`` and ``altered``
         (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the controls that it is compared with),
+        ``control_high`` (smallest and largest effect of the other controls of the pattern),
         ``num_controls``, ``p_control`` and ``claimed``.
 
     Raises:
@@ -124,19 +125,19 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
                    before: np.ndarray, after: np.ndarray, seed: int,
                    levels: np.ndarray | None = None, moved: Mapping[str, float] | None = None,
                    test: Callable[[np.ndarray], np.ndarray] | None = None) -> pd.DataFrame:
-    """Compute the effect of each condition on each outcome, with its interval and p.
+    """Compute the effect of each condition on each outcome, with its interval and p-value.
 
     Args:
         conditions: interventions and controls.
-        outcomes: of the last axis of ``before`` and ``after``.
+        outcomes: outcomes along the last axis of ``before`` and ``after``.
         before: outcomes of the unaltered runs (N, K).
         after: outcomes under each condition (A, N, K).
         seed: seed of the bootstrap and the sign flips.
-        levels: level of each row (N,); rows of a level are drawn and flipped together. By default
-            each row is a level of its own.
-        moved: size of the change that each condition makes, by name; without it the table has no
-            column ``moved``.
-        test: maps sums of paired differences by level (levels, C) to p-values (C,); by default
+        levels: level of each start (N,); starts of a level are resampled and flipped together. By
+            default each start is its own level.
+        moved: size of the change by each condition, by name of the condition; if None, the table
+            has no column ``moved``.
+        test: maps the sums of paired differences per level (levels, C) to p-values (C,); by default
             the sign-flip test.
 
     Returns:
@@ -173,19 +174,19 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
 
 def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.ndarray,
                   after: np.ndarray, seed: int, levels: np.ndarray | None = None) -> pd.DataFrame:
-    """Add medians, and a verdict for effects that are not claimed.
+    """Add medians, verdicts and smallest detectable effects.
 
     Args:
-        table: from ``with_claims``.
+        table: table from ``with_claims``.
         outcomes, before, after, seed, levels: see ``paired_effects``.
 
     Returns:
         The table with further columns: ``median_unaltered``, ``median_altered``,
-        ``median_effect`` (the difference of the two), ``median_low_95`` and ``median_high_95``,
-        empty for controls; ``margin``; ``verdict``: CLAIMED, NOTHING if the interval of the
-        effect lies within the margin around 0, else UNDECIDED; ``smallest_effect``: the effect
-        that a single comparison of as many levels detects at p <= 0.05 in four of five runs, from
-        the spread of the differences.
+        ``median_effect`` (their difference), ``median_low_95`` and ``median_high_95``, all NaN for
+        controls; ``margin``; ``verdict``: CLAIMED, NOTHING if the interval of the effect lies
+        within the margin around 0, otherwise UNDECIDED; ``smallest_effect``: the effect that a
+        single comparison of as many levels detects at p <= 0.05 with power 0.8, estimated from the
+        spread of the differences.
     """
     levels = _number_levels(levels, len(before))
     table = table.copy()
@@ -210,34 +211,37 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
 
 
 def _number_levels(levels: np.ndarray | None, num_rows: int) -> np.ndarray:
-    """Number the level of each row, from 0."""
+    """Return an index of the level of each row, counted from 0."""
     if levels is None:
         return np.arange(num_rows)
     return np.unique(levels, return_inverse=True)[1]
 
 
 def _differences(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Altered minus unaltered (N, C)."""
+    """Return altered minus unaltered outcomes (N, C)."""
     return (after - before).transpose(1, 0, 2).reshape(len(before), -1)
 
 
 def _sum_by_level(differences: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Sums (levels, C) over the rows (N, C) of each level."""
+    """Sum differences (N, C) over the rows of each level to (levels, C)."""
     sums = np.zeros((levels.max() + 1, differences.shape[1]))
     np.add.at(sums, levels, differences)
     return sums
 
 
 def with_claims(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the corrected p, p and range of the controls, and whether an effect is claimed.
+    """Add corrected p-values, the comparison with controls, and whether each effect is claimed.
 
-    Interventions are one family of the correction; the controls of each pattern are another.
+    P-values are corrected over all interventions, and separately over the controls of each pattern.
 
     Args:
-        table: from ``paired_effects``; it is changed in place.
+        table: table from ``paired_effects``, which is modified in place.
+
+    Returns:
+        The table with the further columns of ``compare_conditions``.
 
     Raises:
-        UserError: if a pattern has no control, or only one that has no other.
+        UserError: if a pattern has fewer than two controls.
     """
     table["p_holm"] = table.groupby(["control", table["pattern"].where(table["control"], "")]
                                     )["p"].transform(holm)
@@ -261,11 +265,11 @@ def with_claims(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def claims_summary(table: pd.DataFrame) -> str:
-    """Summarise tested and claimed effects of interventions; effects of controls are left out.
+    """Summarise how many effects of interventions are tested and claimed.
 
     Args:
-        table: see ``compare_conditions``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls
-            cannot be claimed and do not count as tested.
+        table: table from ``compare_conditions``. Effects with fewer than MIN_CONTROLS_TO_CLAIM
+            controls cannot be claimed and do not count as tested.
     """
     effects = table[~table["control"]]
     tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
@@ -281,13 +285,13 @@ def claims_summary(table: pd.DataFrame) -> str:
 
 
 def check_starts(num_starts: int, flag: str = "") -> None:
-    """Check that there are enough starts for an interval.
+    """Check that there are enough levels or starts for an interval.
 
     Args:
         flag: command-line flag that sets their number, for the message.
 
     Raises:
-        UserError: if there are not.
+        UserError: if there are fewer than MIN_STARTS.
     """
     if num_starts < MIN_STARTS:
         raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "

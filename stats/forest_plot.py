@@ -1,6 +1,6 @@
-"""Forest plots: effects with 95 % intervals over the ranges of their controls.
+"""Forest plots of effects with 95 % intervals and the ranges of their controls.
 
-``forest_plot`` draws the rows of one panel, ``plot_effects`` the whole figure of a study.
+``forest_plot`` draws one panel, ``plot_effects`` the complete figure of a study.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from stats.effects import Outcome
 from stats.significance import LEVEL
 
 COLUMNS = 6
-MIN_RUNS = 20  # unaltered ones, of a step in the panel of action divergence
+MIN_RUNS = 20  # unaltered runs required for a step to be shown in the divergence panel
 CLAIMED, EFFECT, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
 
 def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
                 styles: Sequence[Mapping[str, Any]] | None = None, value: str = "effect") -> None:
-    """Draw a row per effect, from top to bottom: its interval, above the range of its controls.
+    """Draw effects with their intervals over the ranges of their controls, from top to bottom.
 
     Args:
-        rows: the columns ``value``, ``low_95`` and ``high_95``, and ``control_low`` and
-            ``control_high`` if there are controls; NaN for a row without any.
-        labels: of the rows; empty texts leave them out.
-        styles: colour, marker and other properties (``Line2D``) of each row's mark; the interval
-            has its colour. By default those of ``effect_style``.
-        value: column with the effects.
+        rows: table of effects with the columns ``value``, ``low_95`` and ``high_95``, and, if there
+            are controls, ``control_low`` and ``control_high`` (NaN for a row without controls).
+        labels: label of each row; may be empty.
+        styles: colour, marker and other ``Line2D`` properties of each effect; the interval has the
+            same colour. By default given by ``effect_style``.
+        value: name of the column of effects.
     """
     places = np.arange(len(rows))
     if "control_low" in rows:
@@ -51,14 +51,15 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
 
 
 def effect_style(claimed: bool, p_holm: float) -> dict[str, Any]:
-    """Mark of an effect: diamond if claimed, filled if it beats 0 after Holm's correction."""
+    """Return the marker style: diamond if claimed, filled if significant after Holm's correction.
+    """
     color = CLAIMED if claimed else EFFECT
     return {"color": color, "marker": "D" if claimed else "o",
             "markerfacecolor": color if p_holm <= LEVEL else "white"}
 
 
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Label the rows of a panel from top to bottom."""
+    """Label the rows of a panel, from top to bottom."""
     axes.set_yticks(np.arange(len(labels)), labels, fontsize=9)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
@@ -67,14 +68,17 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], title: str,
                  controls: str, over_time: pd.DataFrame | None = None) -> None:
-    """Draw a panel per outcome, then the sizes of the changes and divergence over time if known.
+    """Plot effects with one panel per outcome, and sizes of changes and divergence if known.
 
     Args:
-        table: from ``stats.effects.compare_conditions``.
-        title: what was run and how often.
-        controls: name of the controls, see ``stats.report.Wording``.
-        over_time: ``arm``, ``control``, ``step``, ``unaltered_going`` (number of unaltered runs)
-            and ``share`` of the pairs of runs with another action; None without steps.
+        path: figure to write.
+        table: table from ``stats.effects.compare_conditions``.
+        outcomes: outcomes in the order of the panels.
+        title: title of the figure, with the runs and their number.
+        controls: plural name of the controls, see ``stats.report.Wording``.
+        over_time: table with the columns ``arm``, ``control``, ``step``, ``unaltered_going``
+            (number of unaltered runs that reach the step) and ``share`` (share of pairs of runs
+            with different actions); None if there is no panel over time.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
@@ -107,7 +111,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
 
 
 def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
-    """Distance by which each condition moves a state, and the range of its controls."""
+    """Draw the distance by which each intervention moves a state, and the range of its controls."""
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()
@@ -122,7 +126,7 @@ def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
 
 
 def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
-    """Share of pairs of runs with another action, over the steps of the runs."""
+    """Draw the share of pairs of runs with different actions against the step."""
     going = over_time["unaltered_going"]
     shown = over_time[going >= min(MIN_RUNS, going.max())]
     for control, colour, width in ((True, CONTROL, 0.7), (False, EFFECT, 0.9)):
@@ -137,7 +141,7 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
 
 
 def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
-    """Entries of the legend."""
+    """Return the entries of the legend."""
     def mark(label: str, **style) -> Line2D:
         return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [

@@ -1,7 +1,7 @@
-"""Reports of studies as Markdown: what was done, what may be claimed, and all effects.
+"""Markdown reports of studies: description, claims, and all effects.
 
-``report`` is the report of a study of several outcomes. Studies with a layout of their own share
-its formats of numbers.
+``report`` formats the report of a study of several outcomes. Studies with their own layout use the
+functions that format numbers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _COLUMNS_PER_TABLE = 6
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """Names of interventions and controls in a report and a figure.
+    """Terms for interventions and controls in a report and a figure.
 
     Attributes:
         title: title of the report.
-        controls: plural name of the controls, in the middle of a sentence.
-        alike: interventions that are no better than the controls, in words.
-        equal: added to ``controls`` where they are mentioned first.
-        size: what the size of a change is.
+        controls: plural name of the controls, for use within a sentence.
+        alike: phrase for interventions that are not better than the controls.
+        equal: phrase that follows ``controls`` at their first mention.
+        size: definition of the size of a change.
     """
 
     title: str
@@ -58,7 +58,7 @@ MIXED = dataclasses.replace(
 
 
 def format_number(value: float, form: str = ".3g") -> str:
-    """Format a number; NaN is "none"."""
+    """Format a number; NaN gives "none"."""
     return "none" if math.isnan(value) else f"{value:{form}}"
 
 
@@ -66,32 +66,34 @@ def format_interval(value: float, low: float, high: float, form: str = ".3g") ->
     """Format a number with the ends of its interval.
 
     Args:
-        form: format of all three. With a sign, such as "+.3g" for effects, the ends have none.
+        form: format of all three numbers; a sign, as in "+.3g" for effects, applies to ``value``
+            only.
     """
     end = form.removeprefix("+")
     return f"{value:{form}} ({low:{end}} to {high:{end}})"
 
 
 def format_range(low: float, high: float, form: str = ".3g") -> str:
-    """Format a range, such as that of the effects of controls; NaN is "none"."""
+    """Format a range, for example of the effects of controls; NaN gives "none"."""
     return "none" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
 def format_p(p: float) -> str:
-    """Format a p-value; NaN is "none"."""
+    """Format a p-value; NaN gives "none"."""
     return format_number(p, ".2g")
 
 
 def bold(text: str, is_bold: bool = True) -> str:
-    """Make a text bold in Markdown, such as the verdict of an effect if it is claimed."""
+    """Format text as bold Markdown if ``is_bold``, for example the verdict of a claimed effect."""
     return f"**{text}**" if is_bold else text
 
 
 def warn_of_few_controls(num_controls: float, controls: str = "controls") -> list[str]:
-    """Lines that tell that nothing can be claimed with so few controls; none if there are enough.
+    """Return the lines of a warning if there are too few controls for claims; otherwise no lines.
 
     Args:
-        num_controls: smallest number of controls of any condition; may be NaN for none.
+        num_controls: smallest number of controls of any condition; NaN if there are none.
+        controls: plural name of the controls.
     """
     if num_controls >= MIN_CONTROLS_TO_CLAIM or math.isnan(num_controls):
         return []
@@ -100,12 +102,14 @@ def warn_of_few_controls(num_controls: float, controls: str = "controls") -> lis
 
 def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
            description: str) -> str:
-    """Return the report of a study.
+    """Format the report of a study as Markdown.
 
     Args:
-        table: from ``stats.effects.compare_conditions``, with or without verdicts. Columns
-            ``norm`` and ``relative`` are further sizes of the changes.
-        description: a sentence on what was run.
+        table: table from ``stats.effects.compare_conditions``, with or without verdicts. Optional
+            columns ``norm`` and ``relative`` are further sizes of the changes.
+        outcomes: outcomes in the order of the columns.
+        wording: terms for interventions and controls.
+        description: sentence that describes the runs.
     """
     table = table.assign(label=table["label"].map(markdown_escaped))
     directions, controls = table[~table["control"]], table[table["control"]]
@@ -141,7 +145,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
 
 
 def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """Size of each change, and the range of sizes of its controls."""
+    """Format the size of each change, and the range of sizes of its controls."""
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
     more = {"norm": "norm", "relative": "as a share of the output's norm"}
     more = {name: label for name, label in more.items() if name in directions}
@@ -157,7 +161,7 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
 
 
 def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
-    """Verdicts (claimed, nothing, undecided), margins and medians."""
+    """Format verdicts (claimed, nothing, undecided), margins and medians."""
     labels = {outcome.name: outcome.label for outcome in outcomes}
     counts = directions["verdict"].value_counts()
     return [
@@ -181,7 +185,7 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """Number of claims, and number of claims that the same rule makes of controls."""
+    """Format the number of claimed effects of interventions, and of controls for comparison."""
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
@@ -210,7 +214,7 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """A row per intervention, then the range of the controls of each pattern."""
+    """Format the effects of each intervention, then the range of the controls of each pattern."""
     directions = table[~table["control"]].set_index(["label", "outcome"])
     labels = directions.index.get_level_values("label").unique()
     names = [outcome.name for outcome in outcomes]
@@ -227,6 +231,6 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
 
 
 def _starred(row) -> str:
-    """Effect with its interval: bold if claimed, a star if it only beats 0."""
+    """Format an effect with its interval: bold if claimed, starred if only p (Holm) is small."""
     text = format_interval(row.effect, row.low_95, row.high_95, "+.3g")
     return bold(text) if row.claimed else f"{text} *" if row.p_holm <= LEVEL else text

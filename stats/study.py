@@ -1,8 +1,8 @@
-"""Studies: conditions, what is measured under each of them, and what may be claimed.
+"""Studies: measurement of outcomes under several conditions, and the resulting claims.
 
 A study measures outcomes at the same levels or starts without any intervention, under several
 interventions, and under matched controls of each. A package declares its conditions, whose values
-only it understands, and passes what it measures as a callable; everything else is here::
+only this package interprets, and a function that measures the outcomes; the rest is done here::
 
     conditions = [Condition("zero", "channel 55 to zero", "zero", value=[patch]),
                   *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])
@@ -14,8 +14,8 @@ only it understands, and passes what it measures as a callable; everything else 
     table = compare_conditions(conditions, outcomes, before, np.stack(after), seed)
     write_effects(store, table, outcomes, PATCHES, "agent.pt on 400 levels")
 
-``stats.effects`` has the statistics, ``stats.report`` and ``stats.forest_plot`` the parts of a
-report and of a figure for studies with a layout of their own.
+``stats.effects`` contains the statistics; ``stats.report`` and ``stats.forest_plot`` contain parts
+of reports and figures for studies with their own layout.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ BASELINE: Condition = Condition("unaltered", "unaltered", "")
 
 def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Condition[Value]],
                        measure: Callable[[Condition[Value]], Any], shard: Shard = WHOLE) -> None:
-    """Measure the conditions that an open result folder lacks, and note that this shard is done.
+    """Measure the conditions missing from an open result folder, and mark the shard as finished.
 
-    A line with the time is printed for each condition.
+    The duration of each measurement is printed.
 
     Args:
-        entry: entry of the schema that holds one item per condition, by its name.
+        store: open result folder.
+        entry: entry of the schema with one item per condition; the item's key is the condition's
+            name.
         conditions: all conditions, the baseline first.
-        measure: returns the item of a condition. A measurement that takes long may keep parts of
-            its own in the store and resume with them.
+        measure: returns the item of a condition. A long measurement may store partial results in
+            ``store`` and resume from them.
         shard: part of the conditions that this process measures.
     """
     begin = time.perf_counter()
@@ -66,9 +68,11 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
     ``figure`` of its schema.
 
     Args:
-        table: from ``compare_conditions``.
-        description: what was run and how often, for report and figure; without a full stop.
-        over_time: divergence over time, see ``stats.forest_plot.plot_effects``.
+        store: open result folder.
+        table: table from ``compare_conditions``.
+        outcomes, over_time: see ``stats.forest_plot.plot_effects``.
+        wording: terms for interventions and controls.
+        description: description of the runs and their number, without a full stop.
     """
     store.write("effects", value=table)
     store.write("report", value=report(table, outcomes, wording, f"{description}."))
