@@ -20,7 +20,7 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 
-# Frames embedded at a time, to limit memory. On two AMD cores 128 took a tenth longer than 1 024.
+# Frames embedded at a time, to limit memory. On two AMD cores, 128 took 10 % longer than 1024.
 CPU_CHUNK = 1024
 GPU_CHUNK = 1 << 20
 ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
@@ -28,13 +28,13 @@ _OTHER_GAMES = "other_games"
 
 
 def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
-    """Return the states that enter a step: ``hidden`` (N, D), or the initial state where ``first``
-    (N,)."""
+    """Return the states that enter a step (N, D): ``hidden`` (N, D), or the initial state where
+    ``first`` (N,) is true."""
     return torch.where(first.unsqueeze(-1), policy.initial_state().detach(), hidden)
 
 
 def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
-    """Embed uint8 frames (M, H, W, C), a chunk at a time; returns (M, E) float32."""
+    """Embed uint8 frames (M, H, W, C) in chunks; returns float32 (M, E)."""
     size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
     embeddings = []
     with compute.autocast():
@@ -49,9 +49,9 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
 @torch.no_grad()
 def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
                hidden_in: Tensor) -> PolicyOutput:
-    """Run one step on uint8 frames (N, H, W, C) and the states that enter it (N, D).
+    """Run one step on uint8 frames (N, H, W, C) and the hidden states that enter it (N, D).
 
-    Frames travel to the device as bytes and become floats there.
+    Frames are transferred to the device as uint8 and converted to floats there.
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     return policy.step(embed_frames(policy, frames, compute), hidden_in)
@@ -61,11 +61,11 @@ def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:
     """Choose actions by inverting the cumulative distribution.
 
     Args:
-        log_probs: (N, A).
-        draws: uniform numbers in [0, 1), (N,).
+        log_probs: log-probabilities of the actions (N, A).
+        draws: uniform random numbers in [0, 1), (N,).
 
     Returns:
-        int64 (N,).
+        Actions, int64 (N,).
     """
     cumulative = log_probs.exp().cumsum(dim=-1)
     chosen = (cumulative <= draws.unsqueeze(-1) * cumulative[:, -1:]).sum(dim=-1)
@@ -74,13 +74,13 @@ def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ActionNoise:
-    """Changes of the logits before an action is drawn, so that recordings are more varied.
+    """Transformation of the logits before an action is drawn, to make recordings more varied.
 
     Attributes:
-        enabled: whether record.py uses them by default.
-        scale: factor of the logits, applied first.
-        lowest, highest: interval to which they are then clamped; None: not on this side.
-        fixed_logits: logits that replace those of single actions at the end.
+        enabled: whether record.py applies the noise by default.
+        scale: factor by which the logits are multiplied first.
+        lowest, highest: bounds to which the logits are then clamped; None for no bound.
+        fixed_logits: final logits of single actions, by action.
     """
 
     enabled: bool
@@ -99,7 +99,7 @@ class ActionNoise:
                                 f"{NUM_ACTIONS - 1} to numbers, not {action!r} to {logit!r}")
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return changed logits (N, A)."""
+        """Apply the noise to logits (N, A)."""
         logits = logits * self.scale
         if (self.lowest, self.highest) != (None, None):
             logits = logits.clamp(self.lowest, self.highest)
@@ -109,10 +109,10 @@ class ActionNoise:
 
 
 def load_action_noise(env_name: str) -> ActionNoise:
-    """Read the section of a game in ``hyperparams/action_noise.yml``, or that of all other games.
+    """Read the action noise of a game, or that for other games, from ``action_noise.yml``.
 
     Raises:
-        UserError: if the file has neither, or a section is damaged.
+        UserError: if the file has neither section, or the section is invalid.
     """
     path, sections = ACTION_NOISE_FILE, read_yaml(ACTION_NOISE_FILE)
     name = env_name if env_name in sections else _OTHER_GAMES

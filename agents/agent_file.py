@@ -1,19 +1,19 @@
-"""Agent files ``model_<timesteps>.pth``: the published layouts, read and written.
+"""Read and write agent files ``model_<timesteps>.pth`` in the published layouts.
 
-A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; ours also stores how the
-agent starts an episode. Other published files have the weights alone, under ``state_dict``, and
-older recurrent ones have no ``init_hx``. Architecture and widths are inferred from the tensors.
+A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; our files also store how
+the agent starts an episode. Some published files contain only the weights, under ``state_dict``,
+and older recurrent ones lack ``init_hx``. Architecture and widths are inferred from the tensors.
 
-The optimiser's state is that of an Adam over the parameters in the published order, which differs
-from the order inside a running process and in ``resume.pth``. Published scripts load it into their
-own optimiser, which refuses another number of parameters. Files of weights alone therefore hold
-the state of an Adam that has not taken a step.
+The optimiser state belongs to an Adam over the parameters in the published order, which differs
+from the order in memory and in ``resume.pth``. Published scripts load it into their own optimiser,
+which rejects a different number of parameters. Agents saved without an optimiser state therefore
+get the state of an Adam that has not taken a step.
 
-A file also holds facts of the training on which its values depend, see ``AgentOrigin``.
+A file also stores facts about the training that its values depend on, see ``AgentOrigin``.
 
-An edited agent has ``edits``: a list of (path of a layer, directions float32 (F, M), strength),
-which become ``agents.edits.Edit`` hooks. ``edited_from`` is the digest of the agent before the
-edit, also where an edit has changed the weights.
+The file of an edited agent has an entry ``edits``: a list of (path of a layer, directions float32
+(F, M), strength), which become ``agents.edits.Edit`` hooks. ``edited_from`` is the digest of the
+agent before the edit; it is also set if the edit changed the weights.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class AgentOrigin:
-    """Facts of an agent's training that its file holds; None if unknown.
+    """Facts about an agent's training that its file stores; None if unknown.
 
     Attributes:
-        reward_scale: factor between the game's rewards and those that the values predict; where
+        reward_scale: factor from the game's rewards to the rewards that the values predict; if
             training normalised rewards, the factor at its end, clipping included.
         use_backgrounds: whether the game drew background images.
-        gamma, lmbda: discount and lambda of the advantages.
-        edited_from: digest of the agent that this agent was edited from.
+        gamma, lmbda: discount factor and lambda of the advantage estimates.
+        edited_from: digest of the agent before the edit.
         env_name, distribution_mode: game and mode of the training levels.
-        cheese_region: region of the cheese in them, see ``maze.level.regions``; 0 for everywhere.
+        cheese_region: region of the cheese in the training levels, see ``maze.level.regions``; 0
+            for anywhere.
     """
 
     reward_scale: float | None = None
@@ -69,7 +70,7 @@ def agent_file_name(timesteps: int) -> str:
 
 
 def agent_files(folder: Path) -> list[Path]:
-    """Return the agent files in a run's folder, in order of time steps."""
+    """Return the agent files in a run's folder, sorted by time steps."""
     files = {int(match[1]): path for path in folder.glob("model_*.pth")
              if (match := re.fullmatch(r"model_(\d+)\.pth", path.name))}
     return [files[timesteps] for timesteps in sorted(files)]
@@ -80,9 +81,9 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     """Write an agent file, atomically.
 
     Args:
-        optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
+        optimizer_state: state dict of an Adam over ``policy.parameters()``; if None, the state of
             a new Adam is written.
-        origin: facts of the training.
+        origin: facts about the training.
     """
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
@@ -98,19 +99,19 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
 
 
 def _published_order(names: Iterable[str]) -> list[str]:
-    """Names of parameters in the order of a published file's optimiser."""
+    """Sort parameter names in the order of a published file's optimiser state."""
     return sorted(names, key=lambda name: _PUBLISHED_ORDER.index(name.partition(".")[0]))
 
 
 def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
-    """Read the policy of an agent file, ours or a published one.
+    """Load the policy from an agent file, ours or a published one.
 
     A published recurrent agent starts its episodes from zeros, because it was trained that way,
-    whether its file has an ``init_hx`` or not.
+    whether or not its file has an ``init_hx``.
 
     Raises:
-        UserError: if the file is missing, truncated, or not an agent; a tensor that is
-            missing, unknown or of the wrong shape is named, and so is an invalid edit.
+        UserError: if the file is missing, truncated, or not an agent file; or if a tensor is
+            missing, unknown or of the wrong shape, or an edit is invalid; the message names it.
     """
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
@@ -134,7 +135,7 @@ def _add_edits(policy: Policy, entries: object, path: Path) -> None:
     """Add the edits of a file to its agent.
 
     Raises:
-        UserError: naming the entry that is invalid.
+        UserError: if an entry is invalid; the message names it.
     """
     if not isinstance(entries, list):
         raise UserError(f"in the agent file {path} '{_EDITS}' is no list")
@@ -152,7 +153,7 @@ def _add_edits(policy: Policy, entries: object, path: Path) -> None:
 
 
 def read_origin(path: Path) -> AgentOrigin:
-    """Read the facts of an agent's training from its file.
+    """Read the facts about an agent's training from its file.
 
     Raises:
         UserError: if the file is missing or damaged, or a value is invalid.
@@ -178,15 +179,15 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     """Read Adam's moments from an agent file, ours or a published one.
 
     Args:
-        policy: an agent of the kind in the file.
+        policy: agent with the architecture of the agent in the file.
 
     Returns:
-        ``state`` of the state dict of an Adam over ``policy.parameters()``: by position ``step``
-        () and the moments ``exp_avg`` and ``exp_avg_sq``, in the parameter's shape. An ``init_hx``
-        that the file lacks has no entry.
+        Entry ``state`` of the state dict of an Adam over ``policy.parameters()``: for each
+        parameter's position, ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq`` in the
+        parameter's shape. An ``init_hx`` that the file lacks has no entry.
 
     Raises:
-        UserError: if the file has no state, or one that does not fit its weights.
+        UserError: if the file has no optimiser state, or one that does not fit its weights.
     """
     content = load_tensors(path, "agent file")
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
@@ -206,10 +207,10 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
-    """Build a policy with the sizes of these tensors.
+    """Build a policy with the sizes of the given tensors.
 
     Raises:
-        UserError: if they are not those of an agent.
+        UserError: if the tensors do not belong to an agent.
     """
     def width(key: str) -> int:
         if key not in state or not state[key].ndim:
@@ -219,11 +220,11 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
         raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
                         f"games have {NUM_ACTIONS}")
-    reads_grid = "embedder.fc.weight"  # the layer whose width depends on the size of the frames
+    reads_grid = "embedder.fc.weight"  # layer whose input size depends on the frame size
     embedder: Embedder
     if "embedder.block1.conv.weight" in state:
         c1, c2, c3 = (width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
-        for k, c in enumerate((c1, c2, c3), 1):  # a small file must not make a huge network
+        for k, c in enumerate((c1, c2, c3), 1):  # prevents huge networks from small files
             _check_shape(state, f"embedder.block{k}.res1.conv1.weight", (c, c, 3, 3), path)
         embedder = ImpalaEmbedder(width("embedder.fc.weight"), (c1, c2, c3))
     elif "embedder.conv1.weight" in state:
@@ -250,9 +251,9 @@ def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
     """Return an Adam's state dict with its parameters in another order.
 
     Args:
-        state_dict: state of an Adam with one group.
-        order: position in ``state_dict`` of each parameter of the result; None for one that
-            ``state_dict`` lacks, and that has no moments.
+        state_dict: state dict of an Adam with one parameter group.
+        order: position in ``state_dict`` of each parameter of the result; None for a parameter
+            that ``state_dict`` lacks, which gets no moments.
     """
     (group,) = state_dict["param_groups"]
     return {"state": {new: state_dict["state"][old] for new, old in enumerate(order)
@@ -261,9 +262,9 @@ def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
 
 
 def num_adam_parameters(state_dict: Any) -> int:
-    """Number of parameters in an Adam's state dict, read from a file; 0 if it is none.
+    """Return the number of parameters in an Adam's state dict that was read from a file.
 
-    A state without any moments counts as none.
+    The result is 0 if ``state_dict`` is not an Adam's state dict, or has no moments.
     """
     try:
         (group,) = dict(state_dict)["param_groups"]
@@ -277,16 +278,16 @@ def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
     """Return the steps and moments in an Adam's state dict that was read from a file.
 
     Args:
-        state_dict: state of an Adam with as many parameters as there are shapes.
+        state_dict: state dict of an Adam with as many parameters as there are shapes.
         shapes: shapes of the parameters by name, in the file's order.
         file: name of the file, for messages.
 
     Returns:
         ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq`` of each parameter, in its shape;
-        None for one that has had no gradient.
+        None for a parameter that has not had a gradient.
 
     Raises:
-        UserError: if one does not fit its parameter.
+        UserError: if an entry does not fit its parameter.
     """
     def entry(state: Any, name: str, shape: torch.Size) -> dict[str, Tensor]:
         try:
@@ -310,7 +311,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
     """Load weights into a policy.
 
     Raises:
-        UserError: naming the file and the tensor that is missing, unknown or of another shape.
+        UserError: if a tensor is missing, unknown or of the wrong shape; the message names it.
     """
     expected = policy.state_dict()
     for key, tensor in expected.items():
@@ -323,7 +324,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Checksum of an agent's weights and edits, equal for an agent in memory and all its files."""
+    """Return the digest of an agent's weights and edits, which is the same for all its files."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)

@@ -1,6 +1,6 @@
-"""Configuration of an agent: its parameter sets, and flags that choose the game that it plays.
+"""Agent configuration: parameter sets, and command-line flags for the game and its levels.
 
-The only reader of ``hyperparams/procgen/config.yml``.
+The only module that reads ``hyperparams/procgen/config.yml``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.errors import UserError, nearest
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
-# The published defaults, where neither a flag nor the agent file chooses.
+# Published defaults, used if neither a flag nor the agent file sets a value.
 _UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
 
 level_seed = whole(0, MAX_LEVEL)
@@ -26,7 +26,7 @@ level_seed = whole(0, MAX_LEVEL)
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """A parameter set. Meaning and unit of each value are documented in the YAML."""
+    """Parameter set of an agent. The YAML file documents meaning and unit of each value."""
 
     algo: str
     architecture: str
@@ -82,7 +82,7 @@ def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentC
     """Return the parameter set ``param_name``.
 
     Raises:
-        UserError: if there is no such set (naming the nearest), or the file is wrong.
+        UserError: if there is no such set (the message names the nearest), or the file is invalid.
     """
     sets = {name: value for name, value in read_yaml(path).items() if not name.startswith("x-")}
     if param_name not in sets:
@@ -92,10 +92,10 @@ def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentC
 
 
 def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> None:
-    """Add flags that choose game and levels.
+    """Add flags for the game and its levels.
 
     Args:
-        of_agent: whether game, mode and backgrounds default to those of an agent's training.
+        of_agent: whether game, mode and backgrounds default to those of the agent's training.
     """
     def described(text: str, name: str) -> dict:
         default = _UNTRAINED[name]
@@ -116,15 +116,15 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
                              help="draw the game's background images")
     backgrounds.add_argument("--no_backgrounds", action="store_false", dest="use_backgrounds",
                              default=None if of_agent else False,
-                             help="draw none, as for the published agents")
+                             help="draw no background images, as for the published agents")
 
 
 def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvConfig:
-    """Return the game and levels that the flags choose.
+    """Return the game and levels that the flags select.
 
     Args:
         agent_file: agent whose training provides the defaults. In a game that it was not trained
-            on, only the flags and the published defaults count.
+            on, only the flags and the published defaults apply.
 
     Raises:
         UserError: if there is no such game or mode, or the agent file is missing or damaged.

@@ -1,7 +1,7 @@
-"""Edits of an agent: directions projected out of a layer's output, as a part of the network.
+"""Permanent edits of an agent, which project directions out of a layer's output.
 
-An edit is a permanent hook of its layer. Everything that runs the agent runs the edited one, and
-patches and activation caches see the edited output.
+An edit is a permanent forward hook on its layer, so every forward pass of the agent includes it,
+and patches and activation caches see the edited output.
 
 Letters in shape comments: C channels (or units) of a layer, M slots, F directions, R their rank.
 """
@@ -25,19 +25,20 @@ _DEPENDENT = 1e-5  # singular values below this share of the largest one count a
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """a' = a - s P a in every cell, P the projection on the span of directions.
+    """Edit a' = a - s P a at every cell, where P is the projection onto the span of the directions.
 
-    Directions of a layer with C channels are over C slots, or over 2 C, of which the first C are
-    max(a, 0) and the others max(-a, 0): then the projection is one of slots, and a' is the first
-    half of what it leaves minus the second.
+    Directions for a layer with C channels have C slots (entries), or 2 C: the first C slots are
+    max(a, 0) and the others max(-a, 0). In the second case P acts on the slots, and a' is the first
+    half of the result minus the second.
 
     Attributes:
         layer: path of the layer.
         directions: float32 (F, M), none of them zero; only their span matters.
-        strength: s; 1 removes the directions.
+        strength: factor s; 1 removes the directions.
 
     Raises:
-        UserError: if a direction is zero or not finite, or the strength is not.
+        UserError: if the directions are not a matrix, one of them is zero or not finite, or the
+            strength is not finite.
     """
 
     layer: str
@@ -65,11 +66,11 @@ class Edit:
         return rows[sizes > _DEPENDENT * sizes[0]].T.float()
 
     def signed(self, channels: int) -> bool:
-        """Whether directions of a layer with ``channels`` channels have slots for both signs."""
+        """Return whether the directions have slots for both signs of ``channels`` channels."""
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:
-        """Columns of the basis mapped to channels (C, R)."""
+        """Return the columns of the basis mapped from slots to channels (C, R)."""
         if self.signed(channels):
             return self.basis[:channels] - self.basis[channels:]
         return self.basis
@@ -78,8 +79,8 @@ class Edit:
         """Return the edited output of the layer.
 
         Args:
-            values: output of any shape, with the channels in one dimension.
-            dim: dimension of the channels.
+            values: output of the layer, of any shape with one channel dimension.
+            dim: index of the channel dimension.
         """
         channels = values.shape[dim]
         exact = values if values.dtype == torch.float64 else values.float()
@@ -91,12 +92,12 @@ class Edit:
         return (exact - self.strength * taken.movedim(-1, dim)).to(values.dtype)
 
     def _hook(self, _module, _inputs, output: Tensor) -> Tensor:
-        """Edit maps (N, C, H, W) or units (…, C)."""
+        """Apply the edit to maps (N, C, H, W) or units (…, C), as a forward hook."""
         return self.changed(output, 1 if output.ndim == 4 else -1)
 
 
 def with_edits(policy: Policy, edits: Sequence[Edit]) -> Policy:
-    """Return a copy of an agent with further edits, applied after its own."""
+    """Return a copy of an agent with further edits, applied after its existing ones."""
     edited = copy.deepcopy(policy)
     for edit in edits:
         add_edit(edited, edit)
@@ -104,11 +105,11 @@ def with_edits(policy: Policy, edits: Sequence[Edit]) -> Policy:
 
 
 def add_edit(policy: Policy, edit: Edit) -> None:
-    """Make an edit a part of an agent.
+    """Add a permanent edit to an agent.
 
     Raises:
-        UserError: if the agent has no such layer, one that the directions do not fit, or one whose
-            output enters the next step.
+        UserError: if the agent has no such layer, the directions do not fit the layer, or the
+            output of the layer enters the next step.
     """
     num_channels = {layer.name: layer.shape[0] for layer in all_layers(policy)
                     if not (policy.recurrent and layer.name in RECURRENT)}

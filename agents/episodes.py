@@ -1,11 +1,11 @@
-"""Play whole episodes on chosen levels, summarise them, and film them.
+"""Play whole episodes on chosen levels, summarise them, and render them as videos.
 
-An episode depends only on its level seed and its number (its actions are drawn from a generator of
-its own), not on how many are played at a time or in which order they end. Because rounding depends
-on the size of a batch, the agent runs on batches of one size, filled up where fewer episodes are
-being played.
+An episode depends only on its level seed and its number (each episode draws its actions from its
+own random generator), not on how many episodes are played at a time or in which order they end.
+Because rounding depends on the batch size, the agent always runs on batches of the same size,
+padded if fewer episodes are in progress.
 
-Letters in shape comments: L rows of an episode, T steps of a film, H W C a frame, D hidden state,
+Letters in shape comments: L rows of an episode, T frames of a video, H W C a frame, D hidden state,
 A actions.
 """
 
@@ -33,7 +33,7 @@ from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from stats.significance import share
 
 FRAMES_PER_BATCH = 16
-FILM_SIZE = 256  # pixels a side
+FILM_SIZE = 256  # pixels per side
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 Watch = Callable[[int, int, Callable[[], bytes | None]], None]
@@ -43,23 +43,23 @@ that reads the state of its level."""
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One episode.
+    """Data of one episode.
 
-    The last row is the terminal step: ``dones`` 1, the final reward and a black frame. A reward
-    is in the row of the frame it arrived with, so the first is 0.
+    The last row is the terminal step, with ``dones`` true, the final reward and a black frame. Each
+    reward is in the row of the frame that follows the action, so the first reward is 0.
 
     Attributes:
         number: number of the episode in the list of levels.
-        level_seed: seed of its level.
+        level_seed: seed of the level.
         frames: uint8 (L, H, W, C).
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
-        log_probs: log-probabilities that the actions were drawn from, float32 (L, A).
-        values: float32 (L,).
-        actions: int64 (L,); that of the last row was never taken.
+        log_probs: log-probabilities from which the actions were drawn, float32 (L, A).
+        values: value estimates, float32 (L,).
+        actions: int64 (L,); the action in the last row is never taken.
         rewards: float32 (L,).
         dones: bool (L,).
         level_complete: whether the game counts the level as solved.
-        person_views: L views, uint8 (512, 512, C), or none.
+        person_views: L 512-pixel views, each uint8 (512, 512, C), or an empty list.
         positions: x and y of the player in cells, float32 (L, 2), or (L, 0) if not kept; NaN in
             the last row.
     """
@@ -88,13 +88,13 @@ class Episode:
 
 
 class _OpenEpisode:
-    """Rows of an episode that is still being played."""
+    """Data of an episode in progress."""
 
     def __init__(self, number: int, level_seed: int, seed: int, hidden: np.ndarray):
         self.number = number
         self.level_seed = level_seed
         self.rng = np.random.default_rng([seed, number])
-        self.reward, self.ended = 0.0, False  # what arrived with the frame now shown
+        self.reward, self.ended = 0.0, False  # returned with the current frame
         self.hidden_states = [hidden]
         self.rows: list[tuple] = []
         self.person_views: list[np.ndarray] = []
@@ -109,16 +109,16 @@ class _OpenEpisode:
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions:
-    """How episodes are played, and what is kept of them.
+    """Options for playing episodes, and for the data that are kept.
 
     Attributes:
         greedy: take the most likely action instead of sampling one.
-        alter_logits: optional map from the policy's logits (N, A) to those that actions are sampled
-            from.
+        alter_logits: optional function from the policy's logits (N, A) to the logits that actions
+            are sampled from.
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
-        keep_person_views: keep the 512-pixel views: 0.8 MB per step and episode in progress.
+        keep_person_views: keep the 512-pixel views, 0.8 MB per step and episode in progress.
         keep_positions: keep the player's positions, which takes 0.15 ms per step.
     """
 
@@ -138,16 +138,16 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
                   options: PlayOptions = DEFAULT_OPTIONS,
                   watch: Watch | None = None) -> Iterator[Episode]:
-    """Play one episode on each level and yield them as they end.
+    """Play one episode on each level and yield the episodes as they end.
 
-    Patches that need metadata of the frames get it, the player's square and facing included.
+    Patches that need batch metadata get it, including the player's square and facing.
 
     Args:
         policy: the agent.
         compute: device, precision and memory layout.
         config: the game.
-        levels: pairs of an episode's number and its level seed.
-        seed: with the episode's number, decides its random actions.
+        levels: pairs of episode number and level seed.
+        seed: seed of the random actions, used together with the episode number.
         num_slots: number of episodes played at a time.
         watch: optional callback, called before every step.
     """
@@ -175,7 +175,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             info = BatchInfo(*np.array([(playing[slot].number, len(playing[slot].rows),
                                          playing[slot].level_seed) for slot in active]).T)
             need_positions = any(patches.need_info for patches in active_patches(policy))
-            positions = np.full((len(active), 3), np.nan)  # y, x, facing; NaN at the end
+            positions = np.full((len(active), 3), np.nan)  # y, x, facing; NaN in the last row
             for i, slot in enumerate(active if options.keep_positions or need_positions else ()):
                 player = slots.player(slot)
                 if player is not None:
@@ -222,9 +222,9 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
 
 def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
                     info: BatchInfo, batch_size: int) -> PolicyOutput:
-    """Run one step on frames (N, H, W, C) and states (N, D) in batches of one size.
+    """Run one step on frames (N, H, W, C) and states (N, D) in batches of equal size.
 
-    The last batch is filled up with empty rows.
+    The last batch is padded with empty rows.
     """
     number = len(frames)
     missing = -number % batch_size
@@ -242,11 +242,12 @@ def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results over episodes, one per level, with 95 % intervals.
+    """Summary of episodes, one per level, with 95 % confidence intervals.
 
     Attributes:
-        success_rate: share of levels that the game counts as solved, with Wilson's interval (1927).
-        mean_return: mean sum of raw rewards, with the normal interval of the mean (None for a
+        success_rate, success_interval: fraction of levels that the game counts as solved, with the
+            interval of Wilson (1927).
+        mean_return, return_interval: mean sum of raw rewards, with a normal interval (None for a
             single episode).
         mean_length: mean number of environment steps.
     """
@@ -286,25 +287,25 @@ def evaluate(episodes: Iterable[Episode]) -> Evaluation:
 
 
 def small_film(episode: Episode, max_steps: int) -> np.ndarray:
-    """Return the views for people with the actions taken, uint8 (T, FILM_SIZE, FILM_SIZE, 3)."""
+    """Return resized 512-pixel views with actions marked, uint8 (T, FILM_SIZE, FILM_SIZE, 3)."""
     return np.stack([small_picture(view, action) for view, action in zip(
         episode.person_views[:-1][:max_steps], episode.actions)])
 
 
 def small_picture(view: np.ndarray, action: int) -> np.ndarray:
-    """Return a view for people with the action taken, uint8 (FILM_SIZE, FILM_SIZE, 3)."""
+    """Return a resized 512-pixel view with the action marked, uint8 (FILM_SIZE, FILM_SIZE, 3)."""
     image = Image.fromarray(view).resize((FILM_SIZE, FILM_SIZE), Image.Resampling.BOX)
     return mark_action(np.asarray(image), action)
 
 
 def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: int,
                edit: LevelEdit | None = None, edit_every_step: bool = False) -> np.ndarray:
-    """Film the last steps of an episode, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
+    """Render the last steps of an episode as a video, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
 
     Args:
         level: seed of the level.
         actions: actions of the whole episode.
-        number: maximal number of steps.
+        number: maximum number of steps.
         edit, edit_every_step: edit of the level, as in ``LevelSlots``.
     """
     film = []
@@ -318,9 +319,12 @@ def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: in
 
 
 def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """Frames of films next to each other, by title, each uint8 (T, FILM_SIZE, FILM_SIZE, 3).
+    """Yield frames that show several videos next to each other.
 
-    An episode that has ended keeps its last frame, darkened.
+    A video that has ended keeps showing its last frame, darkened.
+
+    Args:
+        films: videos by title, each uint8 (T, FILM_SIZE, FILM_SIZE, 3).
     """
     longest = max(map(len, films.values()))
     columns = {name: np.concatenate([frames, np.repeat(frames[-1:] // 2, longest - len(frames),
@@ -330,5 +334,5 @@ def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def write_beside(path: Path, films: Mapping[str, np.ndarray], fps: int) -> None:
-    """Write films next to each other, see ``beside``."""
+    """Write one video that shows several videos next to each other, see ``beside``."""
     write_video(path, beside(films), fps)

@@ -1,6 +1,6 @@
 """Hooks: patch layers of an agent, or cache their activations, inside a ``with`` block.
 
-Halve the output of a residual block, and cache the hidden state that the heads then read::
+For example, halve the output of a residual block and cache the hidden state that the heads read::
 
     with patched(policy, {"embedder.block2": lambda output: 0.5 * output}) as patches, \\
             cached(policy, ["hidden_state"]) as cache:
@@ -8,16 +8,15 @@ Halve the output of a residual block, and cache the hidden state that the heads 
     cache["hidden_state"]  # (N, D)
     patches.changes()      # size of the change
 
-A patch can also act on some channels, cells, steps or levels only: a list of ``Patch`` objects
-takes the place of the mapping (``interventions.patches`` has the types). Patches of steps or levels
-need to know the frames of a batch; ``with batch_info(policy, info)`` attaches them.
+To patch only some channels, cells, steps or levels, pass a list of ``Patch`` objects instead of the
+mapping (``interventions.patches`` defines the types). Patches of steps or levels need batch
+metadata; ``with batch_info(policy, info)`` attaches it.
 
-Blocks nest in any order. Patches of one output act in the order given, those of outer blocks
-first; then the output is cached, so the cache holds what the rest of the network gets. When a
-block ends, also by an exception, its hooks are removed, and outside of all blocks the policy has
-none.
+Blocks can be nested in any order. Patches of one output are applied in the given order, patches of
+outer blocks first; then the output is cached, so the cache holds what the rest of the network
+receives. When a block ends, even by an exception, its hooks are removed.
 
-Letters in shape comments: as in ``agents.patch``.
+Letters in shape comments are defined in ``agents.patch``.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from agents.networks import Policy
 from agents.patch import PADDING, Apply, BatchInfo, Patch, PatchContext
 from common.errors import UserError
 
-_ATTRIBUTE = "_hook_stack"  # of a policy, as long as it has hooks
+_ATTRIBUTE = "_hook_stack"  # attribute of a policy while blocks are active
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +49,11 @@ class ChangeSize:
     Attributes:
         layer: layer that the patch acted on.
         pictures: number of frames on which it acted.
-        in_std: Euclidean norm of the change in standard deviations of the units, without units
-            that do not vary. None where no standard deviations were given.
+        in_std: Euclidean norm of the change in standard deviations of the units, excluding units
+            that do not vary; None if no standard deviations were given.
         norm: Euclidean norm of the change.
-        relative: the norm divided by the norm of the unpatched output; 0 where that is 0.
+        relative: norm of the change divided by the norm of the unpatched output, or 0 if the
+            latter is 0.
     """
 
     layer: str
@@ -86,7 +86,7 @@ class _BoundPatch:
         self._sums = torch.zeros(3, dtype=torch.float64, device=policy.device)
 
     def __call__(self, output: Tensor, info: BatchInfo | None, state: Tensor | None) -> Tensor:
-        """Patch an output (…, *shape); returns a new tensor if anything is changed."""
+        """Patch an output (…, *shape); returns a new tensor if anything changes."""
         chosen = self._chosen_rows(info, output.numel() // self._units)
         if chosen is not None and not len(chosen):
             return output
@@ -112,7 +112,7 @@ class _BoundPatch:
         return result
 
     def _chosen_rows(self, info: BatchInfo | None, batch_size: int) -> np.ndarray | None:
-        """Numbers of the rows to change; None for all."""
+        """Return the indices of the rows to change, or None for all rows."""
         if info is None:
             if self.patch.needs_info:
                 raise UserError(f"the patch of {self.layer.name} depends on the step, level, "
@@ -142,7 +142,7 @@ class _BoundPatch:
 
 
 class ActivePatches:
-    """The patches of one block, in order."""
+    """Patches of one ``patched`` block, in order."""
 
     def __init__(self, bound: Sequence[_BoundPatch]):
         self._bound = bound
@@ -162,18 +162,18 @@ class ActivePatches:
         return any(bound.patch.needs_info for bound in self._bound)
 
     def changes(self) -> list[ChangeSize]:
-        """Sizes of the changes so far, per patch and layer, in the order of the patches."""
+        """Return the change sizes so far, per patch and layer, in the order of the patches."""
         return [bound.size() for bound in self._bound]
 
     def total_change(self) -> tuple[float, float, float]:
-        """Sums of these sizes: in standard deviations (which must have been given), of the norms,
-        and of the relative norms."""
+        """Return the sums of ``in_std`` (which needs standard deviations), ``norm`` and
+        ``relative`` over ``changes``."""
         sizes = np.array([(size.in_std, size.norm, size.relative) for size in self.changes()])
         in_std, norm, relative = sizes.reshape(-1, 3).sum(axis=0)
         return float(in_std), float(norm), float(relative)
 
     def never_applied(self) -> list[Patch]:
-        """Patches that have not acted on any frame, although their layers ran."""
+        """Return the patches that have not acted on any frame; empty before any forward pass."""
         if not self._has_run:
             return []
         acted = {bound.patch for bound in self._bound if bound.num_frames}
@@ -190,16 +190,16 @@ class ActivePatches:
 
 
 class ActivationCache(Mapping):
-    """Activations by the layer names that were passed to ``cached``.
+    """Mapping from the layer names that were passed to ``cached`` to activations.
 
     ``cache[name]`` holds all frames, (N, *shape), concatenated over the forward passes, without
-    rows that only fill a batch up.
+    padding rows.
 
     Args:
-        layers: layers by the names that were passed.
+        layers: layers by the names that were passed to ``cached``.
         device: device of the copies.
-        graph: keep the tensors themselves, with their graph.
-        before: cache outputs before patches act on them.
+        graph: keep the original tensors with their autograd graph instead of copies.
+        before: cache outputs before patches are applied.
     """
 
     def __init__(self, layers: Mapping[str, Layer], device: torch.device | str, graph: bool,
@@ -211,14 +211,14 @@ class ActivationCache(Mapping):
 
     @property
     def layers(self) -> Collection[str]:
-        """Names of the innermost modules."""
+        """Module paths of the cached layers."""
         return self._shapes.keys()
 
     def __getitem__(self, name: str) -> Tensor:
         """Return all outputs of a layer.
 
         Raises:
-            ValueError: if there is none yet, or several with a graph, which are not concatenated.
+            ValueError: if there are none yet, or several with a graph, which are not concatenated.
         """
         calls = self.calls(name)
         if not calls or (self._graph and len(calls) > 1):
@@ -232,7 +232,7 @@ class ActivationCache(Mapping):
         return len(self._named)
 
     def calls(self, name: str) -> list[Tensor]:
-        """Return the outputs of a layer, one per forward pass; chunks of a batch are joined."""
+        """Return the outputs of a layer, one per forward pass, with concatenated chunks."""
         return [chunks[0] if len(chunks) == 1 else torch.cat(chunks)
                 for chunks in self._calls[self._named[name].name]]
 
@@ -240,8 +240,8 @@ class ActivationCache(Mapping):
         """Store an output.
 
         Args:
-            layer: name of the innermost module.
-            is_continued: whether it is a further chunk of the last batch.
+            layer: module path of the layer.
+            is_continued: whether the output is a further chunk of the previous batch.
         """
         if not self._graph:
             output = output.detach().reshape(-1, *self._shapes[layer])
@@ -262,19 +262,19 @@ class _HookStack:
         self.policy = policy
         self.blocks: list[ActivePatches | ActivationCache] = []
         self.info: BatchInfo | None = None
-        self.is_continued = False  # whether a further chunk of the last batch is running
+        self.is_continued = False  # whether the current chunk continues a batch
         self._hooks: dict[str, RemovableHandle] = {}
         self._num_blocks: Counter[str] = Counter()  # by layer
 
     @classmethod
     def of(cls, policy: Policy) -> _HookStack | None:
-        """The stack of a policy; None if no block is active."""
+        """Return the stack of a policy, or None if no block is active."""
         return policy.__dict__.get(_ATTRIBUTE)
 
     @classmethod
     @contextlib.contextmanager
     def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
-        """Make a block active."""
+        """Keep a block active inside the ``with`` block."""
         stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
         stack.blocks.append(block)
         for layer in block.layers:
@@ -324,12 +324,12 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
     Args:
         patches: functions by layer name, which map a layer's output (R, *shape) in float32 to
             values of the same shape; or ``Patch`` objects. Patches of one output are applied in
-            this order.
-        std: standard deviations of units by layer, arrays that broadcast to the layer's shape, in
-            which ``ActivePatches.changes`` measures; see ``ReferenceSet.std``.
+            the given order.
+        std: standard deviations of units by layer, arrays that broadcast to the layer's shape;
+            ``ActivePatches.changes`` uses them as units. See ``ReferenceSet.std``.
 
     Raises:
-        UserError: if a patch does not fit the policy, or two set the same entries.
+        UserError: if a patch does not fit the policy, or two patches set the same entries.
     """
     if isinstance(patches, Mapping):
         patches = [Apply(layer, function) for layer, function in patches.items()]
@@ -352,11 +352,11 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
     """Cache the activations of layers inside the ``with`` block.
 
     Args:
-        layers: names as of ``find_layer``.
-        before: cache outputs as computed, before patches act on them.
+        layers: layer names, as accepted by ``find_layer``.
+        before: cache outputs before patches are applied.
         on: device of the copies.
-        graph: keep the tensors themselves, of the shape in which the network has them, for
-            gradients.
+        graph: keep the original tensors, in the network's shapes, so that gradients can be
+            computed.
     """
     cache = ActivationCache({name: find_layer(policy, name) for name in layers}, on, graph, before)
     with _HookStack.pushed(policy, cache):
@@ -365,7 +365,7 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
 
 @contextlib.contextmanager
 def _temporarily(policy: Policy, **values: object) -> Iterator[None]:
-    """Set attributes of the policy's hook stack, if it has one, inside the block."""
+    """Set attributes of the policy's hook stack, if it has one, inside the ``with`` block."""
     stack = _HookStack.of(policy)
     if stack is None:
         yield
@@ -388,7 +388,7 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
     """Declare that forward passes inside the ``with`` block process rows ``begin`` to ``end``.
 
     Raises:
-        UserError: if there is metadata for another number of frames than the batch has.
+        UserError: if the attached metadata has another number of frames than the batch.
     """
     stack = _HookStack.of(policy)
     info = None if stack is None else stack.info
@@ -399,12 +399,12 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
 
 
 def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
-    """Run forward passes without the surrounding blocks; blocks inside work as always."""
+    """Disable the surrounding blocks inside the ``with`` block; nested blocks still work."""
     return _temporarily(policy, blocks=[], info=None, is_continued=False)
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:
-    """Return the patches that act on a policy now, by block."""
+    """Return the active patches of a policy, one entry per block."""
     stack = _HookStack.of(policy)
     return [] if stack is None else [block for block in stack.blocks
                                      if isinstance(block, ActivePatches) and block.layers]
@@ -414,7 +414,7 @@ def refuse_patches(policy: Policy, where: str) -> None:
     """Raise UserError if any patch is active.
 
     Args:
-        where: what does not support patches, for the message.
+        where: name of the operation that does not support patches, for the message.
     """
     if active_patches(policy):
         raise UserError(f"{where} takes no patches; leave the block of patched first")

@@ -1,8 +1,8 @@
 """Kickstarting (Schmitt et al. 2018, "Kickstarting deep reinforcement learning"): distillation of
 a teacher's policy as an auxiliary loss of PPO, with a weight that falls to 0.
 
-The teacher sees every frame of the student's rollouts and keeps a memory of its own; it takes no
-action. Its outputs are computed once per rollout.
+The teacher sees every frame of the student's rollouts and keeps its own hidden state; it takes no
+actions. Its outputs are computed once per rollout.
 
 Letters in shape comments: T steps of a rollout, N environments, H W C a frame, A actions, D the
 teacher's hidden state.
@@ -25,13 +25,13 @@ KICKSTART_METRICS = ("distillation_loss", "teacher_kl")
 
 @dataclasses.dataclass(frozen=True)
 class Guidance:
-    """A teacher's outputs for a rollout, and the weights of the losses on them.
+    """A teacher's outputs for a rollout, and the weights of the kickstarting losses.
 
     Attributes:
         log_probs: the teacher's log-probabilities (T, N, A).
         values: the teacher's value estimates (T, N).
         policy_weight: weight of the distillation loss in the total loss.
-        value_weight: weight of half the squared difference of values.
+        value_weight: weight of half the squared difference between the values.
     """
 
     log_probs: Tensor
@@ -42,17 +42,17 @@ class Guidance:
 
 def kickstart_losses(output: PolicyOutput, teacher_log_probs: Tensor,
                      teacher_values: Tensor) -> dict[str, Tensor]:
-    """Losses of kickstarting on the student's own states (Schmitt et al. 2018, equation 4).
+    """Compute the kickstarting losses on the student's states (Schmitt et al. 2018, equation 4).
 
     Args:
         output: the student's outputs, with any leading dimensions.
-        teacher_log_probs: (…, A).
-        teacher_values: (…,).
+        teacher_log_probs: the teacher's log-probabilities (…, A).
+        teacher_values: the teacher's value estimates (…,).
 
     Returns:
         Means over frames, each (): ``distillation_loss``, the cross-entropy from the teacher's
         policy to the student's; ``teacher_kl``, their KL divergence in nats, without gradient;
-        and ``value_distance``, half the squared difference of their values.
+        and ``value_distance``, half the squared difference between their values.
     """
     probabilities = teacher_log_probs.exp()
     distillation_loss = -(probabilities * output.log_probs).sum(dim=-1).mean()
@@ -63,10 +63,10 @@ def kickstart_losses(output: PolicyOutput, teacher_log_probs: Tensor,
 
 
 class Teacher:
-    """A frozen agent that follows the student's environments.
+    """Frozen teacher that is evaluated on the student's rollouts.
 
     Args:
-        policy: an agent of any architecture and width, with a memory or without.
+        policy: teacher of any architecture and width, recurrent or feed-forward.
         num_envs: number of environments N of the student's rollouts.
         compute: device and precision.
     """
@@ -79,13 +79,13 @@ class Teacher:
     @torch.no_grad()
     def follow(self, frames: Tensor, masks: Tensor, config: AgentConfig,
                progress: float) -> Guidance:
-        """Evaluate a rollout that begins where the last one ended.
+        """Evaluate the teacher on a rollout that begins where the previous one ended.
 
         Args:
             frames: uint8 (T, N, H, W, C).
             masks: (T, N); 0 where a frame is the first of its episode.
-            config: the weights of the losses at the start of the run.
-            progress: completed share of the run.
+            config: parameter set with the initial weights of the losses.
+            progress: completed fraction of the run.
         """
         embeddings = embed_frames(self.policy, frames.flatten(0, 1), self.compute)
         output = self.policy.sequence(embeddings.unflatten(0, masks.shape), self.hidden, masks)
@@ -96,7 +96,7 @@ class Teacher:
 
 
 def remaining_weight(config: AgentConfig, progress: float) -> float:
-    """Factor of the loss weights after a share of the run: falls linearly from 1 to 0."""
+    """Return the factor of the loss weights, which falls from 1 to 0 at ``kickstart_until``."""
     if progress >= config.kickstart_until:
         return 0.0
     return 1 - progress / config.kickstart_until

@@ -1,8 +1,8 @@
 """Layers of an agent: their names and shapes, and the positions of their cells in the frame.
 
 A layer is a module of the policy whose output is one tensor, and its name is the module's path,
-such as ``embedder.block2.res1.resadd``. An output with several names (``embedder.block2.res1`` is
-its last addition) is called by the innermost one.
+such as ``embedder.block2.res1.resadd``. If nested modules share an output (``embedder.block2.res1``
+returns that of its final addition), the path of the innermost module is the name.
 
 Letters in shapes: C channels and H W cells of a map, U units.
 """
@@ -22,10 +22,10 @@ from common.game_constants import FRAME_SIZE
 
 CellMapping = Literal["published", "centred"]
 PUBLISHED_SUFFIX = "_out"
-ALL = "all"  # as a layer's name: every output between frame and heads
+ALL = "all"  # layer name that stands for every output between frame and heads
 HEADS = ("fc_policy", "fc_value")
 STATE = "hidden_state"
-RECURRENT = ("gru", STATE)  # of an agent with a memory: layers whose output enters the next step
+RECURRENT = ("gru", STATE)  # layers of a recurrent agent whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Layer:
 
     Attributes:
         name: path of the innermost module.
-        shape: shape of the output for one frame: (C, H, W) of a map, (U,) of units.
+        shape: shape of the output for one frame: (C, H, W) for a map, (U,) for units.
         stride: pixels between neighbouring cells; None for units.
-        first_pixel: centre of the receptive field of cell 0 in pixels, by kernels, strides and
-            paddings; None for units.
+        first_pixel: centre of the receptive field of cell 0 in pixels, computed from kernel sizes,
+            strides and paddings; None for units.
     """
 
     name: str
@@ -56,30 +56,30 @@ class Layer:
 
     def cell(self, row: int, column: int, world_dim: int,
              mapping: CellMapping = "published") -> tuple[int, int]:
-        """Return the cell that shows a square of a world of ``world_dim`` squares a side.
+        """Return the cell that shows a square of a world with ``world_dim`` squares per side.
 
-        Squares of a world that is finer than the map share cells, and squares beyond the last cell
-        map to the last one.
+        If the world is finer than the map, several squares share a cell. Squares beyond the last
+        cell map to the last cell.
 
         Args:
             row: row of the square, from the bottom.
             column: column of the square, from the left.
             mapping: "published" assumes that cell i shows the pixels s i to s (i + 1) - 1, with
-                stride s; "centred" takes the cell whose receptive field has its centre nearest to
-                that of the square.
+                stride s; "centred" selects the cell whose receptive field has its centre nearest
+                to the centre of the square.
 
         Returns:
-            Row from the top and column from the left.
+            Row of the cell from the top, and its column from the left.
 
         Raises:
-            UserError: if the layer has no cells, or the world has no such square.
+            UserError: if the layer has no cells, or the square is outside the world.
         """
         if self.stride is None or self.first_pixel is None:
             raise UserError(f"{self.name} has no cells: it is {self.shape[0]} units")
         if not (0 <= row < world_dim and 0 <= column < world_dim):
             raise UserError(f"there is no square {row}.{column}: rows and columns go from 0 to "
                             f"{world_dim - 1}")
-        square = FRAME_SIZE / world_dim  # pixels a side
+        square = FRAME_SIZE / world_dim  # pixels per side
         cells = []
         for centre, size in zip(((world_dim - 1 - row + 0.5) * square, (column + 0.5) * square),
                                 self.shape[1:]):
@@ -119,11 +119,11 @@ def all_layers(policy: Policy) -> tuple[Layer, ...]:
 
 
 def find_layer(policy: Policy, name: str) -> Layer:
-    """Return the layer of a name: its own, that of an enclosing module, or the published name
-    with the suffix ``_out``.
+    """Find a layer by its name, the name of an enclosing module, or the published name with the
+    suffix ``_out``.
 
     Raises:
-        UserError: if there is none, naming the nearest one.
+        UserError: if there is no such layer; the message names the nearest one.
     """
     layers = all_layers(policy)
     path = name.removesuffix(PUBLISHED_SUFFIX)
@@ -142,8 +142,8 @@ def find_layer(policy: Policy, name: str) -> Layer:
 
 
 def layers_named(policy: Policy, name: str) -> tuple[Layer, ...]:
-    """Return the layers that a patch names: one, or for ``all`` every layer but the heads and
-    ``hidden_state``, which is the output of the layer before it.
+    """Return the layers that a patch applies to: one, or for ``all`` every layer except the heads
+    and ``hidden_state``, which repeats the output of the preceding layer.
 
     Raises:
         UserError: see ``find_layer``.

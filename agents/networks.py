@@ -1,10 +1,10 @@
 """The agent's networks: IMPALA, Nature or clear embedding, GRU memory, policy and value heads.
 
-Every module is a named attribute made once, so a forward hook can reach every activation, and
-the state-dict keys are those of the published files.
+Every module is a named attribute that is created once, so a forward hook can reach every
+activation, and the state-dict keys are those of the published files.
 
 The *hidden state* of an agent is the vector that its policy and value heads read: the state of the
-GRU, or without one the embedding, which then remembers nothing. Everything that reads or changes
+GRU, or the embedding in a feed-forward agent, which has no memory. All code that reads or changes
 hidden states works for both kinds of agent.
 
 Letters in shape comments: N frames, T time steps, B sequences, C H W a frame, E embedding,
@@ -38,7 +38,7 @@ class ResidualAdd(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """relu, conv 3x3, relu, conv 3x3, plus the input. (N, C, H, W) to the same shape."""
+    """Residual unit on (N, C, H, W): relu, conv 3x3, relu, conv 3x3, plus the input."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -65,7 +65,7 @@ class HalvingMaxPool(nn.MaxPool2d):
 
 
 class ImpalaBlock(nn.Module):
-    """conv 3x3, max-pool that halves the size, two residual units."""
+    """IMPALA block: conv 3x3, max-pool that halves height and width, two residual units."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -79,12 +79,12 @@ class ImpalaBlock(nn.Module):
 
 
 class Embedder(nn.Module):
-    """Base class of the embeddings: images in [0, 1] (N, C, H, W) to (N, ``output_dim``)."""
+    """Base class of networks that map images in [0, 1] (N, C, H, W) to embeddings (N, E)."""
 
     output_dim: int
 
     def initialise(self, draw: Callable[[Tensor], object]) -> None:
-        """Initialise the weights by a function that fills a tensor, and the biases with 0."""
+        """Initialise the weights with a function that fills a tensor, and the biases with 0."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 draw(module.weight)
@@ -96,8 +96,8 @@ class ImpalaEmbedder(Embedder):
     """The convolutional network of Espeholt et al. (2018), "IMPALA", figure 3.
 
     Args:
-        output_dim: E.
-        channels: widths of the three blocks.
+        output_dim: size E of the embedding.
+        channels: numbers of channels of the three blocks.
     """
 
     def __init__(self, output_dim: int, channels: tuple[int, int, int] = (16, 32, 32)):
@@ -143,7 +143,7 @@ class NatureEmbedder(Embedder):
 
 
 class L2Pool(nn.AvgPool2d):
-    """sqrt(mean of squares over 2x2 + 1e-8), stride 2. (N, C, H, W) to (N, C, H / 2, W / 2)."""
+    """L2 pooling, sqrt(2x2 mean of squares + 1e-8): (N, C, H, W) to (N, C, H / 2, W / 2)."""
 
     def __init__(self):
         super().__init__(kernel_size=2, stride=2)
@@ -154,7 +154,7 @@ class L2Pool(nn.AvgPool2d):
 
 class ClearEmbedder(Embedder):
     """The convolutional network of Hilton et al. (2020), "Understanding RL Vision", for 64x64
-    frames: few convolutions, no residual units, and L2 pools as wide as their stride."""
+    frames: few convolutions, no residual units, and L2 pooling over disjoint windows."""
 
     def __init__(self, output_dim: int = 512):
         super().__init__()
@@ -191,9 +191,9 @@ class ClearEmbedder(Embedder):
 
 
 class Memory(nn.Module):
-    """A GRU whose state can be replaced before any step (an episode's start).
+    """GRU whose state can be reset before any step, at the start of an episode.
 
-    The inner module is called ``gru`` too, because published files have ``gru.gru.*`` keys.
+    The inner module is also called ``gru``, because published files have ``gru.gru.*`` keys.
     """
 
     def __init__(self, input_dim: int, hidden_dim: int):
@@ -207,9 +207,9 @@ class Memory(nn.Module):
         Args:
             x: inputs (T, B, E).
             hidden: state that enters the first step (B, D).
-            masks: (T, B); 0 replaces the state that enters a step by ``initial``. None replaces
-                nothing.
-            initial: first state of an episode (D,).
+            masks: (T, B); 0 resets the state that enters a step to ``initial``. None for no
+                resets.
+            initial: initial state of an episode (D,).
 
         Returns:
             The state that leaves each step (T, B, D).
@@ -217,7 +217,7 @@ class Memory(nn.Module):
         if masks is None:
             return self.gru(x, hidden.unsqueeze(0).contiguous())[0]
         keep = masks.unsqueeze(-1)  # (T, B, 1)
-        starts = (masks == 0).any(dim=1).tolist()  # a new segment begins where any state is new
+        starts = (masks == 0).any(dim=1).tolist()  # a segment begins where any state is reset
         borders = [0, *(t for t in range(1, len(starts)) if starts[t]), len(starts)]
         outputs = []
         for begin, end in itertools.pairwise(borders):
@@ -232,7 +232,7 @@ class HiddenState(nn.Module):
     """Identity on the hidden state that leaves a step, so that a hook can read and change it."""
 
     def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
-        """Return the state that leaves (…, D); hooks also see the one that enters (B, D)."""
+        """Return ``leaving`` (…, D); hooks also receive ``entering`` (B, D)."""
         return leaving
 
 
@@ -257,17 +257,17 @@ class PolicyOutput:
 
 
 class Policy(nn.Module):
-    """The whole agent.
+    """Complete agent: embedder, optional GRU, policy head and value head.
 
     Args:
-        embedder: frames to embeddings.
-        hidden_state_size: D of the GRU, or None for a feed-forward agent, whose D is E.
+        embedder: network that maps images to embeddings.
+        hidden_state_size: size D of the GRU's state, or None for a feed-forward agent, where D = E.
         learned_initial_state: whether a GRU starts an episode from the trainable vector
             ``init_hx``; otherwise from zeros, as the published agents effectively did. A
-            feed-forward agent has no such vector and nothing reads the state it starts from.
+            feed-forward agent has no such vector and ignores its initial state.
 
     Attributes:
-        edits: permanent edits of its layers, in order; ``agents.edits.add_edit`` adds them.
+        edits: permanent edits of layers, in order; ``agents.edits.add_edit`` adds them.
     """
 
     def __init__(self, embedder: Embedder, hidden_state_size: int | None,
@@ -294,22 +294,22 @@ class Policy(nn.Module):
         return self.fc_value.weight.device
 
     def initial_state(self) -> Tensor:
-        """State in which an episode starts (D,)."""
+        """Return the state in which an episode starts (D,)."""
         if self.recurrent and self.learned_initial_state:
             return self.init_hx
         return torch.zeros(self.hidden_state_size, device=self.device)
 
     def initial_states(self, num: int) -> Tensor:
-        """Initial state for ``num`` environments (num, D), without gradient."""
+        """Return the initial state for ``num`` environments (num, D), without gradient."""
         return self.initial_state().detach().expand(num, -1).clone()
 
     def to_state(self, numbers: Tensor) -> Tensor:
         """Map numbers (…, D) smoothly to the range of hidden states, for networks that predict
-        them: (-1, 1) for a GRU, above 0 for an embedding, which ends in a ReLU."""
+        hidden states: (-1, 1) for a GRU, above 0 for an embedding, which ends in a ReLU."""
         return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] (N, C, H, W) to embeddings (N, E), in the precision of autocast."""
+        """Embed images in [0, 1] (N, C, H, W) as (N, E), in the precision of autocast."""
         return self.embedder(images)
 
     def sequence(self, embeddings: Tensor, hidden: Tensor,
@@ -318,8 +318,8 @@ class Policy(nn.Module):
 
         Args:
             embeddings: (T, B, E), float32.
-            hidden: state that enters the first step (B, D); read by a GRU alone.
-            masks: (T, B), 1 - done: 0 where a step is the first of its episode; None if none is.
+            hidden: state that enters the first step (B, D); used only by a GRU.
+            masks: (T, B), 1 - done: 0 where a step is the first of its episode; None if no step is.
         """
         states = embeddings
         if self.recurrent:
@@ -329,12 +329,12 @@ class Policy(nn.Module):
     def step(self, embeddings: Tensor, hidden: Tensor) -> PolicyOutput:
         """Run one step from embeddings.
 
-        The returned state is the tensor from which logits and value are computed, so a gradient
-        with respect to it counts both them and all later steps.
+        The returned state is the tensor from which logits and values are computed, so a gradient
+        with respect to it includes its effects on them and on all later steps.
 
         Args:
             embeddings: (B, E), float32.
-            hidden: state that enters the step (B, D); read by a GRU alone.
+            hidden: state that enters the step (B, D); used only by a GRU.
         """
         after = embeddings
         if self.recurrent:
@@ -342,7 +342,7 @@ class Policy(nn.Module):
         return self._heads(self.hidden_state(hidden, after))
 
     def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
-        """One step: images (N, C, H, W) in [0, 1], hidden (N, D), masks (N,)."""
+        """Run one step on images in [0, 1] (N, C, H, W), states (N, D) and masks (N,)."""
         embeddings = self.embed(images).float()
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
@@ -353,11 +353,11 @@ class Policy(nn.Module):
 
 def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                  learned_initial_state: bool, width: int = 1) -> Policy:
-    """Make a new policy from the values of a parameter set.
+    """Build an untrained policy from the values of a parameter set.
 
-    The Nature and the clear embedding are 512 wide; IMPALA's is ``hidden_state_size`` wide, or 256
-    without a GRU, as in the published feed-forward agents. ``width`` multiplies the channels of
-    IMPALA's blocks: 4 in the published agents of hard mazes.
+    Nature and clear embeddings have size 512; IMPALA embeddings have size ``hidden_state_size``, or
+    256 without a GRU, as in the published feed-forward agents. ``width`` multiplies the channels
+    of the IMPALA blocks; it is 4 in the published agents for hard mazes.
     """
     embedder: Embedder
     if architecture == "nature":
@@ -373,10 +373,10 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
 
 def to_images(frames: Tensor, channels_last: bool = True,
               dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 frames (N, H, W, C), as Procgen draws them, to images in [0, 1] (N, C, H, W).
+    """Convert uint8 frames (N, H, W, C) from Procgen to images in [0, 1] (N, C, H, W).
 
-    The result is channels-last in memory, without a copy, or contiguous if asked for. In bfloat16
-    the numbers are those that autocast makes of the float32 ones.
+    The result keeps the channels-last memory layout of the frames, or is contiguous if
+    ``channels_last`` is false. In bfloat16 the values equal float32 values cast by autocast.
     """
     images = frames.permute(0, 3, 1, 2).to(dtype).div_(255)
     return images if channels_last else images.contiguous()

@@ -1,6 +1,6 @@
-"""Named scalar outputs of an agent at one step, which gradients and attributions explain.
+"""Named scalar outputs of an agent at one step: the targets of gradients and attributions.
 
-Saliency and the analyses of influences use the few of ``ANSWERS``; attributions use all.
+Saliency and influence analyses use only the outputs in ``ANSWERS``; attributions use all outputs.
 
 Letters in shape comments: A actions; … any leading dimensions.
 """
@@ -30,15 +30,15 @@ ANSWERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "jumping_right": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("upright")],
 }
 _NUMBERS = range(NUM_ACTIONS)
-# Actions by what they do; an action such as "upleft" belongs to two of the directions.
+# Numbers of actions by name and by direction; an action such as "upleft" has two directions.
 _ALONE = {**{name: [number] for number, name in enumerate(ACTION_NAMES)},
           "other": list(_NUMBERS[len(ACTION_NAMES):])}
 _DIRECTIONS = {
     **{name: [number for number in _NUMBERS if ACTION_DIRECTIONS[number][axis] == sign]
        for name, axis, sign in (("left", 0, -1), ("right", 0, 1), ("up", 1, 1), ("down", 1, -1))},
     STILL: [number for number in _NUMBERS if ACTION_DIRECTIONS[number] == (0, 0)]}
-# Numbers of actions whose summed probability an output is the logarithm of. The direction "left"
-# goes by "any_left", because an action is called "left", too.
+# Numbers of the actions of each output, which is the logarithm of their total probability. The
+# direction "left" is called "any_left", because there is also an action "left".
 _LOG_PROBS = {
     **{f"log_prob_{name}": numbers for name, numbers in _ALONE.items()},
     **{"log_prob_still" if name == STILL else f"log_prob_any_{name}": numbers
@@ -52,23 +52,23 @@ _GROUPS = {POLICY: tuple(_LOG_PROBS), PUBLISHED_POLICY: tuple(_LOGITS)}
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A scalar output.
+    """Scalar output of an agent.
 
     Attributes:
-        name: one of ``output_names``.
+        name: one of the names that ``output_names`` returns.
     """
 
     name: str
 
     def __call__(self, output: PolicyOutput, actions: Tensor) -> Tensor:
-        """Compute the scalar of each row.
+        """Compute the scalar for all leading indices.
 
         Args:
             output: outputs of the agent, with leading dimensions (…).
             actions: actions taken, int64 (…,).
 
         Returns:
-            Scalars (…,): the value in the agent's unit, logarithms in nats.
+            Scalars (…,): values in the agent's unit, log-probabilities in nats.
         """
         if self.name in ANSWERS:
             return ANSWERS[self.name](output.values, output.log_probs)
@@ -85,14 +85,14 @@ def output_names() -> tuple[str, ...]:
 
 
 def outputs_named(names: Sequence[str]) -> tuple[Output, ...]:
-    """Return outputs by name, each once.
+    """Return the outputs with the given names, without duplicates.
 
     Args:
-        names: names of ``output_names``; ``policy`` stands for all log-probabilities of actions and
+        names: output names; ``policy`` stands for all log-probabilities of actions and
             directions, ``published_policy`` for all logits and their sums.
 
     Raises:
-        UserError: if there is no such output, naming the nearest.
+        UserError: if there is no such output; the message names the nearest one.
     """
     known = output_names()
     expanded: list[str] = []

@@ -1,8 +1,8 @@
 """Patches: functions of a layer's activations, restricted to some channels, cells and frames.
 
-``agents.hooks.patched`` applies them. Letters in shape comments: B frames of a batch, R of them
-that a patch changes, C channels and H W cells of a map (units are channels with one cell),
-P = H W, K channels and M cells that a patch changes.
+``agents.hooks.patched`` applies patches. Letters in shape comments: B frames of a batch, C channels
+and H W cells of a map (units are channels with one cell), P = H W; R frames, K channels and M cells
+that a patch changes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agents.layers import Layer
 from agents.networks import Policy
 from common.errors import UserError
 
-PADDING = -1  # episode of a row that only fills a batch up
-NO_LEVEL = -1  # level of a simulation
+PADDING = -1  # episode number of padding rows
+NO_LEVEL = -1  # level seed of simulated episodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class BatchInfo:
     """Metadata of a batch: episode, step, level and player position of each frame.
 
     Attributes:
-        episode: number of the episode or of the simulated start, int64 (B,); ``PADDING`` for rows
-            without a frame.
+        episode: number of the episode or of the simulated start, int64 (B,); ``PADDING`` for
+            padding rows.
         step: step of the episode, from 0, int64 (B,).
         level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
         square: row from the bottom and column of the player, int64 (B, 2), or None.
-        facing: direction that the player faces, int64 (B,), or None.
+        facing: 1 if the player's image is mirrored (``is_reflected``), int64 (B,), or None.
     """
 
     episode: np.ndarray
@@ -47,7 +47,7 @@ class BatchInfo:
 
     @property
     def target(self) -> np.ndarray:
-        """Seed of draws per level: the level's seed, or the number of the simulated start."""
+        """Seeds of random draws per level (B,): level seed, or number of the simulated start."""
         return np.where(self.level == NO_LEVEL, self.episode, self.level)
 
     def at_step(self, step: int) -> BatchInfo:
@@ -55,12 +55,12 @@ class BatchInfo:
         return dataclasses.replace(self, step=np.full_like(self.episode, step))
 
     def padded(self, number: int) -> BatchInfo:
-        """Append ``number`` rows without a frame."""
+        """Return the metadata with ``number`` padding rows appended."""
         return self._map(lambda values: np.concatenate(
             [values, np.full((number, *values.shape[1:]), PADDING, values.dtype)]))
 
     def __getitem__(self, index: slice | np.ndarray) -> BatchInfo:
-        """Select rows by a slice, by numbers, or by a truth value each."""
+        """Select rows by a slice, an index array or a boolean mask."""
         return self._map(lambda values: values[index])
 
     def _map(self, function: Callable[[np.ndarray], np.ndarray]) -> BatchInfo:
@@ -91,7 +91,7 @@ class PatchContext:
 
     @property
     def required_info(self) -> BatchInfo:
-        """The metadata, for patches with ``needs_info``."""
+        """Metadata, for patches that require it (``needs_info``)."""
         assert self.info is not None
         return self.info
 
@@ -149,7 +149,8 @@ class Selection:
         """Return a function from a context to values that broadcast with (R, K, M).
 
         Raises:
-            UserError: see ``broadcast``; also raised by the returned function.
+            UserError: if a mapping lacks the layer, or an array does not fit or is not finite; also
+                raised by the returned function.
         """
         if isinstance(values, Mapping):
             if self.layer.name not in values:
@@ -168,14 +169,14 @@ class Patch:
     Attributes:
         layer: name of the layer, see ``agents.layers.layers_named``.
         channels: numbers of channels or units; all if None.
-        cells: (row from the top, column) of cells; all if None.
-        steps: first step of an episode at which the patch acts, and the first at which it no
-            longer does (None: until the end); all if None.
-        levels: seeds of the levels on which it acts; all if None.
+        cells: cells as (row from the top, column); all if None.
+        steps: steps of an episode on which the patch acts, as (begin, end) without ``end``, which
+            is None for no limit; all if None.
+        levels: seeds of the levels on which the patch acts; all if None.
         conditions: further conditions, all of which must hold.
-        words: options that other packages define, as written. They become conditions, cells and
-            the like in ``interventions.patch_text.open_patches``.
-        written: the patch before it was opened, which names it; None if it never was.
+        words: options defined by other packages, as written by the user.
+            ``interventions.patch_text.open_patches`` turns them into conditions, cells and so on.
+        written: the patch before ``open_patches``, used for its name; None if never opened.
     """
 
     kind: ClassVar[str]
@@ -191,10 +192,10 @@ class Patch:
     written: Patch | None = None
 
     def bind(self, selection: Selection) -> PatchFn:
-        """Return the patch function for a selection, with everything constant precomputed.
+        """Return the patch function for a selection, with all constants precomputed.
 
         Raises:
-            UserError: if the patch cannot act there.
+            UserError: if the patch cannot be applied to the selection.
         """
         raise NotImplementedError
 
@@ -205,7 +206,7 @@ class Patch:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the field ``reference`` must still be set to a reference set."""
+        """Whether the patch still lacks a reference set in its field ``reference``."""
         return False
 
     def applies_to(self, info: BatchInfo) -> np.ndarray:
@@ -226,7 +227,7 @@ class Patch:
         """Return the entries that the patch changes.
 
         Raises:
-            UserError: if the layer has no such channel or cell; the bounds are named.
+            UserError: if the layer has no such channel or cell; the message gives the bounds.
         """
         if self.words and self.written is None:
             raise UserError(f"the patch at {self.layer} has the option '{self.words[0][0]}', which "

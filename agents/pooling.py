@@ -1,13 +1,13 @@
-"""Max-pool 3x3, stride 2, padding 1, of bfloat16 images on a CPU, with the same results as torch's.
+"""Max-pool 3x3, stride 2, padding 1, for bfloat16 images on a CPU, with the same results as torch.
 
-For the gradient, torch stores the index of each maximum in eight bytes, and the whole input; here
-the index takes one byte, and nothing else is stored. On one core with bfloat16 in hardware, a
-gradient step of the IMPALA network on 512 frames takes 9 % less processor time with it than with
-torch's, and acting on 64 frames 8 % less. In float32 torch's is as good, and is used.
+For the backward pass, torch stores the input and an index of eight bytes per maximum; this function
+stores only an index of one byte. On one core with bfloat16 in hardware, it reduces the CPU time of
+a gradient step of the IMPALA network on 512 frames by 9 %, and of acting on 64 frames by 8 %. In
+float32, torch's max-pool is as fast and is used instead.
 
-Rows of an image are (W, C) in memory. A row is split into its even and its odd columns, so that
-the three columns of a window are three long vectors, which the compiler turns into vector
-instructions. In shape comments L is half of W * C, the length of such a vector.
+A row of an image is (W, C) in memory. It is split into even and odd columns, so that the three
+columns of all windows form three long vectors, for which the compiler uses vector instructions.
+In shape comments, L = W * C / 2 is the length of such a vector.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from common.devices import give_numba_torchs_threads
 
-PIXEL_UNIT = 8  # channels in 16 bytes, which are moved at once
-LOWEST, HIGHEST = -(2**15), 2**15 - 1  # keys
+PIXEL_UNIT = 8  # channels in 16 bytes, the unit in which pixels are copied
+LOWEST, HIGHEST = -(2**15), 2**15 - 1  # range of keys
 _JIT = {"nogil": True, "cache": True}
 
 
@@ -33,17 +33,17 @@ def halve(x: Tensor) -> Tensor:
 
 
 def can_pool(x: Tensor) -> bool:
-    """Whether :class:`ParallelMaxPool` takes this input (N, C, H, W)."""
+    """Return whether :class:`ParallelMaxPool` supports this input (N, C, H, W)."""
     return (x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.shape[1] % PIXEL_UNIT == 0
             and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
             and x.is_contiguous(memory_format=torch.channels_last))
 
 
 class ParallelMaxPool(torch.autograd.Function):
-    """(N, C, H, W) to (N, C, H / 2, W / 2), both channels last; see :func:`can_pool`.
+    """Max-pool (N, C, H, W) to (N, C, H / 2, W / 2), both channels-last; see :func:`can_pool`.
 
-    Of equal values the first in reading order gets the gradient, as in torch, but 0 counts as
-    larger than -0. NaN spreads.
+    Among equal values the first in reading order gets the gradient, as in torch, but 0 counts as
+    larger than -0. NaN propagates.
     """
 
     @staticmethod
@@ -69,13 +69,13 @@ class ParallelMaxPool(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> np.ndarray:
-    """The bits of images (N, C, H, W) as int16 (N, H, W * C)."""
+    """Return the bits of images (N, C, H, W) as int16 (N, H, W * C)."""
     return x.permute(0, 2, 3, 1).flatten(2).view(torch.int16).numpy()
 
 
 @njit(inline="always", **_JIT)
 def _key(bits):
-    """An int16 that is ordered as the bfloat16 with these bits; NaN is the highest."""
+    """Map the bits of a bfloat16 to an int16 that has the same order; NaN is the highest."""
     if bits & np.int16(0x7FFF) > np.int16(0x7F80):
         return np.int16(HIGHEST)
     return np.int16(bits ^ ((bits >> np.int16(15)) & np.int16(0x7FFF)))
@@ -83,13 +83,13 @@ def _key(bits):
 
 @njit(inline="always", **_JIT)
 def _bits(key):
-    """The inverse of :func:`_key`; all NaN get the same bits."""
+    """Invert :func:`_key`; all NaN get the same bits."""
     return np.int16(key ^ ((key >> np.int16(15)) & np.int16(0x7FFF)))
 
 
 @njit(**_JIT)
 def _round(floats, rounded):
-    """float32 as bits (L,) to the bits of the nearest bfloat16; ties to even."""
+    """Round the bits of float32 numbers (L,) to the bits of the nearest bfloat16, ties to even."""
     for e in range(uint64(rounded.size)):
         u = floats[e]
         odd = (u >> np.uint32(16)) & np.uint32(1)
@@ -104,7 +104,7 @@ def _widen(bfloats, floats):
 
 @njit(**_JIT)
 def _split(row, even, odd, channels):
-    """A row of 16-byte words to its even and odd columns."""
+    """Split a row of 16-byte words into its even and odd columns."""
     words = channels // PIXEL_UNIT
     for j in range(uint64(row.size) // (2 * words)):
         for w in range(words):
@@ -123,9 +123,9 @@ def _join(even, odd, row, channels):
 
 @njit(**_JIT)
 def _across(row, even, odd, best, place, channels):
-    """The largest key of each three columns of a row, and which of them it is (L,).
+    """Compute the largest key of every three columns in a row, and its position 0 to 2, each (L,).
 
-    ``odd`` begins with the column of padding before the first.
+    ``odd`` begins with the padding column before the first column.
     """
     _split(row, even.view(np.complex128), odd[channels:].view(np.complex128), channels)
     for e in range(uint64(best.size)):
@@ -168,7 +168,7 @@ def _spread_row(gradient, origin, first, even, odd, channels):
     """Add the gradients of a row of windows to one row of the input that they cover.
 
     Args:
-        first: place in the windows of their left column in that row: 0, 3 or 6.
+        first: index within each window of its left entry in that row: 0, 3 or 6.
     """
     nothing, length = np.float32(0), uint64(origin.size)
     for e in range(length):

@@ -3,8 +3,8 @@
 One iteration, from top to bottom: :meth:`Collector.play` collects a rollout, :func:`advantages`
 and :func:`ppo_losses` are the formulas, and :func:`update` takes the gradient steps.
 
-Letters in shape comments: T steps of a rollout, N environments (of this process, where several
-train together), B environments or frames of a minibatch, H W C a frame, D hidden state.
+Letters in shape comments: T steps of a rollout, N environments (of this process, if several
+train together), B environments or frames of a minibatch, H W C a frame, D hidden state, A actions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rollout:
         masks: (T, N), 1 - done: 0 where the frame is the first of an episode.
         actions: int64 (T, N).
         log_probs: log-probabilities of the actions taken (T, N).
-        values: value estimates, including that of the frame after the last step (T + 1, N).
+        values: value estimates, including the frame after the last step (T + 1, N).
         rewards: reward of each action, normalised if so configured (T, N).
         ended: 1 where the action ended its episode (T, N).
         hidden: state that enters the first step, before any reset (N, D).
@@ -56,10 +56,10 @@ class Rollout:
 
 
 class Collector:
-    """Environments, and the policy's hidden state in each of them.
+    """Collector of rollouts: environments, and the policy's hidden state in each of them.
 
     Args:
-        num_envs: number of environments of all processes, which share them.
+        num_envs: total number of environments, which the processes share.
         seed: seed of the levels and actions, whose draws do not depend on the number of processes.
         edit: optional edit of new levels.
     """
@@ -73,7 +73,7 @@ class Collector:
         self.env = ProcgenVectorEnv(env_config, num_own, seed, num_threads, edit)
         if world.is_distributed:
             # The levels of an environment depend on the number of environments in its vector, so
-            # the states are taken from a vector of all.
+            # the initial states are taken from a vector of all environments.
             whole = ProcgenVectorEnv(env_config, num_envs, seed, num_threads)
             whole.observe()
             self.env.set_state(whole.get_state()[self.own])
@@ -88,7 +88,7 @@ class Collector:
         """Take ``n_steps`` steps in every environment.
 
         Args:
-            rollout: where to store them; without, only the episode statistics are updated.
+            rollout: rollout to store the steps in; if None, only episode statistics are updated.
             normalize: store normalised rewards.
         """
         if rollout is not None:
@@ -121,7 +121,7 @@ class Collector:
             rollout.values[n_steps] = self._run_policy()[2].values
 
     def _run_policy(self) -> tuple[Tensor, Tensor, PolicyOutput]:
-        """Frames and episode starts on the device, and the outputs of the policy."""
+        """Return frames and episode starts on the device, and the outputs of the policy."""
         frames = torch.from_numpy(self.observation.frames).to(self.compute.device)
         first = torch.from_numpy(self.observation.first).to(self.compute.device)
         hidden_in = reset_hidden(self.policy, self.hidden, first)
@@ -130,13 +130,13 @@ class Collector:
 
 def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmbda: float,
                use_gae: bool = True) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+    """Compute generalised advantage estimates (Schulman et al. 2016, equation 16).
 
     Args:
         rewards: (T, N).
-        values: (T + 1, N).
+        values: value estimates (T + 1, N).
         ended: (T, N), 1 where step t ended its episode.
-        use_gae: if false, discounted return minus value (the same with lambda = 1).
+        use_gae: if false, use the discounted return minus the value, which equals lambda = 1.
 
     Returns:
         Advantages (T, N).
@@ -154,13 +154,13 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
 
 def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old_values: Tensor,
                advantage: Tensor, returns: Tensor, eps_clip: float) -> dict[str, Tensor]:
-    """Clipped surrogate, clipped value loss and entropy (Schulman et al. 2017, equations 7, 9).
+    """Compute policy loss, value loss and entropy of PPO (Schulman et al. 2017, equations 7, 9).
 
     Returns:
         Means over frames, each (), by the names in ``PPO_METRICS``. ``approx_kl`` is the KL
-        divergence from the policy that acted to the present one, estimated as (r - 1) - log r
-        (Schulman 2020, "Approximating KL divergence"), and ``clip_fraction`` the share of frames
-        whose ratio is outside the clip range; both have no gradient.
+        divergence from the policy that acted to the current one, estimated as (r - 1) - log r
+        (Schulman 2020, "Approximating KL divergence"), and ``clip_fraction`` the fraction of
+        frames whose ratio is outside the clip range; neither has a gradient.
     """
     log_probs = output.log_probs
     taken = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -182,14 +182,14 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
                      compute: Compute) -> PolicyOutput:
-    """Run the present policy on whole environments of a rollout, with gradients through all steps.
+    """Run the current policy on whole environments of a rollout, with gradients through all steps.
 
     Args:
         envs: indices of the environments (B,).
 
     Returns:
-        Outputs with leading dimensions (T, B). With unchanged weights they equal those of the
-        rollout.
+        Outputs with leading dimensions (T, B). With unchanged weights they equal the outputs when
+        the rollout was collected.
     """
     frames = rollout.frames.index_select(1, envs)  # (T, B, H, W, C)
     embeddings = embed_frames(policy, frames.flatten(0, 1), compute)
@@ -205,8 +205,8 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
     micro-batches of a gradient step hold at most ``mini_batch_size`` frames each (but at least
     one environment).
 
-    Where several processes train, all draw the same gradient steps over all environments, and each
-    takes its own share of them: more or less than others, or nothing.
+    If several processes train, all draw the same minibatches over all environments, and each uses
+    the part that belongs to its own environments, which may be empty.
     """
     frames_per_index = config.n_steps if config.recurrent else 1
     order = torch.randperm(_num_indices(config), generator=generator)
@@ -220,7 +220,7 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
 
 
 def _num_indices(config: AgentConfig) -> int:
-    """Number of whole environments, or of frames, that minibatches are made of."""
+    """Return the number of whole environments, or of frames, that minibatches are drawn from."""
     return config.n_envs * (1 if config.recurrent else config.n_steps)
 
 
@@ -231,8 +231,8 @@ class UpdateSummary:
     Attributes:
         policy_loss, value_loss, entropy, approx_kl, clip_fraction: see :func:`ppo_losses`.
         grad_norm: norm of the gradient before clipping.
-        explained_variance: share of the variance of the returns that the values of the rollout
-            explain; NaN where the returns are constant.
+        explained_variance: fraction of the variance of the returns that the values of the rollout
+            explain; NaN if the returns are constant.
         distillation_loss, teacher_kl: see :func:`agents.kickstarting.kickstart_losses`; NaN without
             a teacher.
     """
@@ -251,15 +251,15 @@ class UpdateSummary:
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
            config: AgentConfig, compute: Compute, generator: torch.Generator,
            guidance: Guidance | None = None, world: Distributed = SINGLE) -> UpdateSummary:
-    """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
+    """Update the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
 
-    Where several processes train, advantages are normalised over the environments of all, and a
-    gradient step is the mean over the frames of all: gradients are weighted by the number of
+    If several processes train, advantages are normalised over the environments of all processes,
+    and a gradient step uses the mean over their frames: gradients are weighted by the number of
     frames, summed, and then clipped.
 
     Args:
         rollout: steps of this process's environments.
-        generator: generator of the minibatches, in the same state in all processes.
+        generator: random generator of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout.
     """
     values, rewards, ended = (world.gather(local, config.n_envs, dim=1) for local in (
@@ -275,7 +275,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
     advantage, returns = advantage[:, own], returns[:, own]
 
     def select(x: Tensor, indices: Tensor) -> Tensor:
-        """Select a minibatch of (T, N, …): (T, B, …), or for an agent without memory (1, B, …)."""
+        """Select a minibatch from (T, N, …): (T, B, …) if recurrent, otherwise (1, B, …)."""
         return x[:, indices] if config.recurrent else x.flatten(0, 1)[indices].unsqueeze(0)
 
     parameters = list(policy.parameters())

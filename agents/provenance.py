@@ -1,13 +1,14 @@
-"""Digests of the agent and the recording that a result was made from, and their comparison.
+"""Compute and compare digests of the agent and the recording that a result was computed from.
 
-An agent's digest is that of its weights and edits, and does not depend on how its file is written.
-A recording's digest is that of the arrays and tables of all of its episodes. ``recording.json``
-stores the episodes' digests under CONTENTS: ``{number: [bytes, sha256]}``. They are trusted for
-episodes whose files have this size and are older than ``recording.json``; other episodes are read.
+An agent's digest covers its weights and edits, and does not depend on how its file is written. A
+recording's digest covers the arrays and tables of all its episodes. ``recording.json`` stores the
+digests of the episodes under CONTENTS: ``{number: [bytes, sha256]}``. A stored digest is trusted if
+the files of the episode have this size and are older than ``recording.json``; otherwise they are
+read.
 
-Folders that earlier versions wrote hold checksums of agent files instead; the shipped agents list
-those of their earlier files under EARLIER_FILES. Recordings without digests of their episodes are
-identified by their index and ``recording.json``. Both are still accepted.
+Earlier versions stored checksums of agent files instead; the shipped agents list the checksums of
+their earlier files under EARLIER_FILES. Recordings without digests of their episodes are identified
+by their index and ``recording.json``. Both forms are still accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from common.files import load_tensors, sha256
 
 CONTENTS = "contents"  # key in recording.json
 EARLIER_FILES = "earlier_sha256"  # entry of an agent file: checksums of files with equal weights
-_BLOCK = 1 << 20  # bytes that are read at a time
+_BLOCK = 1 << 20  # bytes read at a time
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +33,16 @@ def agent_sha256(path: Path) -> str:
     """Return the digest of an agent's weights and edits.
 
     Raises:
-        UserError: if the file is missing or holds no agent.
+        UserError: if the file is missing or not an agent file.
     """
     return weights_sha256(load_agent(path))
 
 
 def agent_digests(path: Path) -> frozenset[str]:
-    """Return the digests under which results name an agent, those of earlier versions included.
+    """Return the digests by which results may identify an agent, including earlier versions.
 
     Raises:
-        UserError: if the file is missing, damaged or holds no agent.
+        UserError: if the file is missing, damaged or not an agent file.
     """
     earlier = load_tensors(path, "agent file").get(EARLIER_FILES, [])
     if not isinstance(earlier, list) or not all(isinstance(each, str) for each in earlier):
@@ -50,16 +51,16 @@ def agent_digests(path: Path) -> frozenset[str]:
 
 
 def check_agent(found: object, agent: Path | str | None, made: str, way_out: str) -> None:
-    """Check that something was made with an agent; warn if that is not known.
+    """Check that data were created with the given agent; warn if their agent is unknown.
 
     Args:
-        found: digest of the agent that it was made with, or None.
-        agent: file of the agent that it is used with, or a digest, or None.
-        made: the thing and how it was made, for messages: "data/ was recorded".
-        way_out: what the user can do.
+        found: digest of the agent that created the data, or None.
+        agent: file or digest of the agent to compare with, or None.
+        made: description of the data, for messages, such as "data/ was recorded".
+        way_out: advice to the user, for the message.
 
     Raises:
-        UserError: if it was made with another agent.
+        UserError: if the data were created with another agent.
     """
     named = agent if isinstance(agent, Path) else "the one that it is used with"
     if found is None or agent is None:
@@ -70,7 +71,7 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
 
 
 def file_sha256(paths: Iterable[Path]) -> str:
-    """Return the digest of the concatenated contents of files, read in pieces."""
+    """Return the digest of the concatenated contents of files, read in blocks."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
@@ -83,11 +84,11 @@ class EpisodeDigests:
     """Digests of the episodes of a recording.
 
     Args:
-        folder: of the recording, for messages.
-        files_of: returns the files of an episode.
-        stored: the entry CONTENTS of ``recording.json``.
-        stored_at: time of change of ``recording.json``, in nanoseconds.
-        check_contents: read all files, whatever is stored.
+        folder: folder of the recording, for messages.
+        files_of: function that returns the files of an episode.
+        stored: entry CONTENTS of ``recording.json``.
+        stored_at: modification time of ``recording.json``, in nanoseconds.
+        check_contents: read all files, instead of trusting stored digests.
     """
 
     def __init__(self, folder: Path, files_of: Callable[[int], list[Path]], stored: object = None,
@@ -97,9 +98,9 @@ class EpisodeDigests:
         self._stored_at, self._check_contents = stored_at, check_contents
 
     def of(self, numbers: Iterable[int]) -> dict[str, list[int | str]]:
-        """Return bytes and digest of each of these episodes, to be stored.
+        """Return size in bytes and digest of each episode, in the format of CONTENTS.
 
-        An episode that differs from what is stored is reported in a warning.
+        Episodes that differ from their stored digests are reported in a warning.
         """
         result: dict[str, list[int | str]] = {}
         changed = []
@@ -122,6 +123,6 @@ class EpisodeDigests:
 
     @staticmethod
     def total(episodes: Mapping[str, list[int | str]]) -> str:
-        """Return the digest of a recording from those of its episodes."""
+        """Return the digest of a recording, computed from the digests of its episodes."""
         lines = "".join(f"{number} {sha}\n" for number, (_, sha) in episodes.items())
         return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Reference sets: frames of other levels, for means and standard deviations of activations.
+"""Reference sets: frames from other levels, for means and standard deviations of activations.
 
 Letters in shape comments: n frames of the set, C channels and P cells of a layer, D hidden state.
 """
@@ -55,16 +55,16 @@ def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence
 
 
 class ReferenceSet:
-    """Frames to compare activations with, of levels other than those measured.
+    """Reference frames for activations, from levels other than the measured levels.
 
     Args:
         frames: uint8 (n, H, W, 3), n at least 2.
         hidden_states: states that enter the agent at these frames (n, D); the initial state if
-            not given, which is far from the later ones of an agent with a GRU.
+            not given, which differs much from later states of an agent with a GRU.
         description: origin of the frames, for metadata.
 
     Raises:
-        UserError: if there are fewer than two, or not as many states.
+        UserError: if there are fewer than two frames, or the number of states differs.
     """
 
     def __init__(self, frames: np.ndarray, hidden_states: np.ndarray | None = None,
@@ -80,23 +80,23 @@ class ReferenceSet:
         self._moments: WeakKeyDictionary[Policy, dict] = WeakKeyDictionary()
 
     def mean(self, policy: Policy, layer: Layer) -> Tensor:
-        """Mean of each unit over the frames, of the layer's shape."""
+        """Return the mean of each unit over the frames, in the layer's shape."""
         return self._of(policy, layer)[0]
 
     def std(self, policy: Policy, layer: Layer) -> Tensor:
-        """Standard deviation of each unit, of the layer's shape."""
+        """Return the standard deviation of each unit over the frames, in the layer's shape."""
         return self._of(policy, layer)[1]
 
     def rms(self, policy: Policy, layer: Layer) -> float:
-        """Root mean square of all the layer's units."""
+        """Return the root mean square over all frames and units of the layer."""
         return self._of(policy, layer)[2]
 
     def channel_means(self, policy: Policy, layer: Layer) -> Tensor:
-        """Mean of each channel over frames and cells (C, 1)."""
+        """Return the mean of each channel over frames and cells (C, 1)."""
         return self.mean(policy, layer).reshape(layer.shape[0], -1).mean(dim=1, keepdim=True)
 
     def channel_stds(self, policy: Policy, layer: Layer) -> Tensor:
-        """Standard deviation of each channel over frames and cells (C, 1)."""
+        """Return the standard deviation of each channel over frames and cells (C, 1)."""
         # Law of total variance: mean variance of the cells plus variance of their means.
         mean, std = (values.reshape(layer.shape[0], -1) for values in (
             self.mean(policy, layer), self.std(policy, layer)))
@@ -107,7 +107,7 @@ class ReferenceSet:
         """Draw frames for one target, with replacement: uint8 (size, H, W, 3).
 
         Args:
-            number: number of the target, such as its level seed; with ``seed`` decides the draw.
+            number: number of the target, such as its level seed; seeds the draw with ``seed``.
         """
         rng = np.random.default_rng([seed, number])
         return self.frames[rng.integers(len(self.frames), size=size)]
@@ -125,10 +125,10 @@ class ReferenceSet:
 
 def recorded_reference(folder: RolloutFolder, without: Collection[int], size: int,
                        seed: int) -> ReferenceSet:
-    """Draw random frames of a recording.
+    """Create a reference set from random frames of a recording.
 
     Args:
-        without: numbers of the episodes that are measured, which are left out.
+        without: numbers of the measured episodes, which are excluded.
 
     Raises:
         UserError: if the recording is missing or damaged, or has no other episodes.
@@ -150,13 +150,13 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
 
 def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured: Collection[int],
                      size: int, seed: int, edit: LevelEdit | None = None) -> ReferenceSet:
-    """Draw one frame of each of ``size`` levels, at a random step of an episode of the agent.
+    """Create a reference set from ``size`` levels: a random frame of the agent's episode on each.
 
     Args:
         policy: the agent, without patches.
-        measured: seeds of the levels that are measured, which are left out.
+        measured: seeds of the measured levels, which are excluded.
         seed: seed of levels, actions and steps.
-        edit: edit of every level, as in the episodes that are measured.
+        edit: edit of every level, as in the measured episodes.
 
     Raises:
         UserError: if the mode has no other levels.
@@ -179,7 +179,7 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
 def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
                  levels: Sequence[tuple[int, int]], seed: int, what: str,
                  edit: LevelEdit | None = None) -> Iterator[tuple[Episode, int]]:
-    """Yield an episode of the agent on each level, and a random step of it, in order of numbers.
+    """Yield the agent's episode on each level and a random step of it, sorted by episode number.
 
     Args:
         levels, edit: see ``play_episodes``.

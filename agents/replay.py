@@ -1,4 +1,4 @@
-"""Recorded episodes played again in the real game: their level states, and masks of objects.
+"""Replay recorded episodes in the real game, for their level states and masks of objects.
 
 Every replayed frame is compared with the recorded one. The mask of a kind of object in a frame is
 the set of pixels that change when objects of this kind are not rendered; occluded parts are
@@ -22,7 +22,7 @@ from envs.level_state import LevelState
 from envs.objects import GameObject, in_view, undrawn
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
-_EDITED = "cheese_region"  # key of a recording on edited levels
+_EDITED = "cheese_region"  # key in recording.json if levels were edited
 
 
 def recorded_game(folder: RolloutFolder) -> EnvConfig:
@@ -44,17 +44,17 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
 
 def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, last: int
            ) -> Iterator[int]:
-    """Play a recorded episode again in a slot.
+    """Replay a recorded episode in a slot.
 
     Args:
-        last: row at which to stop, not the terminal one.
+        last: last row to replay, before the terminal row.
 
     Yields:
-        Each row up to the last, when the slot shows its frame.
+        Each row up to ``last``, while the slot shows its frame.
 
     Raises:
-        UserError: if a frame, or the end, differs from the recording up to the last row; episode,
-            step and likely reason are named. Or if a file is missing or damaged.
+        UserError: if a frame or the end of the episode differs from the recording; the message
+            names episode, step and likely reason. Or if a file is missing or damaged.
     """
     steps = folder.steps(episode)
     if last >= len(steps) - 1:
@@ -75,10 +75,10 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
     """Yield the level states of some rows of a recorded episode, in ascending order.
 
     Args:
-        rows: rows other than the terminal one.
+        rows: rows other than the terminal row.
 
     Yields:
-        A row, and the state that its frame shows.
+        Row, and the level state that its frame shows.
 
     Raises:
         UserError: see ``replay`` and ``recorded_game``.
@@ -94,7 +94,7 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
 
 
 def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:
-    """Error for a game that shows something else than the recording."""
+    """Return the error for a replay that differs from the recording."""
     recorded = folder.description().get("versions") or {}
     changed = [f"{name} {recorded[name]} then and {version} now"
                for name, version in versions().items()
@@ -108,7 +108,7 @@ def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectPictures:
-    """A state, rendered with and without each of K kinds of object.
+    """Frames of a level state, rendered with and without each of K kinds of object.
 
     Attributes:
         frame: uint8 (H, W, C).
@@ -120,12 +120,12 @@ class ObjectPictures:
 
     @property
     def masks(self) -> np.ndarray:
-        """The pixels of each kind, bool (K, H, W)."""
+        """Masks of the pixels of each kind, bool (K, H, W)."""
         return (self.without != self.frame).any(axis=-1)
 
 
 class ObjectPainter:
-    """Renders states of a game without single kinds of object.
+    """Renderer of level states that leaves out one kind of object at a time.
 
     Args:
         config: the game.
@@ -137,7 +137,7 @@ class ObjectPainter:
         self._view = StateView(config)
 
     def draw(self, state: LevelState) -> ObjectPictures:
-        """Render a state; kinds that are not in view are not rendered again."""
+        """Render a state with and without each kind; kinds out of view reuse the frame."""
         frame = self._view.draw(state.to_bytes())
         return ObjectPictures(frame, np.stack([
             self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
@@ -153,12 +153,12 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
     """Render consecutive frames of a recorded episode without each kind of object.
 
     Args:
-        painter: a painter of K kinds in the game of the recording.
+        painter: painter for the game of the recording and K kinds of object.
         first: row of the first frame.
-        frames: recorded frames, without the terminal one, uint8 (T, C, H, W).
+        frames: recorded frames, excluding the terminal frame, uint8 (T, C, H, W).
 
     Returns:
-        uint8 (T, K, C, H, W).
+        Frames without each kind, uint8 (T, K, C, H, W).
 
     Raises:
         UserError: see ``replayed``.

@@ -1,4 +1,4 @@
-"""Recorded rollouts on disk: writer and reader of ``<logdir>/data/``.
+"""Write and read recorded rollouts in ``<logdir>/data/``.
 
 Layout, as published::
 
@@ -12,14 +12,14 @@ Layout, as published::
     data/recording.json                  settings of the recording and, once it is complete,
                                          digests of its episodes, see ``agents.provenance``
 
-Episodes are numbered in the order in which they start. A finished episode gets its folder at once,
-which makes it finished; its rows wait in ``.steps_00000.csv``, because their global steps are known
-only when all earlier episodes are in the index. A kill at any moment therefore loses no finished
-episode and leaves none half-written in the index.
+Episodes are numbered in the order in which they start. When an episode ends, its folder is created,
+which marks it as finished; its rows stay in ``.steps_00000.csv`` until all earlier episodes are in
+the index, because only then are their global steps known. A killed process therefore loses no
+finished episode and leaves none half-written in the index.
 
-A recording can be divided among shards, see ``common.shards``. Each records every N-th episode:
-arrays, videos and waiting rows. CSVs, index and ``recording.json`` are written when the shards are
-joined, by whichever process opens the folder first.
+A recording can be divided among shards, see ``common.shards``. Each shard records every N-th
+episode: arrays, videos and waiting rows. CSVs, index and ``recording.json`` are written when the
+shards are joined, by the first process that opens the folder.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Files of a data folder that readers use.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
-_NUMBERED = b",level_seed,"  # first columns of rows with an index; earlier versions wrote none
-_GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # its position in such a row
+_NUMBERED = b",level_seed,"  # start of a CSV with an index column; earlier versions wrote none
+_GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # column number in such a CSV
 _INDEX_HEADER = "global_step,episode\n"
 _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
@@ -68,11 +68,11 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeArrays:
-    """One episode. On disk, the channels of its frames come first, as published.
+    """Arrays of one episode. On disk, frames are stored channels-first, as published.
 
     Attributes:
         frames: uint8 (L, 64, 64, 3).
-        hidden_states: float32 (L + 1, D): row t enters the agent at frame t, row t + 1 leaves.
+        hidden_states: float32 (L + 1, D): row t enters the agent at frame t, row t + 1 leaves it.
         log_probs: float32 (L, A).
         steps: one row per frame, columns STEP_COLUMNS, in some recordings also POSITION_COLUMNS.
     """
@@ -85,7 +85,7 @@ class EpisodeArrays:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeFiles:
-    """Files of the arrays of an episode; frames are stored as (L, 3, 64, 64)."""
+    """Array files of one episode; frames are stored as (L, 3, 64, 64)."""
 
     frames: ArrayFile
     hidden_states: ArrayFile
@@ -96,8 +96,8 @@ class RolloutFolder:
     """File names and readers of one ``data`` folder.
 
     Args:
-        path: the folder. Shards that recorded in it are joined first.
-        joined: False for the file names alone, whatever the folder holds.
+        path: path of the folder. Shards that recorded in it are joined first.
+        joined: if False, shards are not joined, so that only the file names can be used.
 
     Raises:
         UserError: if a shard is missing.
@@ -120,14 +120,14 @@ class RolloutFolder:
         return self.path / f"episode_{number:05d}"
 
     def waiting_steps_file(self, number: int) -> Path:
-        """File of an episode's rows before their global steps are known."""
+        """Return the file of an episode's rows, used until their global steps are known."""
         return self.path / f".steps_{number:05d}.csv"
 
     def steps_file(self, number: int) -> Path:
         return self.path / f"data_gen_model_{number:05d}.csv"
 
     def files_of(self, number: int) -> list[Path]:
-        """Files of an episode that readers use."""
+        """Return the files of an episode that readers use."""
         folder = self.episode_folder(number)
         return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
 
@@ -135,16 +135,16 @@ class RolloutFolder:
         return self.path / f"sample_{number:05d}.mp4"
 
     def description(self) -> dict:
-        """Settings of the recording; empty for published data, which lacks them."""
+        """Return the settings of the recording; empty for published data, which lacks them."""
         description = read_description(self.description_file)
         description.pop(CONTENTS, None)
         return description
 
     def digests(self, check_contents: bool = False) -> EpisodeDigests:
-        """Return the digests of the episodes that ``recording.json`` has.
+        """Return the digests of the episodes, starting from those in ``recording.json``.
 
         Args:
-            check_contents: read all files, whatever is stored.
+            check_contents: read all files, instead of trusting stored digests.
         """
         stored = read_description(self.description_file).get(CONTENTS)
         stored_at = self.description_file.stat().st_mtime_ns if stored else 0
@@ -154,7 +154,7 @@ class RolloutFolder:
         """Return the digest of the recording.
 
         Args:
-            check_contents: read all files, instead of those alone whose size or time changed.
+            check_contents: read all files, not only files whose size or time has changed.
 
         Raises:
             UserError: if the recording is damaged.
@@ -168,16 +168,16 @@ class RolloutFolder:
         return hashlib.sha256("".join(file_sha256([path]) for path in files).encode()).hexdigest()
 
     def check_agent(self, agent_file: Path) -> None:
-        """Check that the recording is of this agent; warn if that is not known.
+        """Check that the recording was made with this agent; warn if its agent is unknown.
 
         Raises:
-            UserError: if it is of another agent.
+            UserError: if the recording was made with another agent.
         """
         check_agent(self.description().get("agent_sha256"), agent_file,
                     f"{self.path} was recorded", "record this one with record.py")
 
     def index(self) -> pd.DataFrame:
-        """Read the columns global_step and episode of every frame, int64, in order.
+        """Read the index: columns global_step and episode, int64, one row per frame in order.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -199,7 +199,7 @@ class RolloutFolder:
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
         """Read the rows of several episodes, concatenated.
 
-        Files with the same header are parsed together, which takes a twentieth of the time.
+        Files with the same header are parsed together, which is 20 times as fast.
 
         Raises:
             UserError: if a file is missing or damaged.
@@ -213,11 +213,11 @@ class RolloutFolder:
             try:
                 return _read_steps(self.path, header + b"\n" + b"".join(bodies))
             except UserError:
-                pass  # one by one, to name the file
+                pass  # read the files one by one, so that the error names the file
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
 
     def array_files(self, number: int) -> EpisodeFiles:
-        """Open the arrays of an episode as files of which any rows can be read.
+        """Open the arrays of an episode as files from which any rows can be read.
 
         Raises:
             UserError: if a file is missing, truncated, or differs in type or shape from
@@ -251,23 +251,24 @@ class RolloutFolder:
                              self.steps(number))
 
     def finished(self) -> list[int]:
-        """Numbers of the episodes that have a folder, in ascending order."""
+        """Return the numbers of the episodes that have a folder, in ascending order."""
         return sorted(int(match[1]) for path in self.path.glob("episode_*")
                       if (match := re.fullmatch(r"episode_(\d{5,})", path.name)))
 
 
 class RolloutWriter:
-    """Adds episodes to a data folder; survives being killed at any moment.
+    """Writer that adds episodes to a data folder and may be killed at any moment.
 
     Args:
         path: the data folder; created if missing.
         description: settings of the recording. A recording with the same settings is resumed.
-        overwrite: delete what the folder holds.
+        overwrite: delete the previous contents of the folder.
         shard: shard that this process records.
-        num_episodes: number of episodes of all shards together.
+        num_episodes: total number of episodes of all shards.
 
     Raises:
-        UserError: see ``SharedFolder``; or if a finished episode of the recording is damaged.
+        UserError: if the folder cannot be used (see ``SharedFolder``), or a finished episode is
+            damaged.
     """
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False,
@@ -289,7 +290,7 @@ class RolloutWriter:
                 temporary.write_text(_INDEX_HEADER + self._place_finished())
 
     def has(self, number: int) -> bool:
-        """Whether an episode is complete on disk."""
+        """Return whether an episode is complete on disk."""
         return self.folder.episode_folder(number).exists()
 
     def add(self, number: int, arrays: EpisodeArrays,
@@ -328,7 +329,7 @@ class RolloutWriter:
         self._shared.finish()
 
     def _place_finished(self) -> str:
-        """Write the CSVs of episodes up to the first that is missing; returns rows of the index."""
+        """Write the CSVs of episodes up to the first missing one; returns their index rows."""
         rows = []
         while self.has(self._num_indexed):
             number = self._num_indexed
@@ -345,7 +346,7 @@ def _index_rows(number: int, global_step: int, length: int) -> str:
 
 
 def _numbered_csv(steps: pd.DataFrame, number: int) -> bytes:
-    """Format the rows of an episode as a CSV whose global steps begin at 0."""
+    """Format the rows of an episode as a CSV whose global steps start at 0."""
     steps = steps.assign(done=steps["done"].astype(int), episode=number,
                          global_step=np.arange(len(steps)))
     columns = [*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
@@ -357,7 +358,7 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
     """Write the CSV of a finished episode if it is missing; returns the episode's length.
 
     Args:
-        through: see ``atomic_path``.
+        through: passed to ``atomic_path``.
 
     Raises:
         UserError: if the episode is damaged.
@@ -369,10 +370,10 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
     try:
         content = read_bytes(waiting)
     except UserError:
-        if folder.steps_file(number).exists():  # another process has joined in between
+        if folder.steps_file(number).exists():  # another process has joined the shards
             return length
         raise
-    if not content.startswith(_NUMBERED):  # of an earlier version, or damaged
+    if not content.startswith(_NUMBERED):  # written by an earlier version, or damaged
         content = _numbered_csv(_read_steps(waiting, content, leave_out=("episode", "global_step")),
                                 number)
     header, *lines = content.splitlines(keepends=True)
@@ -389,14 +390,14 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
 
 
 def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder:
-    """Join the shards of a recording; does nothing if they are joined already.
+    """Join the shards of a recording; does nothing if they are already joined.
 
     Args:
         num_episodes: expected number of episodes.
 
     Raises:
-        UserError: naming a shard or an episode that is missing, or a file that is damaged; or if
-            shards have recorded another number of episodes.
+        UserError: if a shard or an episode is missing, or a file is damaged (the message names
+            it), or the shards have recorded another number of episodes.
     """
     folder = RolloutFolder(path, joined=False)
 
@@ -424,10 +425,10 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
 
 
 def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
-    """Check the sizes of finished episodes without reading them whole.
+    """Check the sizes of finished episodes without reading their arrays.
 
     Raises:
-        UserError: naming the file that is missing or damaged.
+        UserError: if a file is missing or damaged; the message names it.
     """
     shapes = set()
     for number in numbers:
@@ -444,10 +445,10 @@ def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
 
 
 def _read_steps(path: Path, content: bytes, leave_out: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Parse the rows of a CSV, with positions if it has them.
+    """Parse the rows of an episode's CSV, including positions if it has them.
 
     Raises:
-        UserError: if it is damaged.
+        UserError: if the CSV is damaged.
     """
     header = content.partition(b"\n")[0].rstrip(b"\r").split(b",")
     kinds = {name: kind for name, kind in _STEP_KINDS.items() if name not in leave_out}

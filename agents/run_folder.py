@@ -1,4 +1,4 @@
-"""Files of a training run: its settings, ``log.csv`` and the model card."""
+"""Files of a training run: settings, ``log.csv`` and the model card."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from envs.rewards import EpisodeStatistics
 
 LOG_NAME = "log.csv"
 CARD_NAME = "model_card.md"
-# Of an update. Rewards are raw game rewards, lengths environment steps, times seconds. Figures of
-# episodes are over the last 40 and empty before the first has ended.
+# Columns of log.csv, one row per update. Rewards are raw game rewards, lengths are environment
+# steps, times are seconds. Episode statistics cover the last 40 episodes; empty before the first.
 COLUMNS = (
     "timesteps", "wall_time", "num_episodes", "num_episodes_val",
     "max_episode_rewards", "mean_episode_rewards", "min_episode_rewards",
@@ -33,23 +33,23 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """Settings of a run. All but ``num_threads`` decide its numbers.
+    """Settings of a training run. All except ``num_threads`` affect its results.
 
     Attributes:
-        env: game and training levels; validation uses the levels outside.
-        agent: the parameter set, named ``param_name`` in the YAML.
+        env: game and training levels; validation uses the remaining levels.
+        agent: parameter set, named ``param_name`` in the YAML file.
         seed: seed of the weights, the levels drawn, the actions and the minibatches.
-        num_timesteps: environment steps of the whole run; the learning rate reaches 0 there.
-        num_checkpoints: agent files kept, evenly spaced.
-        val_interval: updates between two validation rollouts.
+        num_timesteps: environment steps of the whole run; the learning rate is 0 at its end.
+        num_checkpoints: number of agent files kept, evenly spaced.
+        val_interval: number of updates between two validation rollouts.
         model_file: agent file whose weights the run starts from, or "".
         teacher_file: agent file of a teacher (kickstarting), or "".
         teacher_sha256: checksum of that file, or "".
-        keep_optimizer: start from the optimiser's state in ``model_file``, too.
+        keep_optimizer: also start from the optimiser state in ``model_file``.
         precision: float32 or bfloat16.
-        num_threads: threads that step the environments.
+        num_threads: number of threads that step the environments.
         cheese_region, val_cheese_region: size of the region in which the cheese is placed in
-            training and in validation, 0 for anywhere; for maze alone.
+            training and in validation, 0 for anywhere; maze only.
     """
 
     exp_name: str
@@ -79,7 +79,7 @@ class TrainSettings:
 
 
 def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:
-    """Return the largest, mean and smallest recent return and length, by column name."""
+    """Return maximum, mean and minimum of the recent returns and lengths, by column name."""
     figures = {}
     for name, values in (("episode_rewards", statistics.recent_returns),
                          ("episode_len", statistics.recent_lengths)):
@@ -93,7 +93,7 @@ def read_log(folder: Path) -> pd.DataFrame:
     """Read a run's ``log.csv``.
 
     Raises:
-        UserError: if there is none, or it lacks the columns of a training log.
+        UserError: if the file is missing, or lacks the columns of a training log.
     """
     return read_metrics(folder / LOG_NAME, COLUMNS)
 
@@ -102,7 +102,7 @@ def newest_run(folder: Path) -> Path:
     """Return ``folder`` if it is a run's folder, else the newest run of this experiment.
 
     Raises:
-        UserError: if there is neither.
+        UserError: if the folder contains no run.
     """
     if (folder / LOG_NAME).is_file():
         return folder
@@ -158,7 +158,7 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
 
 
 def _command(settings: TrainSettings) -> str:
-    """Command that repeats the run."""
+    """Return the command that repeats the run."""
     env = settings.env
     flags = {"exp_name": settings.exp_name, "env_name": env.env_name,
              "distribution_mode": env.distribution_mode, "start_level": env.start_level,

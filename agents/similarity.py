@@ -1,4 +1,4 @@
-"""Similarity of two agents: of their policies, values and activations.
+"""Similarity of the policies, values and activations of two agents.
 
 Letters in shape comments: n frames, F and G entries of two layers, A actions, D hidden state.
 """
@@ -21,16 +21,16 @@ LAYERS = ("resadd", "fc", "hidden_state")  # last parts of the names of compared
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear centred kernel alignment of two sets of activations (Kornblith et al. 2019, eq. 3).
+    """Compute the linear centred kernel alignment (Kornblith et al. 2019, eq. 3) of activations.
 
-    1 for the same up to rotation and scale, 0 for unrelated ones. It is biased upwards for few
-    frames of many entries.
+    It is 1 if the activations are equal up to rotation and scale, and 0 if they are unrelated. It
+    is biased upwards if there are few frames and many entries.
 
     Args:
-        x, y: (n, F) and (n, G).
+        x, y: activations (n, F) and (n, G).
 
     Returns:
-        NaN if one of them is constant.
+        Alignment between 0 and 1; NaN if ``x`` or ``y`` is constant.
     """
     x, y = (values.double() - values.double().mean(dim=0) for values in (x, y))
     gram_x, gram_y = x @ x.T, y @ y.T  # (n, n)
@@ -45,15 +45,16 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
     Args:
         frames: uint8 (n, H, W, 3), one per episode.
         hidden_states: states that enter the agent at these frames (n, D).
-        other_states: states that enter the other agent.
+        other_states: states that enter the other agent (n, D of that agent).
 
     Returns:
         ``kl`` and ``kl_of_other``: mean of KL(agent ‖ other) and KL(other ‖ agent) in nats;
-        ``same_action``: share of frames with the same most likely action; ``value_correlation``;
-        ``cka``: :func:`linear_cka` of each layer that both agents have.
+        ``same_action``: fraction of frames with the same most likely action;
+        ``value_correlation``: correlation of the values; ``cka``: :func:`linear_cka` of each layer
+        that both agents have.
 
     Raises:
-        UserError: if the agents have other numbers of actions.
+        UserError: if the agents have different numbers of actions.
     """
     if policy.fc_policy.out_features != other.fc_policy.out_features:
         raise UserError(f"the agents have {policy.fc_policy.out_features} and "
@@ -80,17 +81,17 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
                    num_levels: int, seed: int, edit: LevelEdit | None = None) -> dict:
     """Compare two agents on one frame per level, at a random step of an episode of ``policy``.
 
-    Each agent has the memory of the steps before.
+    The hidden state of each agent results from the preceding frames of the episode.
 
     Args:
         seed: seed of levels, actions and steps.
         edit: edit of every level before it is played.
 
     Returns:
-        See :func:`similarity`.
+        Measures as returned by :func:`similarity`.
 
     Raises:
-        UserError: if the agents have other numbers of actions.
+        UserError: if the agents have different numbers of actions.
     """
     levels = list(enumerate(env.draw_levels(num_levels, seed)))
     frames, states, other_states = [], [], []
@@ -103,7 +104,7 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
 
 @torch.no_grad()
 def _state_after(policy: Policy, compute: Compute, frames: np.ndarray) -> np.ndarray:
-    """Return the state of an agent (D,) after the first frames of an episode, (T, H, W, 3)."""
+    """Return an agent's hidden state (D,) after the first frames (T, H, W, 3) of an episode."""
     state = policy.initial_states(1)
     if policy.recurrent and len(frames):
         embeddings = embed_frames(policy, torch.as_tensor(frames).to(compute.device), compute)
@@ -112,7 +113,7 @@ def _state_after(policy: Policy, compute: Compute, frames: np.ndarray) -> np.nda
 
 
 def format_similarity(measures: dict) -> str:
-    """Format the measures of :func:`similarity` in a line."""
+    """Format the measures of :func:`similarity` as one line."""
     layers = ", ".join(f"{name} {value:.3f}" for name, value in measures["cka"].items())
     return (f"KL {measures['kl']:.3f} and {measures['kl_of_other']:.3f} nats, the same likeliest "
             f"action in {100 * measures['same_action']:.1f} %, correlation of values "

@@ -1,10 +1,10 @@
-"""A training run: collect, validate, update, log, save, stop, resume. The algorithm is in
+"""Training runs: collect, validate, update, log, save, stop and resume. The algorithm is in
 ``agents.ppo``.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
 the same weights and the same log as an uninterrupted run. Several processes
-(``common.distributed``), which share the environments, reproduce a single one up to the rounding
-of sums.
+(``common.distributed``) share the environments, and reproduce a run of a single process up to
+rounding of sums.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from envs.rewards import EpisodeStatistics
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600
-# Metrics of an update for TensorBoard alone: the columns of log.csv are fixed.
+# Metrics of an update that are written only to TensorBoard, as the columns of log.csv are fixed.
 DIAGNOSTICS = ("approx_kl", "clip_fraction", "explained_variance", "grad_norm",
                "distillation_loss", "teacher_kl")
 
 
 class TrainingRun:
-    """A run in its folder.
+    """Training run in a folder.
 
     Args:
-        folder: the run's folder. A resumable run in it is resumed. Otherwise the run is new, and
-            the attribute ``folder`` has a number appended if another run has this name.
-        settings: what to train. In a resumed run, a longer ``num_timesteps`` stretches the
-            learning-rate schedule from there on.
+        folder: the run's folder. If it holds a resumable run, that run is resumed. Otherwise the
+            run is new, and a number is appended to its ``folder`` if the name is taken.
+        settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
+            remaining learning-rate schedule.
         compute: device and precision.
-        edit, val_edit: edits of new levels in training and in validation, as the settings demand.
-        world: the processes that train together. Each makes its own run in the same folder, into
-            which rank 0 writes.
+        edit, val_edit: edits of new levels in training and in validation, as the settings require.
+        world: the processes that train together. Each creates a ``TrainingRun`` for the same
+            folder, and rank 0 writes the files.
 
     Raises:
-        FolderInUse: if another process is at work in the folder.
+        FolderInUse: if another process uses the folder.
         UserError: if a file to start from cannot be used, or the processes cannot share the
             environments evenly.
     """
@@ -110,7 +110,7 @@ class TrainingRun:
             self.optimizer.load_state_dict({
                 **self.optimizer.state_dict(),
                 "state": load_optimizer_state(source, self.policy)})
-        # Independent streams: minibatches, and levels and actions of each collector.
+        # Independent random streams for minibatches, and for levels and actions of each collector.
         minibatch_seed, train_seed, val_seed = map(
             int, np.random.SeedSequence(settings.seed).generate_state(3))
         self.minibatch_generator = torch.Generator().manual_seed(minibatch_seed)
@@ -125,7 +125,7 @@ class TrainingRun:
         self.rollout = Rollout(agent.n_steps, len(self.collector.hidden),
                                self.collector.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
-        self._resume_file_timesteps = -1  # at which the resume file was written
+        self._resume_file_timesteps = -1  # time steps of the resume file on disk
         if state is not None:
             self._load_state_dict(state)
             self._resume_file_timesteps = self.timesteps
@@ -141,10 +141,10 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Load the teacher if its losses still have a weight at the step of ``state``.
+        """Load the teacher if its losses still have a weight at the time step of ``state``.
 
         Raises:
-            UserError: if the file is missing, no agent, or not the one that the run began with.
+            UserError: if the file is missing, not an agent file, or has changed during the run.
         """
         settings = self.settings
         timesteps = 0 if state is None else state["timesteps"]
@@ -163,17 +163,17 @@ class TrainingRun:
         return teacher
 
     def _is_kickstarted(self, timesteps: int) -> bool:
-        """Whether the update that begins at this step has a teacher, if the run has one."""
+        """Return whether the update that begins at this time step uses the run's teacher."""
         return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
 
     def state_dict(self) -> dict:
-        """Everything needed to resume exactly here; complete on rank 0 only."""
+        """Return all state that is needed to resume exactly here; complete on rank 0 only."""
         optional: dict = {"ranks": self.world.world_size} if self.world.is_distributed else {}
         if self.teacher is not None:
             optional["teacher_hidden"] = self.world.gather(self.teacher.hidden.cpu(),
                                                            self.settings.agent.n_envs)
         val = _collector_state(self.val_collector)
-        del val["normalizer"]  # validation does not scale its rewards
+        del val["normalizer"]  # validation does not normalise rewards
         return {**optional,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
@@ -183,10 +183,10 @@ class TrainingRun:
                 "train": _collector_state(self.collector), "val": val}
 
     def _checked(self, state: dict, where: str) -> dict:
-        """Check a resume file before any of it is used; returns the entries that a run reads.
+        """Check the contents of a resume file; returns the entries that a run reads.
 
         Raises:
-            UserError: naming the entry that does not fit this run.
+            UserError: if an entry does not fit this run; the message names it.
         """
         expected = {
             "timesteps": 0, "updates": 0, "wall_time": 0.0, "ranks": 1,
@@ -226,15 +226,15 @@ class TrainingRun:
             time.monotonic() - self._session_start, 1e-9)
 
     def train(self) -> int:
-        """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
+        """Train until the end, or until one of :data:`common.signals.STOP_SIGNALS` is received.
 
         Returns:
-            0 when the run is finished, 128 + the signal's number when it was stopped, in whichever
-            process. Either way its state is saved.
+            0 if the run is finished, 128 + signal number if any of the processes was stopped. The
+            state is saved in both cases.
 
         Raises:
-            NonFiniteLoss: the last good checkpoint stays as it was.
-            LostProcess: if another process has ended; what was saved before is kept.
+            NonFiniteLoss: if a loss is NaN or infinite; the last checkpoint is kept.
+            LostProcess: if another process has ended; files saved before are kept.
         """
         stopped = 0
         try:
@@ -242,7 +242,7 @@ class TrainingRun:
                   Progress(self.settings.num_timesteps, "step", self.timesteps,
                            first_message=True) as progress):
                 if self.updates and self._is_checkpoint and not self._is_saved:
-                    self.save()  # a kill or a full disk came between resume file and agent file
+                    self.save()  # the last session ended before it wrote the agent file
                 while not self.finished:
                     stopped = self.world.max(max(received, default=0))
                     if stopped:
@@ -261,7 +261,7 @@ class TrainingRun:
         return 0 if self.finished else 128 + stopped
 
     def _one_update(self) -> str:
-        """Collect a rollout, validate if it is time, and improve the policy; returns a summary."""
+        """Collect a rollout, validate if due, and update the policy; returns a progress message."""
         settings, agent = self.settings, self.settings.agent
         progress = self.timesteps / settings.num_timesteps
         learning_rate = agent.learning_rate * max(0.0, 1 - progress)
@@ -291,7 +291,7 @@ class TrainingRun:
         return self._log(summary, diagnostics)
 
     def _log(self, summary: UpdateSummary, diagnostics: dict[str, float]) -> str:
-        """Append a row to the log; returns a summary for the progress bar."""
+        """Append a row to the log; returns a message for the progress bar."""
         values = self.world.gather(self.rollout.values[:-1], self.settings.agent.n_envs, dim=1)
         train, val = self.collector.statistics, self.val_collector.statistics
         row = {"timesteps": self.timesteps, "wall_time": self.wall_time,
@@ -311,9 +311,9 @@ class TrainingRun:
         return ", ".join(figures)
 
     def save(self) -> Path:
-        """Write the state to resume from, and then an agent file.
+        """Write the resume file and then an agent file; returns the path of the agent file.
 
-        In this order, because a run resumes from the first alone, and then writes the second.
+        The order matters: a run resumes from the resume file and then writes a missing agent file.
         """
         self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
@@ -337,11 +337,11 @@ class TrainingRun:
 
     @property
     def _is_save_due(self) -> bool:
-        """Whether so much work is unsaved that the resume file is written.
+        """Whether enough work is unsaved to write the resume file.
 
-        torchrun kills processes that continue for long after a signal to stop. Several processes
-        therefore save as often as a hundredth of their time allows: after every update, if an
-        update is so long that a stop could come too late.
+        torchrun kills processes that keep running for long after a stop signal. Distributed runs
+        therefore spend up to 1 % of their time on saving: if updates are long, they save after
+        every update.
         """
         wait: float = SECONDS_BETWEEN_SAVES
         if self.world.is_distributed:
@@ -350,13 +350,13 @@ class TrainingRun:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether both files of ``save`` are of this step."""
+        """Whether both files that ``save`` writes exist for the current time step."""
         return self.world.broadcast(self._resume_file_timesteps == self.timesteps and (
             self.folder / agent_file_name(self.timesteps)).exists())
 
     @property
     def _is_checkpoint(self) -> bool:
-        """Whether the last update passed a step at which an agent file is kept."""
+        """Whether the last update passed a time step at which an agent file is due."""
         settings = self.settings
         before = self.timesteps - settings.agent.n_envs * settings.agent.n_steps
         return (before * settings.num_checkpoints // settings.num_timesteps
@@ -364,13 +364,13 @@ class TrainingRun:
 
 
 def _recent_mean(name: str, mean: float, statistics: EpisodeStatistics) -> str:
-    """A mean over recent episodes, with their number as long as there are few."""
+    """Format a mean over recent episodes, with their number if the window is not full."""
     number = len(statistics.recent_returns)
     return f"{name} {mean:.2f}" + (f" ({number} episodes)" if number < statistics.WINDOW else "")
 
 
 def _collector_state(collector: Collector) -> dict:
-    """The state of the environments of all processes, in order; complete on rank 0 only."""
+    """Return the collector state of all processes, in order; complete on rank 0 only."""
     states = collector.world.gather_list(collector.env.get_state())
     return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states],
             "generator": collector.generator.get_state(),
@@ -380,11 +380,14 @@ def _collector_state(collector: Collector) -> dict:
 
 
 def _check_collector(collector: Collector, state, where: str, normalizes: bool = True) -> None:
-    """Raise UserError, naming the entry, if ``_load_collector`` cannot take a state.
+    """Check that ``_load_collector`` can load a state.
 
     Args:
-        normalizes: whether it needs the state of a reward normaliser, which others may have, too:
-            files of earlier versions hold one for validation.
+        normalizes: whether the state must include a reward normaliser. Otherwise it may include
+            one, because earlier versions stored one for validation.
+
+    Raises:
+        UserError: if an entry is invalid; the message names it.
     """
     def check_levels(levels, name: str) -> None:
         if not isinstance(levels, list) or not all(

@@ -53,7 +53,7 @@ def _finish(axes: plt.Axes) -> None:
 
 
 def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
-    """Write a figure with a panel per quantity."""
+    """Write a figure with one panel per quantity."""
     figure, grid = plt.subplots(2, 4, figsize=(18, 9), layout="constrained")
     for axes, name in zip(grid.flat, TITLES):
         draw(axes, log, name)
@@ -74,10 +74,10 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_beside(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
-    """Write a figure of the return of two runs on training levels.
+    """Write a figure that compares the returns of two runs on training levels.
 
     Args:
-        logs: logs by the names of the runs.
+        logs: training logs by run name.
     """
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for (name, log), colour in zip(logs.items(), (TRAINING, VALIDATION), strict=True):
