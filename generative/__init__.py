@@ -1,3 +1,3 @@
-"""The generative simulator: its data set, networks, losses and published files."""
+"""The generative simulator: its dataset, networks, losses and published files."""
 
 import common  # noqa: F401  chooses the backend before the modules here import matplotlib

@@ -1,8 +1,8 @@
-"""Batches of windows: their order, reading them ahead of time, and their alignment with steps.
+"""Batches of windows: order, prefetching, and alignment with simulated steps.
 
-Simulated step t has the label frame num_init_steps - 1 + t, and starts from the action taken at the
-frame before. A stored hidden state enters the agent at its frame; the state with which the agent
-leaves a frame is the next row.
+The label of simulated step t is frame num_init_steps - 1 + t; its input is the action taken at the
+frame before. A stored hidden state is the agent's state before it sees the frame; its state after
+the frame is stored in the next row.
 
 Letters in shape comments: W frames of a window, I initial frames, T simulated steps, B batch,
 C H W a frame, D agent hidden state.
@@ -28,16 +28,16 @@ _READ_AHEAD = 2
 
 
 class BatchOrder:
-    """Batches of windows, shuffled again in every epoch.
+    """Batches of windows, reshuffled in every epoch.
 
-    The windows of batch i depend on the arguments and i alone, so a run can resume anywhere. The
-    remainder of an epoch that is smaller than a batch is skipped.
+    The windows of batch i depend only on the arguments and i, so a run can resume anywhere. An
+    incomplete last batch of an epoch is dropped.
 
     Args:
-        windows: window numbers.
+        windows: window numbers (N,).
 
     Raises:
-        UserError: if there are fewer windows than a batch needs.
+        UserError: if there are fewer windows than ``batch_size``.
     """
 
     def __init__(self, windows: np.ndarray, batch_size: int, seed: int):
@@ -64,10 +64,10 @@ class BatchReader:
     Args:
         first: number of the first batch.
         device: device of the batches.
-        part: windows of each batch that are read; None for all.
+        part: windows of each batch to read; None for all.
 
     Attributes:
-        seconds_waiting: time that the consumer has waited for data.
+        seconds_waiting: time that the consumer has waited for data, in seconds.
     """
 
     def __init__(self, dataset: RolloutDataset, order: BatchOrder, first: int,
@@ -102,13 +102,13 @@ class AlignedBatch:
     """A batch of windows, aligned with simulated steps.
 
     Attributes:
-        initial_images: (I, B, C, H, W) in [0, 1].
-        images: labels of the steps (T, B, C, H, W) in [0, 1].
-        actions: actions that enter the steps, int64 (T, B).
-        rewards: labels (T, B).
-        terminals: labels, 0 or 1 (T, B).
-        first_hidden: state that enters the agent at the first step (B, D).
-        hidden_states: labels, the agent's states after each step (T, B, D).
+        initial_images: initial frames (I, B, C, H, W) in [0, 1].
+        images: image labels of the steps (T, B, C, H, W) in [0, 1].
+        actions: input actions of the steps, int64 (T, B).
+        rewards: reward labels (T, B).
+        terminals: terminal labels, 0 or 1 (T, B).
+        first_hidden: the agent's hidden state before the first step (B, D).
+        hidden_states: labels of the agent's hidden states after each step (T, B, D).
         positions: the player's position in squares, x to the right and y up, at the frame before
             the first step and at each step's label (T + 1, B, 2), NaN where unknown; None for
             recordings without positions.
@@ -125,7 +125,7 @@ class AlignedBatch:
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
-    """Align a batch of windows (time first) with simulated steps, on its device.
+    """Align a batch of windows (time first) with simulated steps, on the windows' device.
 
     Raises:
         UserError: if the windows do not have the configuration's length.
@@ -148,7 +148,7 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     """Velocity and displacement of a camera that follows the player, from recorded positions.
 
-    Where a position is unknown, the camera is taken to stand still.
+    Where a position is unknown, the camera is assumed to stand still.
 
     Returns:
         Motion in each step and since the first step's label, in pixels to the right and down

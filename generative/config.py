@@ -17,7 +17,7 @@ from common.parameters import id_list, one_of, positive, tail_fraction
 ARCHITECTURES = ("vector", "spatial")
 GRID = 8  # cells per side of the spatial architecture's state
 LR_DECAYS = ("none", "cosine", "tail")
-_TAIL = 0.15  # share of the batches, at the end of a training, over which "tail" decays
+_TAIL = 0.15  # share of the batches, at the end of training, over which "tail" decays
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
@@ -38,40 +38,40 @@ class SimulatorConfig:
     """Sizes and loss weights; the defaults are the published ones.
 
     Attributes:
-        num_init_steps: frames from which a simulation starts; at least 2, because the action
-            taken at the last but one enters the first simulated step.
-        num_sim_steps: simulated steps; the label of the first one is the last initial frame.
-        stoch_discrete: K, classes of each latent variable.
-        stoch_dim: S, latent variables of a step.
+        num_init_steps: number of frames from which a simulation starts; at least 2, because the
+            first simulated step takes the action at the second-to-last of them as input.
+        num_sim_steps: number of simulated steps; the label of the first is the last initial frame.
+        stoch_discrete: K, number of classes of each latent variable.
+        stoch_dim: S, number of latent variables of a step.
         env_h_stoch_size: size of z; must be ``stoch_dim * stoch_discrete``.
-        agent_hidden_size: D, size of the agent's hidden state; None: that of the given agent. If
-            it is a number, agents of another size are refused.
-        action_space_size: A.
-        deter_dim: H, deterministic state of the environment.
-        initializer_rnn_hidden_size: GRU over the initial frames.
+        agent_hidden_size: D, size of the agent's hidden state; agents of another size are refused.
+            None takes the size from the given agent.
+        action_space_size: A, number of actions.
+        deter_dim: H, size of the environment's deterministic state.
+        initializer_rnn_hidden_size: hidden size of the GRU over the initial frames.
         layer_norm: whether the layers around the cell's GRU and the decoder's reward and terminal
             heads are layer-normalised; the GRU itself always is.
-        hidden_dim: M, hidden layers of the cell.
-        image_channels: C.
+        hidden_dim: M, width of the cell's hidden layers.
+        image_channels: C, colour channels of an image.
         cnn_depth: d, width of the image decoder.
-        reward_decoder_layers: hidden layers of the reward head.
-        terminal_decoder_layers: hidden layers of the terminal head.
-        kl_weight: factor of the KL loss.
+        reward_decoder_layers: number of hidden layers of the reward head.
+        terminal_decoder_layers: number of hidden layers of the terminal head.
+        kl_weight: weight of the KL loss.
         kl_balance: share of the KL loss that trains the prior.
-        bottleneck_loss_weight: factor of the bottleneck loss.
-        bottleneck_vec_size: V, dimension of the space of the unit sphere.
-        env_update_penalty_weight: factor of the norm of h's change.
+        bottleneck_loss_weight: weight of the bottleneck loss.
+        bottleneck_vec_size: V, size of the bottleneck vectors.
+        env_update_penalty_weight: weight of the norm of the change in h.
         architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``).
             The fields below apply to the latter only.
-        patch_components: principal components of an image patch of 8 x 8 pixels.
-        canvas_channels: components of the last initial frame per cell that the state keeps.
-        memory_channels: memory per cell.
-        motion_dim: memory of the camera's motion; canvas, memory, this and 5 numbers of the camera
-            make up ``deter_dim``.
-        spatial_width: channels of the hidden layers.
-        pixels_per_square: motion of the camera in pixels when the player moves by a square; 0 for a
-            camera that stands still; None: taken from the recorded game when training starts.
-        camera_loss_weight: factor of the error of the camera's velocity.
+        patch_components: number of principal components of an image patch of 8 x 8 pixels.
+        canvas_channels: number of components of the last initial frame kept in each cell.
+        memory_channels: number of memory channels of each cell.
+        motion_dim: size of the memory of the camera's motion; canvas, memory, motion memory and 5
+            numbers of the camera add up to ``deter_dim``.
+        spatial_width: number of channels of the hidden layers.
+        pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
+            for a static camera; None takes it from the recorded game when training starts.
+        camera_loss_weight: weight of the loss of the camera's velocity.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -150,7 +150,7 @@ class SimulatorConfig:
 
     @property
     def window_length(self) -> int:
-        """Frames of a window of data."""
+        """Number of frames in a window of data."""
         return self.num_init_steps + self.num_sim_steps - 1
 
 
@@ -167,16 +167,16 @@ class TrainingConfig:
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
             from the first step on, as in a simulation, so that training reduces the errors that
             accumulate over steps.
-        gradient_norm_limit: gradients are scaled down to this norm.
+        gradient_norm_limit: largest gradient norm; larger gradients are scaled down to it.
         average_decay: decay per batch of the exponential moving average of the weights; 0 for no
             average. After n batches it is at most (1 + n) / (10 + n). Checkpoints store the
-            averaged weights, and the trained ones to resume from.
-        until_end: whether to mask the loss of images from the terminal frame on, and those of
-            rewards and terminals after it.
-        agent_every: the agent acts, and its state has a loss, in every n-th window of a batch.
+            averaged weights, and the trained weights to resume from.
+        until_end: whether to mask the image loss from the terminal frame on, and the reward and
+            terminal losses after it.
+        agent_every: n; the agent acts, and its state has a loss, in every n-th window of a batch.
         vector_noise: norm of the noise on the bottleneck vectors of every second window.
-        true_camera_batches: batches over which the share of the windows that are simulated with
-            the recorded motion of the camera falls from 1 to 0.
+        true_camera_batches: number of batches over which the share of the windows that are
+            simulated with the recorded motion of the camera falls from 1 to 0.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -214,7 +214,7 @@ class TrainingConfig:
         return max(0.0, 1 - batch / self.true_camera_batches) if self.true_camera_batches else 0.0
 
     def lr_at(self, batch: int, num_batches: int) -> float:
-        """Learning rate of a batch of a training of ``num_batches``."""
+        """Learning rate of batch number ``batch`` of ``num_batches``."""
         if self.lr_decay == "none":
             return self.lr
         if self.lr_decay == "tail":
@@ -224,7 +224,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecordConfig:
-    """Samples to simulate."""
+    """Parameters of the simulated samples."""
 
     section: ClassVar[str] = "record"
 
@@ -237,7 +237,7 @@ class RecordConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LossOverTimeConfig:
-    """Loss against simulated step."""
+    """Parameters of the loss over simulated steps."""
 
     section: ClassVar[str] = "analysis.loss_over_time"
 
@@ -249,7 +249,7 @@ class LossOverTimeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyConfig:
-    """Samples for saliency, directions, and the saliency to compute.
+    """Parameters of saliency: its samples, directions and functions.
 
     Lists of numbers are stored as text; ``ids`` parses them.
     """

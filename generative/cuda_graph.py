@@ -1,8 +1,8 @@
 """A training step as a CUDA graph.
 
-A step of the simulator consists of some three thousand small kernels, and launching them one by one
-takes a processor longer than an H100 takes to run them. A CUDA graph launches them all at once
-(Gray 2019, "Getting started with CUDA graphs").
+A training step of the simulator consists of about three thousand small kernels, and launching them
+one by one takes the CPU longer than an H100 takes to run them. A CUDA graph launches them all at
+once (Gray 2019, "Getting started with CUDA graphs").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WARM_UP_STEPS = 3  # steps in which the libraries choose their algorithms and a
 class GraphedStep:
     """Runs the first steps eagerly, then captures one as a graph and replays it.
 
-    The numbers are those of the eager step.
+    The results equal those of eager steps.
 
     Args:
         generator: source of the step's random numbers.
@@ -33,15 +33,15 @@ class GraphedStep:
         self._graph = torch.cuda.CUDAGraph()
 
     def __call__(self, step: Callable[[Windows], Tensor], windows: Windows) -> Tensor:
-        """Take a step.
+        """Run one step.
 
         Args:
-            step: maps windows on the GPU to a tensor, the same function in every call; everything
-                that it changes must be on the GPU, and it must not synchronise.
-            windows: with the same shapes in every call.
+            step: function that maps windows on the GPU to a tensor, the same in every call; it may
+                only change data on the GPU, and must not synchronise.
+            windows: windows on the GPU, with the same shapes in every call.
         """
         self._calls += 1
-        if self._calls <= _WARM_UP_STEPS:  # in another stream, as capturing requires
+        if self._calls <= _WARM_UP_STEPS:  # on a side stream, as graph capture requires
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 result = step(windows)
@@ -58,7 +58,7 @@ class GraphedStep:
         self._windows = Windows(**{name: torch.empty_like(tensor)
                                    for name, tensor in windows.tensors().items()})
         self._graph.register_generator_state(self._generator)
-        # Meanwhile the thread that reads the next batch may allocate memory.
+        # During the capture, the thread that reads the next batch may allocate memory.
         with torch.cuda.graph(self._graph, stream=self._stream,
                               capture_error_mode="thread_local"):
             self._result = step(self._windows)

@@ -1,6 +1,6 @@
 """Recorded rollouts as windows of consecutive frames.
 
-Letters in shape comments: N frames of the data set, W frames of a window, I initial frames, B
+Letters in shape comments: N frames of the dataset, W frames of a window, I initial frames, B
 windows of a batch, C H W a frame, D agent hidden state.
 """
 
@@ -23,15 +23,15 @@ from common.errors import UserError
 class Windows:
     """One window (W, …), or a batch of windows with time first (W, B, …).
 
-    Steps outside the episode are black, have zeros and, after its end, are terminal.
+    Steps outside the episode have black frames and zeros; steps after its end are terminal.
 
     Attributes:
-        frames: uint8 (…, C, H, W).
+        frames: recorded frames, uint8 (…, C, H, W).
         actions: actions taken at the frames, int64 (…,).
-        rewards: float32 (…,).
+        rewards: recorded rewards, float32 (…,).
         values: values of the recorded agent, float32 (…,).
         terminals: 1 where the episode ends or has ended, float32 (…,).
-        hidden_states: states that enter the agent at the frames, and the one after the last frame,
+        hidden_states: the agent's hidden states before each frame and after the last frame,
             float32 (W + 1, …, D).
         positions: the player's position in squares of the level, x to the right and y up, float32
             (…, 2); NaN outside the episode and at terminal frames. None for recordings without
@@ -64,7 +64,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Window numbers in ascending order, int64; the two parts share no episode."""
+    """Numbers of the training and held-out windows, int64, ascending; they share no episode."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -76,7 +76,7 @@ class WindowPlace:
 
     Attributes:
         episode: number of the episode on disk.
-        frame: frame of the episode; for a window, its last initial frame.
+        frame: number of the frame in the episode; for a window, of its last initial frame.
     """
 
     episode: int
@@ -86,21 +86,21 @@ class WindowPlace:
 class RolloutDataset:
     """Windows of a ``data`` folder; window i starts at row i of ``idx_to_episode.csv``.
 
-    If the initial frames and the one after them lie in one episode, the window holds the recorded
+    If the initial frames and the frame after them lie in one episode, the window holds the recorded
     frames, padded after the episode's end. If they straddle two episodes, the window shows the next
-    episode instead: its first frame is the last initial frame, after padding. Rows of the last
-    episode without a next one start no window.
+    episode instead: its first frame is the last initial frame, after padding. No window starts at
+    the last rows of the last episode, which has no next one.
 
     Args:
-        folder: ours or a published one.
+        folder: ``data`` folder, ours or a published one.
         num_init_steps: I.
         num_sim_steps: simulated steps; W is I + num_sim_steps - 1.
         terminal_absorbing: whether ``terminals`` stays 1 after an episode's end; False gives
             the published labels, which return to 0.
 
     Raises:
-        UserError: naming the file that is missing, damaged, or does not fit the others; or if
-            the data is shorter than a window.
+        UserError: if a file is missing, damaged, or inconsistent with the others (the message names
+            it); or if the data is shorter than a window.
     """
 
     def __init__(self, folder: Path, num_init_steps: int, num_sim_steps: int,
@@ -141,10 +141,12 @@ class RolloutDataset:
         self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
 
     def check_agent(self, agent_file: Path, policy: Policy) -> None:
-        """Check that an agent made the recording; warn if it names none, like published ones.
+        """Check that an agent made the recording; warn if the recording, as if published, names no
+        agent.
 
         Raises:
-            UserError: if its hidden states have another size, or it names another agent.
+            UserError: if the recorded hidden states have another size, or the recording names
+                another agent.
         """
         if self._hidden_size != policy.hidden_state_size:
             raise UserError(f"the hidden states in {self.folder.path} have {self._hidden_size} "
@@ -189,7 +191,7 @@ class RolloutDataset:
         ends = self._first_rows + self._lengths
         straddles = rows + self.num_init_steps >= ends[self._row_episode]
         exists = ~straddles | (self._row_episode < len(self.episodes) - 1)
-        self._length = int(exists.sum())  # those without a next episode are the last ones
+        self._length = int(exists.sum())  # rows without a next episode come last
         if self._length == 0:
             raise UserError(f"{self.folder.index_file} has a single episode of {num_rows} frames, "
                             f"which is too short for {self.num_init_steps} initial frames")
@@ -272,14 +274,14 @@ class RolloutDataset:
         return WindowPlace(int(episode), int(self._offset[number]) + self.num_init_steps - 1)
 
     def split(self, held_out_fraction: float, seed: int) -> Split:
-        """Divide the windows by the episode that they show, deterministically for a seed.
+        """Split the windows by the episode that they show, deterministically for a given seed.
 
         Args:
             held_out_fraction: share of the episodes to hold out, above 0 and below 1; at least
-                one is held out and one kept.
+                one episode is held out and at least one is kept.
 
         Raises:
-            UserError: if the fraction is out of range or there are no two episodes.
+            UserError: if the fraction is out of range or there are fewer than two episodes.
         """
         if not 0 < held_out_fraction < 1:
             raise UserError("the held-out fraction must lie between 0 and 1, not "
@@ -294,5 +296,5 @@ class RolloutDataset:
         return Split(np.flatnonzero(~held_out), np.flatnonzero(held_out))
 
     def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Numbers on disk of the episodes that some windows show (B,)."""
+        """Return the numbers on disk (B,) of the episodes that windows (B,) show."""
         return self.episodes[self._window_episode[numbers]]

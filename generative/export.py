@@ -1,8 +1,8 @@
-"""Export a simulator: its weights alone, in half precision.
+"""Export only the weights of a simulator, in half precision.
 
 A checkpoint also holds the optimiser's state and tensors that only the published code needs;
 without them, and with two bytes per weight, the file is a seventh of the size. Every script reads
-both.
+both kinds of file.
 
     python -m generative.export --model_file <checkpoint> --output <folder>/model.pt
 """

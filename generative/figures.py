@@ -1,5 +1,4 @@
-"""Figures of a training run and of the loss against the simulated step.
-"""
+"""Figures of a training run and of the loss over simulated steps."""
 
 from __future__ import annotations
 
@@ -72,12 +71,12 @@ TITLES_OF_CARD = {
     SSIM: "SSIM, all pixels", PSNR_MARGIN: "PSNR with the recorded actions above others (dB)",
     POLICY_KL: "agent inside: divergence of its policy (nats)",
     OTHER_POLICY_KL: "agent not in training: divergence (nats)"}
-_KEPT_WIDTH = 0.4  # of a bar
+_KEPT_WIDTH = 0.4  # half the width of a group of bars
 
 
 def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
-    """A panel for each kind of loss and measure of the agent: means and their intervals against
-    the step."""
+    """Plot means with intervals over simulated steps, one panel per loss or measure of the
+    agent."""
     figure = Figure(figsize=(15, 12.5), layout="constrained")
     panels = figure.subplots(3, 3).flat
     titles = {**{kind: TITLES[kind] for kind in KINDS}, **TITLES_OF_AGENT}
@@ -94,8 +93,8 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
-    """For each kind of object that was in view the share that is shown, above the error on its
-    pixels."""
+    """Plot, for each kind of object that was in view, the share that is shown above the error on
+    its pixels."""
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")
     panels = figure.subplots(2, len(seen), squeeze=False, sharex=True) if seen else np.empty((2, 0))
@@ -113,12 +112,12 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 
 
 def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
-    """Draw the fidelity card: a panel per measure against the step, and the shares of objects kept
-    at the last step."""
+    """Plot the fidelity card: one panel per measure over simulated steps, and the shares of objects
+    kept at the last step."""
     figure = Figure(figsize=(16, 13), layout="constrained")
     kinds = [kind for kind in TITLES_OF_CARD if (table["kind"] == kind).any()]
     panels = list(figure.subplots(3, 3).flat)
-    perfect = (table["predictor"] == LAST_FRAME) & (table["step"] == 0)  # the label itself
+    perfect = (table["predictor"] == LAST_FRAME) & (table["step"] == 0)  # equals the label
     drawn = table[~(perfect & table["kind"].isin(TITLES_OF_CARD))]
     for axes, kind in zip(panels, kinds):
         _draw(axes, drawn, kind, TITLES_OF_CARD[kind])
@@ -135,8 +134,8 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
-    """Bars: share of each kind of object in view at the start that is shown at the last step, by
-    the simulators and by the mean frame."""
+    """Draw bars: share of each kind of object in view at the start that is still shown at the last
+    step, by the simulators and by the mean frame."""
     rows = table[table["kind"].str.startswith(KEPT)]
     rows = rows[rows["step"] == rows["step"].max()]
     if not len(rows):

@@ -20,7 +20,7 @@ from common.parameters import ParameterSet
 from generative.config import LR_DECAYS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
-# Names of terms of an older model.
+# Loss terms of an older model.
 _LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,9 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     """Add the flags of train_gen_model.py, which all later scripts accept.
 
     Args:
-        at_a_time: default of ``--batch_size``; by default the parameter set's, as in training.
+        at_a_time: default of ``--batch_size``; None for the parameter set's, as in training.
     """
-    parser.add_argument("--agent_file", type=Path, required=True, help="the agent inside")
+    parser.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
     parser.add_argument("--model_file", type=Path, required=model_file_required,
                         help=model_file_help)
     add_parameter_set_flag(parser)
@@ -44,35 +44,35 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                         help="simulators are written to <log_dir_base>/results/")
     if at_a_time:
         parser.add_argument("--batch_size", type=count, default=at_a_time,
-                            help="samples at a time")
+                            help="samples per batch")
     else:
         parser.add_argument("--batch_size", type=count, key="gen_model.batch_size",
-                            help="windows at a time")
+                            help="windows per batch")
     parser.add_argument("--num_sim_steps", type=count, key="gen_model.num_sim_steps",
-                        help="simulated steps")
+                        help="number of simulated steps")
     parser.add_argument("--num_initializing_steps", type=count, key="gen_model.num_init_steps",
-                        help="frames from which a simulation starts")
+                        help="number of recorded frames from which a simulation starts")
     parser.add_argument("--epochs", type=count, key="gen_model.epochs",
-                        help="passes through the windows")
+                        help="number of passes over the training windows")
     parser.add_argument("--lr", type=float, key="gen_model.lr", help="learning rate")
     parser.add_argument("--lr_decay", choices=LR_DECAYS, key="gen_model.lr_decay",
-                        help="how the learning rate falls to 0 by the end of the training")
+                        help="schedule by which the learning rate decays to 0 until training ends")
     parser.add_argument("--image_rarity", type=float, key="gen_model.image_rarity",
-                        help="0 to 1: how much more the error at pixels of rare colours counts")
+                        help="0 to 1: how strongly errors at pixels of rare colours are upweighted")
     parser.add_argument("--open_loop_share", type=float, key="gen_model.open_loop_share",
                         help="0 to 1: share of the windows whose latents come from the prior")
     parser.add_argument("--log_interval", type=count, key="gen_model.log_interval",
-                        help="batches a row of the log")
+                        help="batches per row of the log")
     parser.add_argument("--save_interval", type=count, key="gen_model.save_interval",
                         help="batches between checkpoints")
-    parser.add_argument("--seed", type=seed, default=0, help="of every random choice")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
     for name, term in (("obs", "the image"), ("hx", "the agent's state"), ("reward", "the reward"),
                        ("done", "the terminal"), ("kl", "the KL")):
         parser.add_argument(f"--loss_scale_{name}", type=float, default=1.0,
-                            help=f"factor of the loss of {term}")
+                            help=f"weight of the loss term for {term}")
     for name in _LOSSES_WITHOUT_EFFECT:
         parser.add_argument(f"--loss_scale_{name}", type=float, default=0.0,
-                            help="of an older model; no effect here")
+                            help="loss weight of an older model; no effect here")
     add_compute_flags(parser, in_parameter_set=True)
     add_published_flags(parser, ("exp_name", "env_name", "start_level", "num_levels",
                                  "distribution_mode", "agent_param_name", "param_name",
@@ -90,28 +90,28 @@ def read_simulator_flags(parser: Parser, argv: list[str] | None
 
 
 def add_data_flag(parser: Parser) -> None:
-    """Add --data_dir, which chooses recorded rollouts."""
+    """Add --data_dir, the folder of recorded rollouts."""
     parser.add_argument("--data_dir", key="data_dir",
-                        help="recorded rollouts, <logdir>/data of record.py")
+                        help="folder of recorded rollouts, <logdir>/data of record.py")
     add_check_contents_flag(parser)
 
 
 def add_generated_data_flag(parser: Parser) -> None:
-    """Add --generated_data_dir, which holds the folders of samples."""
+    """Add --generated_data_dir, the parent of the sample folders."""
     parser.add_argument("--generated_data_dir", key="generated_data_dir",
-                        help="folder with the folders of simulated samples, from "
+                        help="parent of the folders of simulated samples, from "
                              "record_gen_samples.py")
 
 
 def add_samples_flags(parser: Parser) -> None:
-    """Add the flags that choose a folder of simulated samples."""
+    """Add the flags that select a folder of simulated samples."""
     add_generated_data_flag(parser)
     parser.add_argument("--samples_dir", type=Path, help="folder of samples to read; "
                         f"<generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
 
 
 def samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Folder of samples that the flags of ``add_samples_flags`` choose."""
+    """Sample folder selected by the flags of ``add_samples_flags``."""
     return SampleFolder(args.samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[0])
 
@@ -123,6 +123,6 @@ def add_random_samples_flag(parser: Parser) -> None:
 
 
 def random_samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Folder of samples that the flag of ``add_random_samples_flag`` chooses."""
+    """Sample folder selected by the flag of ``add_random_samples_flag``."""
     return SampleFolder(args.random_samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[1])

@@ -21,7 +21,7 @@ class FrozenAgent(nn.Module):
         num_actions: number of actions that the simulator was built for.
 
     Raises:
-        UserError: if the policy has other sizes.
+        UserError: if the policy's sizes differ from these.
     """
 
     def __init__(self, policy: Policy, hidden_size: int, num_actions: int):
@@ -37,8 +37,8 @@ class FrozenAgent(nn.Module):
     def train(self, mode: bool = True) -> FrozenAgent:
         """Stay in evaluation mode for either value of ``mode``.
 
-        Only the kernel of a GRU is left in training mode: without dropout that changes no
-        number, but cuDNN refuses to compute gradients of its input in evaluation mode.
+        Only the GRU itself is left in training mode: without dropout, this does not change its
+        output, but cuDNN cannot compute gradients of its input in evaluation mode.
         """
         super().train(False)
         if self.policy.recurrent:
@@ -50,7 +50,7 @@ class FrozenAgent(nn.Module):
 
         Args:
             images: (T, B, C, H, W) in [0, 1]. An image that is expanded over T is embedded once.
-            hidden: state that enters the first step (B, D).
+            hidden: hidden state before the first step (B, D).
         """
         if images.stride(0) == 0:
             embedding = self.policy.embed(images[0]).float()  # (B, E)
@@ -65,11 +65,11 @@ class FrozenAgent(nn.Module):
         """Run one step.
 
         The returned state is the tensor from which log-probabilities and value are computed, so
-        a gradient with respect to it includes both them and all later steps.
+        gradients with respect to it account for these outputs and for all later steps.
 
         Args:
             image: (B, C, H, W) in [0, 1].
-            hidden: state that enters the step (B, D).
+            hidden: hidden state before the step (B, D).
         """
         embedding = self.policy.embed(image).float()  # (B, E)
         with _full_precision(hidden):
@@ -77,5 +77,5 @@ class FrozenAgent(nn.Module):
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:
-    """GRU and heads compute in float32, as in the agent's own training."""
+    """Run GRU and heads in float32, as in the agent's own training."""
     return torch.autocast(tensor.device.type, enabled=False)

@@ -1,9 +1,9 @@
-"""Folders of trained simulators: their contents, and how they are opened.
+"""Run folders of simulators: contents, checkpoints and loading.
 
 A run's folder ``<log_dir_base>/results/<gen_mod_exp_name>/<YYYYmmdd_HHMMSS>/`` holds::
 
     model_epoch<e>_batch<b>.pt    checkpoints: the simulator, and the state to resume from
-    progress.csv                  losses and other figures, next to TensorBoard events
+    progress.csv                  losses and other metrics, next to TensorBoard events
     hyperparameters.yml           the resolved settings
     recons_v_preds/*.mp4          truth, reconstruction and imagination side by side
 """
@@ -30,7 +30,7 @@ from generative.simulator import Simulator
 
 PROGRESS_NAME = "progress.csv"
 TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses)
-              if field.name != "camera")  # of both architectures
+              if field.name != "camera")  # terms of both architectures
 MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
             "prior_entropy", "vector_distance")
 COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
@@ -52,17 +52,17 @@ def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorRunSettings:
-    """Everything that a run's numbers depend on.
+    """All settings that affect the results of a run.
 
     Attributes:
-        agent_file: the simulator's agent.
-        agent_sha256: its digest, see ``agents.provenance``.
+        agent_file: file of the simulator's agent.
+        agent_sha256: digest of the agent, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
-        data_dir: recorded rollouts.
+        data_dir: folder of recorded rollouts.
         precision: float32 or bfloat16.
-        max_batches: number of batches after which the run ends at the latest; 0 for no limit.
-        num_episodes: number of recorded episodes, which decides which ones are held out; None
-            before the data has been opened.
+        max_batches: maximum number of batches; 0 for no limit.
+        num_episodes: number of recorded episodes, which determines the held-out ones; None before
+            the data has been opened.
     """
 
     exp_name: str
@@ -99,7 +99,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
-    """Delete all checkpoints except the newest and the first of every ``keep_hours``."""
+    """Delete all checkpoints but the newest ``keep_newest`` and the first of every ``keep_hours``
+    hours."""
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
         slot = int(path.stat().st_mtime / (keep_hours * SECONDS_AN_HOUR))
@@ -109,7 +110,7 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
 
 
 def newest_simulator_run(folder: Path) -> Path | None:
-    """Return ``folder`` if it is a run's, otherwise the newest run in this experiment's folder."""
+    """Return ``folder`` if it is a run folder, otherwise the newest run inside it, if any."""
     if (folder / PROGRESS_NAME).is_file():
         return folder
     logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
@@ -120,21 +121,21 @@ def read_progress(folder: Path) -> pd.DataFrame:
     """Read a run's ``progress.csv``.
 
     Raises:
-        UserError: if there is none, or it is damaged or still empty.
+        UserError: if the file is missing, damaged or still empty.
     """
     return read_metrics(folder / PROGRESS_NAME, COLUMNS)
 
 
 def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
-    """Name of the folder of a run that starts now; the folder is not created."""
+    """Path of the folder of a run that starts now; the folder is not created."""
     return results_folder(log_dir_base, exp_name) / time.strftime("%Y%m%d_%H%M%S")
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:
-    """Settings of the run that a simulator file belongs to; None for a file without them.
+    """Settings of the run that a simulator file belongs to; None for a file without settings.
 
     Raises:
-        UserError: if they are damaged.
+        UserError: if the settings are damaged.
     """
     if not (model_file.parent / SETTINGS_NAME).is_file():
         return None
@@ -146,11 +147,11 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     """Load a simulator with its agent for evaluation.
 
     Args:
-        otherwise: sizes of a file without ``hyperparameters.yml`` next to it, such as published
-            ones.
+        otherwise: sizes to use for a file without ``hyperparameters.yml`` next to it, such as a
+            published one.
 
     Raises:
-        UserError: if a file is missing or damaged, or the two do not fit.
+        UserError: if a file is missing or damaged, or the agent does not fit the simulator.
     """
     run = run_of(model_file)
     sizes = run.simulator if run else otherwise
@@ -162,7 +163,7 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
 
 
 def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> None:
-    """Check that a run's simulator was trained with an agent.
+    """Check that a run's simulator was trained with the given agent.
 
     Args:
         run: settings of the run; None for published simulators, which do not name their agent.
@@ -176,7 +177,7 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
 
 
 def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes: int) -> str:
-    """Reason why the evaluated episodes may have been trained on, or "" if there is none."""
+    """Reason why the evaluated episodes may have been used in training, or "" if none."""
     if run is None:
         return "no hyperparameters.yml beside the model file says how its data was split"
     if Path(run.data_dir).resolve() != Path(data_dir).resolve():

@@ -1,9 +1,9 @@
 """Simulate rollouts, store them as samples, and run the arms of a comparison in the simulator.
 
 Every random choice depends on the seed and the number of the start alone, so a sample depends
-neither on the number of samples nor, beyond rounding, on the batch that it is simulated in. Batches
-are a fixed division of the starts, so a resumed recording has the same numbers, to the last bit, as
-one that was never stopped.
+neither on the number of samples nor, beyond rounding, on the batch that it is simulated in. The
+starts are always divided into the same batches, so a resumed recording is bit-identical to an
+uninterrupted one.
 
 Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck vector.
 """
@@ -43,11 +43,11 @@ from generative.simulator import Simulation, Simulator, stack
 from interventions.comparison import ArmRuns, Playground
 from interventions.patch_text import warn_of_unused
 
-ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
-OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
+ALL_ACTIONS = "pattern"  # stands for all nine manual actions
+OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # manual actions
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
-# Streams of random numbers, in addition to the seed and the number of a start.
+# Random streams; a generator's seed consists of seed, stream and number of the start.
 _VECTORS, _LATENTS = 1, 2
 
 
@@ -58,10 +58,10 @@ class SamplingPlan:
     Attributes:
         random_start: start from random vectors instead of recorded frames.
         recorded_actions: force the recorded actions; after an episode's end, the action is 0.
-        manual_actions: force each of these actions at every step, in a sample of its own; empty if
-            the agent acts, where the simulator predicts the action that enters the first step.
+        manual_actions: force one of these actions at every step, with one sample per action; empty
+            if the agent acts, in which case the simulator predicts the first step's input action.
         num_steps: T.
-        num_init_steps: recorded frames that a simulation starts from.
+        num_init_steps: number of recorded frames that a simulation starts from.
         sample_latents: draw z instead of taking its most likely class.
         seed: seed of every random choice.
 
@@ -90,7 +90,7 @@ class SamplingPlan:
 
     @property
     def folder_name(self) -> str:
-        """Name of the folder of its samples."""
+        """Name of the folder for the samples."""
         if self.recorded_actions:
             return "recorded_actions"
         start = "rand_init" if self.random_start else "informed_init"
@@ -100,10 +100,11 @@ class SamplingPlan:
 
 
 def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
-    """Parse names of actions on the command line.
+    """Parse action names from the command line.
 
     Raises:
-        UserError: if there is no such action (naming the nearest), or one is given twice.
+        UserError: if an action is unknown (the message suggests the nearest name) or given twice,
+            or ``pattern`` is combined with others.
     """
     names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
@@ -119,10 +120,10 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 class Sampler:
     """Simulates the samples of a plan.
 
-    Start i gives the samples from ``i * plan.samples_per_start`` on, one per manual action.
+    The samples of start i, one per manual action, are numbered from ``i * plan.samples_per_start``.
 
     Args:
-        simulator: on the device of ``compute``.
+        simulator: simulator on the device of ``compute``.
         dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
             starts.
     """
@@ -135,20 +136,24 @@ class Sampler:
         self._order = np.random.default_rng(plan.seed).permutation(number)
 
     def check(self, num_starts: int) -> None:
-        """Raise UserError if there are fewer starts."""
+        """Raise UserError if the dataset has fewer than ``num_starts`` windows."""
         if self._dataset is not None and num_starts > len(self._dataset):
             raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
                             f"start from, fewer than the {num_starts} of --num_samples")
 
     def episodes(self, num_starts: int) -> set[int]:
-        """Recorded episodes of the first starts; empty for random starts."""
+        """Recorded episodes of the first ``num_starts`` starts; empty for random starts."""
         if self._dataset is None:
             return set()
         return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
 
     @torch.no_grad()
     def simulate(self, starts: Sequence[int]) -> list[tuple[int, SampleArrays, SampleOrigin]]:
-        """Simulate all samples of some starts in one batch: number, arrays and origin of each."""
+        """Simulate all samples of some starts in one batch.
+
+        Returns:
+            Number, arrays and origin of each sample.
+        """
         plan, simulator = self.plan, self._simulator
         batch = self._recorded(starts)
         draw = self._draw(starts)
@@ -183,7 +188,7 @@ class Sampler:
         return torch.cat(vectors)
 
     def _draw(self, starts: Sequence[int]) -> Draw:
-        """Choice of the latents; the samples of a start share their random numbers."""
+        """Return the sampler of the latents; samples of one start share their random numbers."""
         plan = self.plan
         if not plan.sample_latents:
             return LatentSampler("mode")
@@ -204,7 +209,7 @@ class Sampler:
         return actions.repeat(self.plan.num_steps, num_starts)
 
     def _rows(self, starts: Sequence[int]) -> BatchInfo:
-        """Metadata of the samples (B,): the start in place of the episode."""
+        """Return the metadata of the samples (B,), with the start in place of the episode."""
         episodes = np.repeat(np.array(starts, np.int64), self.plan.samples_per_start)
         levels = np.full_like(episodes, NO_LEVEL)
         return BatchInfo(episodes, np.zeros_like(episodes), levels)
@@ -225,7 +230,10 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
     latents.
 
     Args:
-        simulator: on the device of ``compute``.
+        simulator: simulator on the device of ``compute``.
+
+    Returns:
+        One sample per vector.
     """
     draw = LatentSampler("mode")
     with compute.autocast():
@@ -251,12 +259,12 @@ def _split(simulation: Simulation) -> Iterator[SampleArrays]:
 
 def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int], batch_size: int,
                    with_videos: bool) -> int:
-    """Simulate and write the missing samples, until the end or a signal to stop.
+    """Simulate and write the missing samples, until all are written or a signal asks to stop.
 
     Args:
-        folder: open for writing.
+        folder: folder opened for writing.
         starts: numbers of the starts.
-        batch_size: starts simulated at a time.
+        batch_size: number of starts per batch.
         with_videos: write the missing videos as well.
 
     Returns:
@@ -290,8 +298,8 @@ def batches_with(numbers: Sequence[int], batch_size: int,
                  is_missing: Callable[[int], object]) -> Iterator[Sequence[int]]:
     """Divide numbers into batches, and yield the batches in which a number is missing.
 
-    Rounding depends on the batch that a number is in, so the division is always the same: a
-    resumed run computes every number in the same batch as a run that was never stopped.
+    Rounding depends on the composition of a batch, so the division is fixed: a resumed run puts
+    every number into the same batch as an uninterrupted run.
     """
     for begin in range(0, len(numbers), batch_size):
         batch = numbers[begin:begin + batch_size]
@@ -318,7 +326,7 @@ def _write_videos(folder: SampleFolder, start: int, plan: SamplingPlan) -> None:
 
 
 def film(sample: SampleArrays) -> Iterator[np.ndarray]:
-    """Frames of a sample, enlarged and marked with action, terminal and reward."""
+    """Yield the frames of a sample, enlarged and marked with action, terminal and reward."""
     for frame, action, probability, reward in zip(sample.frames, sample.actions, sample.terminals,
                                                   sample.rewards):
         marked = mark_action(enlarge(frame, VIDEO_SCALE), action)
@@ -328,18 +336,18 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
                      dataset: RolloutDataset | None, num_starts: int, batch_size: int,
                      recording: RolloutFolder, settings: Mapping[str, Any]) -> Playground:
-    """Simulate the same starts under each condition of a comparison.
+    """Return a playground that simulates the same starts under each condition of a comparison.
 
     The agent takes its most likely actions, and latents take their most likely class.
 
     Args:
-        dataset: recorded rollouts to start from, None for random starts.
-        batch_size: simulations at a time.
-        recording: rollouts that reference frames are taken from.
+        dataset: recorded rollouts to start from; None for random starts.
+        batch_size: number of starts per batch.
+        recording: rollouts from which reference frames are drawn.
         settings: further settings of the playground.
 
     Raises:
-        UserError: if there are fewer starts.
+        UserError: if the dataset has fewer than ``num_starts`` windows.
     """
     sampler = Sampler(simulator, compute, plan, dataset)
     sampler.check(num_starts)

@@ -5,13 +5,13 @@ back into the cell, so everything except the two recurrences runs for all steps 
 ``imagine`` runs step by step, as required when the agent sees the simulated frames and its actions
 enter the environment.
 
-The networks have two implementations, see ``SimulatorConfig.architecture``: the published one,
-whose state is a vector (``generative.networks``), and one whose state is a grid
+The networks have two implementations, selected by ``SimulatorConfig.architecture``: the published
+one, whose state is a vector (``generative.networks``), and one whose state is a grid
 (``generative.spatial``).
 
-Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
-is no image: H deterministic state), S latent variables, K classes of each, D agent hidden state,
-A actions, V bottleneck vector, M hidden layer of the cell.
+Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (elsewhere,
+H is the deterministic state), S latent variables, K classes of each, D agent hidden state, A
+actions, V bottleneck vector, M hidden layer of the cell.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ ALL_WINDOWS = slice(None)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Start of a simulation. Use ``dataclasses.replace`` to set a true state or action.
+    """Start of a simulation. Use ``dataclasses.replace`` to set a recorded state or action.
 
     Attributes:
         bottleneck_vec: unit vectors (B, V).
-        env_h: h before the first step (B, H).
-        z: one-hot, before the first step (B, S, K).
-        agent_hidden: state that enters the agent at the first step (B, D).
-        action_logits: predicted logits of the action that enters the first step (B, A).
-        action: action that enters the first step, one-hot (B, A).
+        env_h: deterministic state before the first step (B, H).
+        z: one-hot latent variables before the first step (B, S, K).
+        agent_hidden: the agent's hidden state before the first step (B, D).
+        action_logits: predicted logits of the first step's input action (B, A).
+        action: input action of the first step, one-hot (B, A).
     """
 
     bottleneck_vec: Tensor
@@ -78,23 +78,23 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One simulated step. Later computations read these very tensors, so ``torch.autograd.grad``
-    can differentiate with respect to them.
+    """One simulated step. Later steps are computed from these same tensors, so
+    ``torch.autograd.grad`` can differentiate with respect to them.
 
     Attributes:
-        actions: action that entered the step, one-hot (B, A).
-        env_h: (B, H).
-        z: one-hot (B, S, K).
-        prior_logits: (B, S, K).
-        posterior_logits: (B, S, K); None where z came from the prior.
-        raw_images: as decoded, which the loss compares (B, C, H, W).
-        images: after the clamp, in [0, 1], which the agent sees (B, C, H, W).
-        rewards: (B,), in the unit of the data.
-        terminal_logits: (B,), before the sigmoid.
-        hidden_states: the agent's states after the step (B, D).
+        actions: input actions of the step, one-hot (B, A).
+        env_h: deterministic states (B, H).
+        z: one-hot latent variables (B, S, K).
+        prior_logits: logits of the prior of z (B, S, K).
+        posterior_logits: logits of the posterior of z (B, S, K); None without true images.
+        raw_images: decoded images before clamping, which enter the loss (B, C, H, W).
+        images: images clamped to [0, 1], which the agent sees (B, C, H, W).
+        rewards: predicted rewards in the unit of the data (B,).
+        terminal_logits: logits of the end of the episode, before the sigmoid (B,).
+        hidden_states: the agent's hidden states after the step (B, D).
         log_probs: log-probabilities of the agent's actions (B, A).
         values: the agent's values (B,).
-        own_actions: the agent's most likely action, one-hot (B, A).
+        own_actions: the agent's most likely actions, one-hot (B, A).
     """
 
     actions: Tensor
@@ -117,8 +117,8 @@ class Simulation(Step):
     """All steps of a forward pass: the fields of ``Step`` with time first (T, B, …), and the start.
 
     Attributes:
-        camera: velocity and displacement of the camera as predicted, before ``true_camera``
-            replaces them in the state (T, B, 4); None in the vector architecture and from
+        camera: predicted velocity and displacement of the camera, before ``true_camera`` replaces
+            them in the state (T, B, 4); None in the vector architecture and from
             ``Simulator.imagine``.
     """
 
@@ -147,13 +147,13 @@ class Simulator(nn.Module):
     """The generative model.
 
     Args:
-        config: sizes; if it leaves the size of the agent's state open, the attribute ``config`` has
-            that of the agent.
+        config: sizes. If ``agent_hidden_size`` is None, the attribute ``config`` takes it from the
+            agent.
         policy: a trained agent; it is frozen in place and never trained here.
 
     Raises:
-        UserError: if the agent does not fit the sizes, or a spatial configuration leaves the
-            camera's motion open.
+        UserError: if the agent does not fit the sizes, or ``pixels_per_square`` is None in the
+            spatial architecture.
     """
 
     def __init__(self, config: SimulatorConfig, policy: Policy):
@@ -212,7 +212,7 @@ class Simulator(nn.Module):
 
         Args:
             detached: predict the agent's state and the action from the detached vector, so that
-                these side tasks do not shape it in training.
+                their losses do not train the encoder.
         """
         env_h, z_logits = self.env_converter(bottleneck_vec).split(
             [self.config.deter_dim, self.config.env_h_stoch_size], dim=-1)
@@ -227,19 +227,20 @@ class Simulator(nn.Module):
                 vector_noise: Tensor | None = None,
                 true_camera: tuple[Tensor, Tensor] | None = None,
                 agent_windows: slice = ALL_WINDOWS) -> Simulation:
-        """Run the training pass: z from the posterior, true actions, true first agent state.
+        """Run the training pass: z from the posterior, true actions, true initial agent state.
 
         Args:
-            open_loop: windows whose z is drawn from the prior, bool (B,); None for none.
+            open_loop: mask of the windows whose z is drawn from the prior, bool (B,); None for no
+                window.
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
-            true_camera: velocity and displacement of the camera in each step (T, B, 4), and the
-                windows in which they replace the predicted ones, bool (B,).
+            true_camera: velocity and displacement of the camera in each step (T, B, 4), and a mask
+                of the windows in which they replace the predicted ones, bool (B,).
             agent_windows: windows in which the agent acts. Its states, log-probabilities, values
-                and actions are those of these windows alone.
+                and actions are returned for these windows only.
 
         Raises:
-            UserError: inside a scope with patches.
+            UserError: if any patch is active.
         """
         refuse_patches(self.agent.policy, "the training pass of a simulator")
         vectors = self.encode(batch.initial_images)
@@ -297,13 +298,16 @@ class Simulator(nn.Module):
 
         Args:
             start: from ``start_from``; its ``action`` enters the first step.
-            num_steps: T; None for the configuration's number.
-            true_actions: actions that enter the steps, int64 (T, B), in place of the start's
-                and the agent's own.
-            true_images: (T, B, C, H, W) in [0, 1]; with them z comes from the posterior,
-                without from the prior.
+            num_steps: T; None for ``config.num_sim_steps``.
+            true_actions: input actions of the steps, int64 (T, B), which replace the start's
+                action and the agent's own actions.
+            true_images: recorded images (T, B, C, H, W) in [0, 1]; if given, z comes from the
+                posterior, otherwise from the prior.
             without_env_grads: detach the action before it enters the environment.
-            rows: metadata of the simulations, for patches of the agent; steps are counted here.
+            rows: metadata of the simulations, for patches of the agent; step numbers are added.
+
+        Raises:
+            ValueError: if ``true_actions`` or ``true_images`` have fewer than T steps.
         """
         num_steps = self.config.num_sim_steps if num_steps is None else num_steps
         for name, given in (("true_actions", true_actions), ("true_images", true_images)):
@@ -336,5 +340,5 @@ class Simulator(nn.Module):
         return steps
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:
-        """int64 (…,) to float32 (…, A)."""
+        """Convert actions, int64 (…,), to one-hot vectors, float32 (…, A)."""
         return functional.one_hot(actions, self.config.action_space_size).to(torch.float32)
