@@ -164,8 +164,8 @@ def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
                              f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
                              "given")
     parser.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
-                        help="number of samples from which these coordinates were computed; it is "
-                             "part of their file names")
+                        help="number of samples from which the environment's coordinates were "
+                             "computed; it is part of their file names")
 
 
 def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]:

@@ -332,5 +332,5 @@ def _fit_tree(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _perplexity(num_rows: int) -> float:
-    """Return PERPLEXITY, or less if there are fewer other rows than three times PERPLEXITY."""
+    """Return PERPLEXITY, but at most a third of the number of neighbours that a row can have."""
     return min(PERPLEXITY, (num_rows - 1) / 3)

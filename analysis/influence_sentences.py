@@ -1,6 +1,6 @@
-"""Claimed influences in a behaviour in plain sentences, as Markdown.
+"""Descriptions of the claimed influences in a behaviour in plain sentences, as Markdown.
 
-All numbers are in the tables of ``analysis/dynamics_grads_consistency_plots.py``;
+All numbers come from the tables of ``analysis/dynamics_grads_consistency_plots.py``;
 ``analysis/influences/consistency.py`` defines when an influence is claimed.
 """
 
@@ -17,13 +17,13 @@ from analysis.influences.comparison import WITH, WITHOUT
 from analysis.influences.gradients import answer_name
 from common.game_constants import NUM_ACTIONS
 
-MOST_LISTED = 10  # influences of a kind on a page
-STEADY = 0.9  # share of samples with one sign from which an influence is said to be of that sign
-_ENDING = 0.5  # probability of the end of the episode from which a sample counts as ended
+MOST_LISTED = 10  # largest number of listed influences of a kind on a page
+STEADY = 0.9  # share of samples with the median's sign below which "on average" is added
+_ENDING = 0.5  # terminal probability above which a sample counts as ended
 
 
 def target_words(target: str) -> str:
-    """A target of the tables to a reader."""
+    """Return the readable name of a target in the tables."""
     return f"the {answer_name(target)}" if target in ANSWERS else target
 
 
@@ -44,14 +44,15 @@ class SampleFacts:
     """Summary of a group of samples.
 
     Attributes:
-        number: of them.
-        share: of all samples.
-        actions: how often each action is the likeliest at the saliency step (A,).
-        value: mean at that step.
-        ended: how many of them end within their steps.
-        rewarded: how many of them bring a reward above 0.5.
-        unusual: ICs whose mean at that step differs most from that of all samples, as (number,
-            mean here, mean of all).
+        number: number of samples in the group.
+        share: share of all samples that are in the group.
+        actions: number of samples in which each action is the most likely at the saliency step
+            (A,).
+        value: mean value estimate at the saliency step.
+        ended: number of samples in which the episode ends.
+        rewarded: number of samples with a reward above 0.5.
+        unusual: ICs whose mean in the group at the saliency step differs most from the mean over
+            all samples, as (IC number, mean in the group, mean over all samples).
     """
 
     number: int
@@ -66,7 +67,17 @@ class SampleFacts:
 def sample_facts(rows: np.ndarray, log_probs: np.ndarray, values: np.ndarray,
                  terminals: np.ndarray, rewards: np.ndarray, ics: np.ndarray,
                  step: int) -> SampleFacts:
-    """Count what happens in some samples; arrays are of all samples and steps (M, T, …)."""
+    """Summarise a group of samples.
+
+    Args:
+        rows: indices of the group's samples among all M samples (n,).
+        log_probs: log-probabilities of the actions (M, T, A).
+        values: value estimates (M, T).
+        terminals: probabilities that the episode ends (M, T).
+        rewards: rewards (M, T).
+        ics: coordinates of the ICs (M, T, I).
+        step: saliency step.
+    """
     here, everywhere = ics[rows, step].mean(axis=0), ics[:, step].mean(axis=0)
     spread = np.maximum(ics[:, step].std(axis=0), np.finfo(np.float32).tiny)
     order = np.argsort(-np.abs(here - everywhere) / spread)[:3]
@@ -80,7 +91,14 @@ def sample_facts(rows: np.ndarray, log_probs: np.ndarray, values: np.ndarray,
 
 def facts_text(facts: SampleFacts, step: int, action_names: Sequence[str],
                everything: bool) -> str:
-    """The same in sentences."""
+    """Describe a group of samples in sentences.
+
+    Args:
+        facts: summary of the group.
+        step: saliency step.
+        action_names: names of the actions (A,).
+        everything: whether the group contains all samples; unusual ICs are then left out.
+    """
     most = np.argsort(-facts.actions, kind="stable")[:3]
     actions = ", ".join(f"{action_names[i]} in {facts.actions[i]}" for i in most
                         if facts.actions[i])
@@ -97,12 +115,11 @@ def facts_text(facts: SampleFacts, step: int, action_names: Sequence[str],
 
 
 def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
-    """One claimed influence.
+    """Describe one claimed influence in sentences.
 
     Args:
-        row: of the table.
-        other: the same influence with the other kind of gradient, None if that was not looked
-            at.
+        row: row of the table of agreements.
+        other: row of the same influence with the other kind of gradient; None if not computed.
     """
     verb = "raises" if row["median_gradient"] > 0 else "lowers"
     when = when_words(row["lag"])
@@ -136,12 +153,13 @@ def explained_words(share: float) -> str:
 
 
 class BehaviourInfluences:
-    """The influences in one group of samples.
+    """Influences in one group of samples.
 
     Args:
-        table: the rows of this group.
-        matrices: those of its whole matrices.
-        level, min_samples: of the comparison, from its settings.
+        table: rows of ``agreement.csv`` for this group.
+        matrices: rows of ``agreement_of_matrices.csv`` for this group.
+        level: significance level of the comparison.
+        min_samples: smallest number of samples for a test.
     """
 
     def __init__(self, table: pd.DataFrame, matrices: pd.DataFrame, level: float,
@@ -156,31 +174,32 @@ class BehaviourInfluences:
         return self.num_samples >= self._min_samples
 
     def claims(self, variant: str) -> pd.DataFrame:
-        """Claimed influences on other things than the source itself, the most consistent first."""
+        """Return the claimed influences on targets other than the source, most consistent first."""
         rows = self._of(variant)
         return _by_consistency(rows[rows["claimed"] & (rows["source"] != rows["target"])])
 
     def num_tested(self, variant: str) -> int:
-        """Number of tested influences on other things."""
+        """Return the number of tested influences on targets other than the source."""
         rows = self._of(variant)
         return int((rows["source"] != rows["target"]).sum()) if self.testable else 0
 
     def best(self, variant: str, number: int) -> pd.DataFrame:
-        """The most consistent influences on other things, claimed or not, claimed ones first."""
+        """Return the ``number`` most consistent influences on targets other than the source,
+        claimed ones first."""
         rows = self._of(variant)
         rows = rows[rows["source"] != rows["target"]]
         return pd.concat([_by_consistency(rows[rows["claimed"]]),
                           _by_consistency(rows[~rows["claimed"]])]).head(number)
 
     def counterpart(self, row: pd.Series) -> pd.Series | None:
-        """The same influence with the other kind of gradient; None if that was not looked at."""
+        """Return the row of the same influence with the other kind of gradient, or None."""
         others = self._of(WITHOUT if row["env_grads"] == WITH else WITH)
         same = others[(others["lag"] == row["lag"]) & (others["source"] == row["source"])
                       & (others["target"] == row["target"])]
         return same.iloc[0] if len(same) else None
 
     def text(self, variant: str) -> str:
-        """All that is said about one kind of gradient, as Markdown."""
+        """Describe all influences with one kind of gradient, as Markdown."""
         rows = self._of(variant)
         if not self.testable:
             return (f"{self.num_samples} sample{'s are' if self.num_samples > 1 else ' is'} too "
@@ -202,7 +221,7 @@ class BehaviourInfluences:
         return "\n".join([*parts, self._persistence(rows), self._whole(variant)])
 
     def components(self) -> list[str]:
-        """The components that the listed claims are about, in their order."""
+        """Return the names of the components in the listed claims, ordered by number."""
         names = []
         for variant in self.variants:
             for _, row in self.claims(variant).head(MOST_LISTED).iterrows():

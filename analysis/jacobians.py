@@ -1,24 +1,24 @@
-"""Jacobians: gradients of the agent's components with respect to the states at an earlier step.
+"""Jacobians: gradients of the agent's independent components with respect to earlier states.
 
 Layout of ``analysis/jacob_analysis_precomp/``, as published except for the files marked *; N is the
-number of simulated samples, and a row is a sample::
+number of simulated samples, with one row per sample::
 
     clusters_jacob_N                cluster of each sample, -1 for none (N,)
-    cluster_means_jacob_N           means of the principal coordinates (C, P)
-    tsne_jacob_N                    (N, 2)
-    clusters_per_sample_N           copy of clusters_jacob_N, for scripts that read the clusters of
-                                    samples by this name
+    cluster_means_jacob_N           mean principal coordinates of each cluster (C, P)
+    tsne_jacob_N                    coordinates on the t-SNE map (N, 2)
+    clusters_per_sample_N           copy of clusters_jacob_N, for scripts that read it under this
+                                    name
     pca_data_jacob_N *              principal coordinates (N, P)
     pcomponents_jacob_N *           principal components (P, F)
     mu_jacob_N *                    mean of the features (F,), see ``Jacobians.features``
-    pc_variances_jacob_N *          (P,)
+    pc_variances_jacob_N *          variances along the principal components (P,)
     sizes_jacob_N *                 root mean square of the gradient of each component with respect
                                     to the agent's and to the environment's state (N, 2, k)
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples, k components of the agent's state, D units of the agent's
-state, E of the environment's, F = k (D + E) features.
+Letters in shape comments: M samples, k independent components, D units of the agent's state,
+E units of the environment's state, F = k (D + E) features.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ JACOBIAN_FILES = Schema(
 
 @dataclasses.dataclass(frozen=True)
 class Jacobians:
-    """Gradients of every component, in every sample.
+    """Gradients of every component in every sample.
 
     Attributes:
-        agent: with respect to the agent's state, float32 (M, k, D).
-        env: with respect to the environment's state, float32 (M, k, E).
+        agent: gradients with respect to the agent's state, float32 (M, k, D).
+        env: gradients with respect to the environment's state, float32 (M, k, E).
     """
 
     agent: np.ndarray
     env: np.ndarray
 
     def features(self) -> np.ndarray:
-        """One row a sample: all of ``agent``, then all of ``env``, each divided by its root mean
-        square in that sample (M, F).
+        """Return normalised gradients, one row per sample: ``agent``, then ``env``, each divided by
+        its root mean square in the sample, float32 (M, F).
 
-        Gradients of some samples are a hundred times as large as those of most, and components of
-        them as they are would show these few alone. ``sizes`` keeps what is divided by.
+        Some samples have gradients a hundred times larger than most; without normalisation, these
+        few would dominate the principal components. ``sizes`` keeps the magnitudes.
         """
         parts = []
         for part in (self.agent, self.env):
@@ -100,24 +100,26 @@ class Jacobians:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Root mean square over the units of the gradient of each component (M, 2, k), with
-        respect to the agent's state first."""
+        """Root mean square over units of each component's gradient with respect to the agent's and
+        the environment's state, float32 (M, 2, k)."""
         return np.stack([np.sqrt((part.astype(np.float64) ** 2).mean(axis=2))
                          for part in (self.agent, self.env)], axis=1).astype(np.float32)
 
 
 def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Sequence[str],
                    step: int) -> Jacobians:
-    """The gradients of functions with respect to the states at a step.
+    """Read the gradients of components with respect to the states at one step.
 
     Args:
-        numbers: of the samples.
-        functions: names of the saliency of the components.
-        step: of the samples, from 0.
+        folder: folder with the saliency of the samples.
+        numbers: numbers of the samples.
+        functions: names of the saliency functions of the components.
+        step: step of the samples, counted from 0.
 
     Raises:
-        UserError: naming a file that is missing, damaged or too short, or holds NaN; or if all
-            gradients are 0, as after the step at which the components are read.
+        UserError: if a file is missing, damaged or too short or contains NaN (the message names
+            it), or if all gradients are 0, as they are after the step at which the components are
+            read.
     """
     parts: dict[str, list[np.ndarray]] = {"hidden_states": [], "env_h": []}
     for function in with_progress(functions, len(functions), "component"):
@@ -141,8 +143,12 @@ def analyse(jacobians: Jacobians, state_map: StateMap) -> None:
     """Find the principal components of the samples' Jacobians, and cluster and map the principal
     coordinates that hold 95 % of the variance.
 
-    The features are centred, but not divided by their standard deviations: that a unit has little
-    influence is a result.
+    The features are centred but not divided by their standard deviations, because differences in
+    influence between units are a result.
+
+    Args:
+        jacobians: gradients of all samples.
+        state_map: computes the shared steps and stores the results.
 
     Raises:
         UserError: if there are too few samples.
@@ -164,12 +170,12 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        grad_timestep: step with respect to whose states the gradients are, for published results,
-            which do not store it.
+        grad_timestep: step whose states the gradients are taken with respect to; used for
+            published results, which do not store it.
         seed: seed of the drawing order.
 
     Raises:
-        UserError: if a file is missing or damaged, or is not of these samples.
+        UserError: if a file is missing or damaged, or belongs to other samples.
     """
     number = steps.num_samples
     labels, num_clusters = read_clusters(results, number)
@@ -236,7 +242,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
 
 def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names: list[str],
                 title: str) -> Figure:
-    """Draw the sizes of each component's gradients in each cluster."""
+    """Draw the root mean square of each component's gradients in each cluster."""
     squares = sizes.astype(np.float64) ** 2
     of_clusters = np.sqrt(np.stack([squares[labels == cluster].mean(axis=0)
                                     for cluster in range(num_clusters)]))  # (C, 2, k)

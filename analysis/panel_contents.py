@@ -1,7 +1,7 @@
-"""Content of the interpretability panel, gathered from the files of earlier stages.
+"""Content of the interpretability panel, collected from the files of earlier stages.
 
-Letters in shape comments: R rows, one for each step of each sample, in order; D hidden units, k
-independent components, T steps of a sample.
+Letters in shape comments: R rows, one per step of each sample, in order; D hidden units, k
+independent components, T steps per sample, H W C height, width and channels of a frame.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ _TITLES = {"value": "value", "action": "most likely action", "leftwards": "actio
 
 @dataclasses.dataclass(frozen=True)
 class Directions:
-    """The directions of the panel.
+    """Directions shown in the panel.
 
     Attributes:
+        projector: projector to the directions.
         matrices: checksums of the projector's files, by name.
         recorded: coordinates of recorded states, float32 (states, k).
-        positions: of the player at these states (states,), in cells, by the names of their columns;
-            empty where they were not recorded.
+        positions: player positions at the recorded states in cells, (states,) each, by column name;
+            empty if they were not recorded.
     """
 
     projector: Projector
@@ -60,8 +61,14 @@ class Directions:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """One folder of samples: the samples that are shown, and the functions whose saliency each
-    of them has."""
+    """One folder of samples.
+
+    Attributes:
+        samples: the folder.
+        saliency: saliency of its samples.
+        finished: names of the functions whose saliency is complete, for each sample shown, by
+            sample number.
+    """
 
     samples: SampleFolder
     saliency: SaliencyFolder
@@ -75,18 +82,22 @@ class _Source:
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
            directions: Directions, behaviours: StepResults | None,
            max_states: int) -> PanelContent:
-    """Gather the content of a panel.
+    """Collect the content of a panel.
 
     Args:
-        experiment: its name.
-        folders: of samples, each with another name.
-        num_samples: at most so many of each; None for all.
-        behaviours: of samples of one of the folders; or None.
-        max_states: at most so many recorded states, evenly spaced.
+        experiment: name of the experiment.
+        folders: folders of samples, with distinct names.
+        num_samples: maximum number of samples per folder; None for all.
+        directions: directions shown in the panel.
+        behaviours: results with the behaviours of the samples in one of the folders, or None.
+        max_states: maximum number of recorded states, which are evenly spaced.
+
+    Returns:
+        The content; its ``sample`` function reads the samples one by one and can raise the same
+        errors.
 
     Raises:
-        UserError: naming a file that is missing or damaged or does not fit the others; what is
-            read later, sample by sample, can raise it, too.
+        UserError: if a file is missing or damaged or does not fit the others; the message names it.
     """
     names = [folder.path.name for folder in folders]
     for name in names:
@@ -131,7 +142,8 @@ def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
 
 
 def _check(source: _Source, arrays: SampleArrays, units: int, frame: tuple[int, ...]) -> None:
-    """Raise if samples are of another agent or size."""
+    """Raise if the number of hidden units or the frame shape (H, W, C) differs from the
+    expected."""
     if arrays.hidden_states.shape[2] != units:
         raise UserError(f"the samples in {source.samples.path} have "
                         f"{arrays.hidden_states.shape[2]} hidden units, but the directions are "
@@ -159,7 +171,7 @@ def _steps(samples: list[SampleArrays], projector: Projector) -> PanelSteps:
 
 
 def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
-    """Read the behaviours of all samples; NO_BEHAVIOUR for samples that were not analysed.
+    """Read the behaviour of each sample, NO_BEHAVIOUR if it was not analysed, int16 (samples,).
 
     Published behaviours do not name their samples; they are assigned to the first samples of the
     first folder.
@@ -181,7 +193,7 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
 
 def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
             projector: Projector) -> Callable[[int], PanelSample]:
-    """Return a function that reads a sample, by its position among those of all folders."""
+    """Return a function that reads a sample by its index among the samples of all folders."""
     places = [(source, number) for source in sources for number in source.numbers]
 
     def read(place: int) -> PanelSample:
@@ -201,7 +213,7 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
 
 def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
            shape: tuple[int, ...]) -> np.ndarray:
-    """Read a field of a sample's saliency."""
+    """Read a field of a sample's saliency, and raise if it does not have this shape."""
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
     path = source.saliency.file_of(field, number, of_type.name)
     if array.shape != shape:
@@ -211,11 +223,11 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
 
 def _saliency_types(sources: list[_Source],
                     matrices: dict[str, str]) -> tuple[SaliencyType, ...]:
-    """Return the types that any sample has, single directions last.
+    """Return the saliency types that at least one sample has, in the order of ``_order``.
 
     Raises:
-        UserError: if directions are other ones than the panel's, or a type was read at different
-            steps.
+        UserError: if saliency was computed with other directions than the panel's, or if a type was
+            read at different steps in different samples.
     """
     found: dict[str, tuple[tuple[int, ...], Path]] = {}
     for source in sources:
@@ -256,7 +268,7 @@ def _order(name: str) -> tuple:
 
 
 def _function(name: str) -> SaliencyFunction | None:
-    """Return the function with this name; None for a name that only published files have."""
+    """Return the saliency function of this name; None for a name that only published files use."""
     bare = name.removesuffix(WITHOUT_ENV_GRADS)
     if bare == DIRECTION:
         return None

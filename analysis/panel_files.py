@@ -1,24 +1,23 @@
-"""The interpretability panel on disk: the format of its data, and their writer.
+"""The interpretability panel on disk: data format and writer.
 
 Layout::
 
-    index.html, panel.js, panel.css     the page, as `make web` built it
-    settings.json                       what made the folder (common/results.py)
-    data/manifest.js                    names and numbers of what there is
-    data/steps.js                       every step of every sample
+    index.html, panel.js, panel.css     the page, as built by `make web`
+    settings.json                       settings that produced the folder (common/results.py)
+    data/manifest.js                    names and numbers of samples, actions, saliency types etc.
+    data/steps.js                       quantities at every step of every sample
     data/recorded.js                    coordinates of recorded states
-    data/gradients_00.js                of a saliency type, with respect to the coordinates
-    data/pictures_00000.js              frames and saliency pictures of a sample
+    data/gradients_00.js                gradients of saliency type 0 with respect to the coordinates
+    data/pictures_00000.js              frames and saliency images of sample 0
 
-Files of data are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain; that
-of ``steps``, ``recorded`` and ``gradients`` is arrays; in ``pictures`` a strip of pictures, from
-the first step to the last, is letters of a WebP file. Samples and saliency types are numbered from
-0.
+Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON; ``steps``,
+``recorded`` and ``gradients`` contain arrays; ``pictures`` contains strips of images, from the
+first step to the last, as base64-encoded WebP. Samples and saliency types are numbered from 0.
 
-``web/panel/lib/data.js`` is the reader.
+``web/panel/lib/data.js`` reads these files.
 
-Letters in shape comments: N samples, R rows (one for each step of each sample, in order), T steps
-of a sample, H W C a picture, k independent components, F saliency types.
+Letters in shape comments: N samples, R rows (one per step of each sample, in order), T steps per
+sample, H W C height, width and channels of an image, k independent components, F saliency types.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 2  # that web/panel/lib/data.js reads
-NOT_RECORDED = 255  # an action that a published sample does not store
+FORMAT = 2  # version of the format; web/panel/lib/data.js expects this one
+NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
-# Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
-# the mean difference is one shade in 256 for the frames and two for the saliency.
+# Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
+# lossless 50 kB; the mean error is 1 of 256 levels for frames and 2 for saliency.
 _FRAME_QUALITY, _SALIENCY_QUALITY = 95, 82
-_EFFORT = 2  # of the encoder; the default 4 makes strips 7 % smaller and takes three times as long
-_MEASURED = 24  # samples whose pictures are encoded to know the size of all
+_EFFORT = 2  # encoder effort; the default of 4 saves 7 % and takes three times as long
+_MEASURED = 24  # number of samples that are encoded to extrapolate the size of all images
 
 
 class PanelFolder(PageFolder):
-    """Names in one folder."""
+    """Folder of one panel, with the names of its files."""
 
     PAGE = "panel"
 
@@ -61,12 +60,12 @@ class PanelFolder(PageFolder):
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyType:
-    """A function whose gradients some of the samples have.
+    """A function for which some of the samples have saliency.
 
     Attributes:
-        name: in the names of its files.
-        title: for people.
-        steps: at which it was read, counted from 0; empty where that is not known, and for
+        name: name of the function in file names.
+        title: name shown in the panel.
+        steps: steps at which the function was read, counted from 0; empty if unknown, and for
             functions of all steps.
     """
 
@@ -77,13 +76,13 @@ class SaliencyType:
 
 @dataclasses.dataclass(frozen=True)
 class SampleSet:
-    """The samples of one folder.
+    """Samples of one folder.
 
     Attributes:
-        name: of the folder.
-        numbers: of the samples.
-        num_steps: T of each.
-        unaltered: name of the folder with the same starts without a swap, or None.
+        name: name of the folder.
+        numbers: numbers of the samples.
+        num_steps: number of steps per sample, T.
+        unaltered: name of the folder with the same start vectors without a swap, or None.
     """
 
     name: str
@@ -94,14 +93,14 @@ class SampleSet:
 
 @dataclasses.dataclass(frozen=True)
 class PanelSteps:
-    """Every step of every sample.
+    """Quantities at every step of every sample.
 
     Attributes:
-        coordinates: of the hidden states, float32 (R, k).
-        rewards, terminals, values: see ``SampleArrays``, float32 (R,).
+        coordinates: coordinates of the hidden states, float32 (R, k).
+        rewards, terminals, values: fields of ``SampleArrays``, float32 (R,).
         entered: actions that entered the steps, or NOT_RECORDED, uint8 (R,).
-        answers: the agent's most likely actions, uint8 (R,).
-        probabilities: of these, float32 (R,).
+        answers: most likely actions of the agent, uint8 (R,).
+        probabilities: probabilities of the most likely actions, float32 (R,).
     """
 
     coordinates: np.ndarray
@@ -115,12 +114,13 @@ class PanelSteps:
 
 @dataclasses.dataclass(frozen=True)
 class PanelSample:
-    """Frames, saliency pictures and gradients of a sample.
+    """Frames, saliency images and gradients of a sample.
 
     Attributes:
-        frames: uint8 (T, H, W, C).
-        pictures: of its saliency, the same, by the number of the type.
-        gradients: with respect to the coordinates, float32 (T, k), likewise.
+        frames: frames, uint8 (T, H, W, C).
+        pictures: saliency images, uint8 (T, H, W, C), by index of the saliency type.
+        gradients: gradients with respect to the coordinates, float32 (T, k), by index of the
+            saliency type.
     """
 
     frames: np.ndarray
@@ -134,16 +134,17 @@ class PanelContent:
 
     Attributes:
         experiment: name of the experiment.
-        sets: sets of samples, each with another name.
-        types: types of saliency.
-        has_saliency: which types each sample has, bool (N, F).
-        frame: H and W.
-        steps: of all samples.
-        behaviours: cluster of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
-        recorded: coordinates of recorded states, float32 (states, k).
-        num_recorded: how many of them there are; ``recorded`` may be some of them.
-        positions: of the player at ``recorded``, by name, float32 (states,); or empty.
-        sample: reads a sample by its number.
+        sets: sets of samples, with distinct names.
+        types: saliency types.
+        has_saliency: whether each sample has each saliency type, bool (N, F).
+        frame: height and width of a frame.
+        steps: quantities at the steps of all samples.
+        behaviours: behaviour of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
+        recorded: coordinates of the recorded states that are shown, float32 (states, k).
+        num_recorded: number of all recorded states.
+        positions: player positions at the states in ``recorded``, float32 (states,) each, by column
+            name; empty if they were not recorded.
+        sample: function that reads a sample by its index, from 0.
     """
 
     experiment: str
@@ -168,7 +169,7 @@ class PanelContent:
 
     @property
     def first_rows(self) -> np.ndarray:
-        """The first row of each sample, and the number of rows (N + 1,)."""
+        """Index of each sample's first row, followed by the number of rows (N + 1,)."""
         lengths = [of_set.num_steps for of_set in self.sets for _ in of_set.numbers]
         return np.concatenate([[0], np.cumsum(lengths)])
 
@@ -201,7 +202,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
         for index, of_type in sample.gradients.items():
             gradients[index, rows[number]:rows[number + 1]] = of_type
 
-    # Reading and encoding both let other threads work.
+    # Reading and encoding both release the GIL.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         numbers = range(content.num_samples)
         for _ in with_progress(pool.map(write_sample, numbers), len(numbers), "sample"):
@@ -212,7 +213,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
 
 
 def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
-    """Yield the data files that belong neither to one sample nor to one saliency type."""
+    """Yield the paths and contents of the data files that hold more than one sample or type."""
     samples_with = content.has_saliency.sum(axis=0)
     yield folder.data_file("manifest"), {
         "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
@@ -245,7 +246,7 @@ def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:
-    """Encode images (T, H, W, C) next to each other, as letters of a WebP file."""
+    """Encode images (T, H, W, C) side by side as one WebP file, in base64."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)

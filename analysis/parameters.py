@@ -1,7 +1,7 @@
 """Parameters of the analyses: sections of ``analysis`` in ``hyperparams/interpreting_configs.yml``.
 
-The YAML explains the meaning and the unit of each value. Flags that several scripts share are
-declared here, too.
+The YAML file documents the meaning and unit of each value. This module also declares the flags that
+several scripts share.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
 
 
 def map_dimensions(number: int) -> None:
-    """Check the dimensions of a t-SNE map.
+    """Check the number of dimensions of a t-SNE map.
 
     Raises:
-        UserError: if such a map cannot be drawn.
+        UserError: if it is neither 2 nor 3.
     """
     if number not in (2, 3):
         raise UserError(f"n_components_tsne must be 2 or 3, not {number}")
@@ -40,7 +40,7 @@ def map_dimensions(number: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AgentHiddenConfig:
-    """Analysis of the agent's hidden states."""
+    """Parameters of the analysis of the agent's hidden states."""
 
     section: ClassVar[str] = "analysis.agent_h"
 
@@ -76,11 +76,11 @@ class AgentHiddenConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MapConfig:
-    """Parameters that the analyses of simulated samples share: principal components, clusters and
-    a t-SNE map.
+    """Parameters shared by the analyses of simulated samples: principal components, clusters and
+    t-SNE map.
 
     Attributes:
-        num_samples: simulated samples.
+        num_samples: number of simulated samples.
     """
 
     num_samples: int
@@ -99,7 +99,7 @@ class MapConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvHiddenConfig(MapConfig):
-    """Analysis of the environment's states."""
+    """Parameters of the analysis of the environment's states."""
 
     section: ClassVar[str] = "analysis.env_h"
 
@@ -112,14 +112,14 @@ class EnvHiddenConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class BottleneckConfig(MapConfig):
-    """Analysis of the bottleneck vectors."""
+    """Parameters of the analysis of the bottleneck vectors."""
 
     section: ClassVar[str] = "analysis.bottleneck"
 
 
 @dataclasses.dataclass(frozen=True)
 class BehavioursConfig(MapConfig):
-    """Analysis of behaviours: the agent's and the environment's states together."""
+    """Parameters of the analysis of behaviours, from the agent's and the environment's states."""
 
     section: ClassVar[str] = "analysis.combined_agent_env_hx"
 
@@ -136,7 +136,7 @@ class BehavioursConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class JacobianConfig(MapConfig):
-    """Analysis of the gradients of independent components."""
+    """Parameters of the analysis of the gradients of independent components."""
 
     section: ClassVar[str] = "analysis.jacobian"
 
@@ -150,7 +150,8 @@ class JacobianConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class XplotsConfig:
-    """Cross-causation among samples in which an independent component is extreme."""
+    """Parameters of the cross-causation among samples in which an independent component is extreme.
+    """
 
     section: ClassVar[str] = "analysis.xplots"
 
@@ -170,24 +171,26 @@ class TsneConfig:
 
 
 def add_hidden_analysis_flags(parser: Parser) -> None:
-    """Add the flags that the two scripts of the agent's hidden states share."""
+    """Add the flags shared by the two scripts that analyse the agent's hidden states."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_data_flag(parser)
     parser.add_argument("--num_episodes", type=count, key="analysis.agent_h.num_episodes",
-                        help="recorded episodes")
+                        help="number of recorded episodes")
     parser.add_argument("--num_generated_samples", type=count,
-                        key="analysis.agent_h.num_generated_samples", help="simulated samples")
+                        key="analysis.agent_h.num_generated_samples",
+                        help="number of simulated samples")
     parser.add_argument("--no_generated_samples", action="store_true",
-                        help="work on the recorded states alone")
+                        help="use only the recorded states")
 
 
 def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) -> None:
-    """Add the flags that the scripts of an analysis of simulated samples share.
+    """Add the flags shared by the scripts of an analysis of simulated samples.
 
     Args:
+        parser: parser to add the flags to.
         section: section of the parameter set, below ``analysis``.
-        precomputed: name of the folder of its arrays.
+        precomputed: name of the folder with the precomputed arrays.
     """
     add_analysis_flags(parser)
     parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
@@ -199,7 +202,7 @@ def add_chosen_samples_flags(parser: Parser, section: str) -> None:
     """Add the flags that choose the folder and the number of simulated samples."""
     add_samples_flags(parser)
     parser.add_argument("--num_samples", type=count, key=f"analysis.{section}.num_samples",
-                        help="simulated samples")
+                        help="number of simulated samples")
 
 
 def add_influence_flags(parser: Parser) -> None:
@@ -210,59 +213,60 @@ def add_influence_flags(parser: Parser) -> None:
     add_chosen_samples_flags(parser, "combined_agent_env_hx")
     parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
                         key="analysis.saliency.sample_ids",
-                        help="numbers of the samples that are used, or a range: 0 to 100 ends "
-                             "before 100")
+                        help="numbers of the samples to use, or a range: 0 to 100 ends before 100")
     parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
                         key="analysis.saliency.common_timesteps",
-                        help="the one simulated step at which the functions of the saliency were "
-                             "read, from 0")
+                        help="simulated step at which the saliency functions were read, counted "
+                             "from 0; exactly one")
     parser.add_argument("--behaviours_dir", type=Path,
-                        help="folder of the behaviours, found in --num_samples samples; "
+                        help="folder of the behaviours found in --num_samples samples; "
                              "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     parser.add_argument("--no_behaviours", action="store_true",
-                        help="look at all samples together alone")
+                        help="analyse all samples together only, not each behaviour")
 
 
 def add_story_flags(parser: Parser) -> None:
-    """Add the flags of causal_stories.py that choose its inputs."""
+    """Add the flags that choose the inputs of causal_stories.py."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
-    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the one that the "
-                        "comparison was made of if not given")
+    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the folder used "
+                        "for the comparison if not given")
 
 
 def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
     """Add the flags of the scripts that precompute an analysis.
 
     Args:
+        parser: parser to add the flags to.
         section: section of the parameter set, below ``analysis``.
-        what: what the results are counted by: "episodes" or "samples".
+        what: unit in which the analysed data are counted, "episodes" or "samples".
     """
     parser.add_argument("--n_clusters", type=count, key=f"analysis.{section}.n_clusters",
                         help="number of clusters")
     parser.add_argument("--clustering", choices=CLUSTERINGS, key=f"analysis.{section}.clustering",
-                        help="method; hdbscan finds its own number of clusters")
+                        help="clustering method; hdbscan determines the number of clusters itself")
     parser.add_argument("--seed", type=seed, default=0,
-                        help="of every random choice but those of t-SNE")
+                        help="seed of all random choices except those of t-SNE")
     parser.add_argument("--overwrite", action="store_true",
                         help=f"replace the results for this number of {what}")
 
 
 def add_plotting_flags(parser: Parser, plots: str) -> None:
-    """Add the flags of the scripts that draw an analysis.
+    """Add the flags of the scripts that draw the results of an analysis.
 
     Args:
-        plots: name of the folder of its figures.
+        parser: parser to add the flags to.
+        plots: name of the folder for the figures.
     """
     parser.add_argument("--output_dir", type=Path,
                         help=f"folder to write to; <save_dir>/{plots} if not given")
     parser.add_argument("--seed", type=seed, default=0,
-                        help="of what is drawn on top and of every choice of what is shown")
+                        help="seed of the drawing order and of the choice of what is shown")
 
 
 def add_analysis_flags(parser: Parser) -> None:
-    """Add the flags of every analysis."""
+    """Add the flags shared by all analyses."""
     add_parameter_set_flag(parser)
     add_save_dir_flag(parser)
     add_log_flag(parser)
