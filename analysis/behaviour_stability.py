@@ -1,9 +1,9 @@
 """Test whether behaviours are stable across samples: find them in random subsets (draws) of the
 samples with each clustering method, and compare the draws.
 
-Writes the agreement of every pair of draws (adjusted Rand index), the same for a control without
-behaviours, and the number of behaviours in each draw. Pass the method with the highest agreement to
-combined_agent_env_hx_analysis_precompute.py as --clustering.
+Writes the agreement of every pair of draws (adjusted Rand index) for the samples and for a control
+without behaviours, and the number of behaviours in each draw. Pass the method with the highest
+agreement to combined_agent_env_hx_analysis_precompute.py as --clustering.
 """
 
 from __future__ import annotations

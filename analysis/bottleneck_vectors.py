@@ -303,8 +303,8 @@ def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figu
 
 
 def _read_outcomes(results: StepResults, samples: SampleFolder) -> pd.DataFrame:
-    """Read the outcomes of the informed samples, from the samples if the results are published
-    ones, which lack them."""
+    """Read the outcomes of the informed samples; if the results are published and lack them,
+    compute them from the samples."""
     if not results.has("table"):
         numbers = choose_samples(samples, results.number)
         return sample_outcomes(read_simulated_steps(samples, numbers))

@@ -170,7 +170,7 @@ def independent_components(principal: np.ndarray, variances: np.ndarray, max_ite
     whitened -= whitened.mean(axis=0, dtype=np.float64).astype(np.float32)
     model = FastICA(whiten=False, max_iter=max_iter, tol=tol, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it
+        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
         model.fit(whitened)
     unmixing = model.components_.astype(np.float64)
     return IndependentComponents(unmixing.astype(np.float32),
@@ -241,7 +241,7 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
         raise UserError("no hidden unit varies, so that there is nothing to factorise")
     model = NMF(number, init="nndsvda", max_iter=max_iter, tol=tol, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it
+        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
         weights = model.fit_transform(shifted)
     return Factorisation(weights.astype(np.float32), model.components_.astype(np.float32), minimum,
                          float(model.reconstruction_err_) / norm, model.n_iter_,

@@ -12,7 +12,8 @@ Layout::
 
 Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON; ``steps``,
 ``recorded`` and ``gradients`` contain arrays; ``pictures`` contains strips of images, from the
-first step to the last, as base64-encoded WebP. Samples and saliency types are numbered from 0.
+first step to the last, as WebP files encoded by ``letters``. Samples and saliency types are
+numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
 
@@ -213,7 +214,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
 
 
 def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
-    """Yield the paths and contents of the data files that hold more than one sample or type."""
+    """Yield the paths and contents of the data files that cover all samples and saliency types."""
     samples_with = content.has_saliency.sum(axis=0)
     yield folder.data_file("manifest"), {
         "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
@@ -246,7 +247,7 @@ def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:
-    """Encode images (T, H, W, C) side by side as one WebP file, in base64."""
+    """Encode images (T, H, W, C) side by side as one WebP file, in the encoding of ``letters``."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)

@@ -1,4 +1,4 @@
-"""Steps that the analyses of states share: scale, principal components, clusters and a t-SNE map.
+"""Steps shared by the analyses of states: standardisation, PCA, clusters and a t-SNE map.
 
 Letters in shape comments: N states, D units, P principal components.
 """
@@ -35,22 +35,21 @@ from common.step_results import StepResult, StepResults
 from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
-CLUSTERED_SHARE = 0.95  # of the variance, in the PCs that are clustered and mapped
-MAX_NAMED_UNITS = 10  # in a warning
+CLUSTERED_SHARE = 0.95  # share of the variance held by the PCs that are clustered and mapped
+MAX_NAMED_UNITS = 10  # largest number of units named in a warning
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class StateMap:
-    """Computes the shared steps of an analysis into its results.
+    """Computes the shared steps of an analysis and stores their results.
 
     Attributes:
-        config: numbers of components, clusters and dimensions of the map.
-        seed: seed of every random choice except those of t-SNE.
+        config: parameters: numbers of components, clusters and dimensions of the map.
+        seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
-        results: receives the results, which have been started; steps that they hold already are
-            not computed again.
+        results: started results to write to; steps that are already stored are not recomputed.
     """
 
     config: MapConfig | AgentHiddenConfig
@@ -59,11 +58,11 @@ class StateMap:
     results: StepResults
 
     def scale(self, states: np.ndarray, unit: str) -> Standardizer:
-        """Compute mean and standard deviation of each unit.
+        """Compute mean and standard deviation of each unit, with a warning about constant units.
 
         Args:
-            states: float32 (N, D).
-            unit: name of a unit, such as "hidden unit". Constant units are reported in a warning.
+            states: states, float32 (N, D).
+            unit: word for a unit in the warning, such as "hidden unit".
         """
         def compute() -> StepResult:
             scale = standardizer_of(states)
@@ -80,11 +79,15 @@ class StateMap:
 
     def principal(self, states: np.ndarray,
                   scale: Standardizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the principal components of states, float32 (N, D).
+        """Compute the principal components of states.
+
+        Args:
+            states: states, float32 (N, D).
+            scale: mean and standard deviation of each unit.
 
         Returns:
-            Coordinates (N, P); components (P, D); and the first coordinates (N, p), which hold
-            95 % of the variance and are at least as many as the map has dimensions.
+            Coordinates (N, P); components (P, D); and the first p coordinates (N, p), where p is
+            the number that holds 95 % of the variance, but at least the dimensions of the map.
         """
         def compute() -> StepResult:
             standardised = scale.standardise(states)
@@ -100,12 +103,16 @@ class StateMap:
 
     def clusters(self, rows: np.ndarray, coordinates: np.ndarray | None = None,
                  copy: str = "") -> np.ndarray:
-        """Cluster rows (N, d), see ``find_clusters``; returns the cluster of each row (N,).
+        """Cluster rows with ``find_clusters``.
 
         Args:
-            coordinates: coordinates of the same states (N, P), of which the means are stored; of
+            rows: rows to cluster (N, d).
+            coordinates: coordinates of the same states (N, P) whose cluster means are stored;
                 ``rows`` if None.
-            copy: another entry that the labels are stored in.
+            copy: name of a second entry to store the labels in; empty for none.
+
+        Returns:
+            Cluster of each row (N,).
         """
         def compute() -> StepResult:
             fit = find_clusters(rows, self.config.clustering, self.config.n_clusters, self.seed)
@@ -118,7 +125,7 @@ class StateMap:
         return self.results.step("clusters", compute)["clusters"]
 
     def tsne(self, rows: np.ndarray) -> np.ndarray:
-        """Map rows (N, d) to the dimensions of the t-SNE map, see ``embed``."""
+        """Compute the t-SNE map of rows (N, d) with ``embed``; returns coordinates (N, c)."""
         def compute() -> StepResult:
             fit = embed(rows, self.config.n_components_tsne, self.tsne_seed)
             return {"tsne": fit.places}, {"fitted_states": fit.fitted_rows}
@@ -127,7 +134,8 @@ class StateMap:
 
 
 def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult:
-    """Components, their variances, and the coordinates of all states (N, D)."""
+    """Return components, variances and coordinates of standardised states (N, D) as a StepResult.
+    """
     return ({"components": fit.components, "variances": fit.variances,
              "principal": fit.coordinates(standardised)},
             {"total_variance": fit.total_variance,
@@ -135,14 +143,14 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
 
 
 class SampleAnalysis:
-    """An analysis of simulated samples as the flags of its scripts describe it.
+    """An analysis of simulated samples, configured by the flags of its script.
 
     Args:
-        parser: flags of a precomputing or a plotting script.
-        argv: arguments of the script.
+        parser: flag parser of a precomputing or plotting script.
+        argv: command-line arguments; those of the process if None.
         config: class of the parameters.
-        schema: files of the results.
-        folder: attribute of ``AnalysisFolders`` with the folder of the results.
+        schema: schema of the results.
+        folder: attribute of ``AnalysisFolders`` that holds the folder of the results.
     """
 
     def __init__(self, parser: Parser, argv: list[str] | None, config: type, schema: Schema,
@@ -163,22 +171,22 @@ class SampleAnalysis:
         """Numbers of the analysed samples.
 
         Raises:
-            UserError: if there are too few.
+            UserError: if the folder holds too few samples.
         """
         return choose_samples(self.samples, self.config.num_samples)
 
     def read_steps(self) -> SimulatedSteps:
-        """Read what happens in each step of the analysed samples."""
+        """Read rewards, values, actions and terminals at each step of the analysed samples."""
         return read_simulated_steps(self.samples, self.numbers)
 
     def start(self, **more: Any) -> StateMap:
-        """Start the results.
+        """Start or resume the results with the settings of the analysis.
 
         Args:
-            more: further settings.
+            more: additional settings.
 
         Returns:
-            The shared steps of the analysis.
+            The object that computes the shared steps of the analysis.
         """
         tsne_seed = self.parameters.get(TsneConfig).tsne_seed
         self.results.start({
@@ -188,10 +196,11 @@ class SampleAnalysis:
         return StateMap(self.config, self.args.seed, tsne_seed, self.results)
 
     def output(self, schema: Schema, folder: str) -> ResultStore:
-        """Open the folder of the figures and check that it can be replaced.
+        """Open the folder for the figures and check that it can be replaced.
 
         Args:
-            folder: attribute of ``AnalysisFolders`` with the folder of the figures.
+            schema: schema of the figures.
+            folder: attribute of ``AnalysisFolders`` that holds the default folder.
         """
         store = ResultStore(self.args.output_dir or getattr(self.parameters.folders, folder),
                             schema)
@@ -200,13 +209,13 @@ class SampleAnalysis:
 
 
 def figure_schema(script: str) -> Schema:
-    """Return the schema of a folder of figures that a script draws."""
+    """Return the schema of a folder with the figures drawn by a script."""
     return Schema(f"figures of {Path(script).name}", script, replaced=True, results={
         "figures": Entry("{}.png", File()), "rotations": Entry("{}.gif", File())})
 
 
 def save_figures(folder: Path, figures: Iterable[tuple[str, Drawing]]) -> int:
-    """Write figures under their names as they are drawn; returns how many there are."""
+    """Write each figure as soon as it is drawn; returns the number of figures."""
     number = 0
     for name, figure in with_progress(figures, None, "figure"):
         figure.savefig(folder / name, dpi=DPI)
@@ -216,11 +225,13 @@ def save_figures(folder: Path, figures: Iterable[tuple[str, Drawing]]) -> int:
 
 def replace_figures(store: ResultStore, figures: Iterable[tuple[str, Drawing]],
                     results: StepResults, settings: dict) -> None:
-    """Draw figures in place of an earlier drawing and print how many.
+    """Draw figures, replace the previous ones, and print the number of figures and the time.
 
     Args:
+        store: folder for the figures.
+        figures: pairs of file name and figure.
         results: precomputed results that are drawn.
-        settings: everything else that the drawing depends on.
+        settings: other settings that the figures depend on.
     """
     begin = time.perf_counter()
     with store.replace({"precomp_dir": str(results.path), "number": results.number, **settings,

@@ -1,6 +1,6 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
-Letters in shape comments: N states, M others that are drawn in black.
+Letters in shape comments: N states, M other states, which are drawn in black.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from matplotlib.lines import Line2D
 from common.palette import COLOURS, DARK_GREY, SKY_BLUE, VERMILION
 from common.video import write_gif
 
-# Where there are more categories than colours the marker changes, and their numbers are written
-# where their states are.
+# If there are more categories than colours, the marker changes. The numbers of numbered categories
+# are written at the median position of their states.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
-OTHERS_SIZE = 6  # at least, in square points: they are few
+OTHERS_SIZE = 6  # smallest marker area of other states in square points; there are few of them
 COLOUR_MAP = "viridis"
 LEGEND_ROWS = 20
 DENSITY_BINS = 160
-SPACE_POINTS = 8_000  # of the rotating figures, which are as sharp with more, but ten times larger
+SPACE_POINTS = 8_000  # states per rotating figure; more make the file ten times larger, not sharper
 SPACE_FRAMES = 36
 SPACE_SECONDS = 6
 ROTATION_DPI = 80
@@ -39,16 +39,16 @@ ROTATION_DPI = 80
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-    """Where states are drawn.
+    """Projection in which states are drawn.
 
     Attributes:
-        places: of the states (N, 2), or (N, 3) in space.
-        names: of the axes.
-        title: what the states are and how many.
-        others: places of the others (M, 2 or 3), or None.
-        others_name: what they are: "simulated".
-        others_in_view: whether the borders of the figure leave room for all of them, too.
-        unit: what a place is of, in the plural.
+        places: coordinates of the states (N, 2), or (N, 3) in space.
+        names: names of the axes.
+        title: description and number of the states.
+        others: coordinates of other states (M, 2 or 3), or None.
+        others_name: name of the other states, such as "simulated".
+        others_in_view: whether the limits of the figure include all other states.
+        unit: plural noun for the drawn points.
     """
 
     places: np.ndarray
@@ -61,7 +61,8 @@ class Plane:
 
     @property
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Borders of a figure: of all places with a margin of a tenth."""
+        """Lower and upper axis limits, (2,) or (3,) each: range of the states plus 10 % on each
+        side."""
         inside = self.places
         if self.others is not None and self.others_in_view:
             inside = np.concatenate([inside, self.others])
@@ -70,7 +71,7 @@ class Plane:
         return low - margin, high + margin
 
     def dimensions(self, number: int) -> Plane:
-        """Return the first ``number`` dimensions."""
+        """Return the projection on the first ``number`` dimensions."""
         others = None if self.others is None else self.others[:, :number]
         return dataclasses.replace(self, places=self.places[:, :number],
                                    names=self.names[:number], others=others)
@@ -81,9 +82,9 @@ class Pictures:
     """Frames to show side by side.
 
     Attributes:
-        frames: each uint8 (H, W, C).
-        captions: what to write above each of them.
-        title: what they are.
+        frames: frames, each uint8 (H, W, C).
+        captions: text above each frame.
+        title: title above all frames.
     """
 
     frames: Sequence[np.ndarray]
@@ -93,11 +94,11 @@ class Pictures:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A number for each state, shown as a shade.
+    """A numeric value per state, shown on a colour map.
 
     Attributes:
-        values: (N,).
-        label: with its unit.
+        values: value of each state (N,).
+        label: name of the quantity, with its unit.
     """
 
     values: np.ndarray
@@ -106,13 +107,13 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """A kind for each state, shown as a colour and a marker.
+    """A category per state, shown as a colour and a marker.
 
     Attributes:
-        values: from 0, or -1 for no category (N,).
-        label: what they are.
-        names: of the categories.
-        numbered: whether the number of a category is written where its states are.
+        values: category of each state, from 0, or -1 for none (N,).
+        label: name of the categorical variable.
+        names: names of the categories.
+        numbered: whether to write the number of each category at the median of its states.
     """
 
     values: np.ndarray
@@ -122,7 +123,13 @@ class Category:
 
 
 def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figure:
-    """Draw all states on a plane, coloured, with the other states in black."""
+    """Draw all states on a plane, coloured, with the other states in black.
+
+    Args:
+        plane: projection of the states.
+        colouring: value or category of each state.
+        seed: seed of the drawing order.
+    """
     figure, axes = _figure(plane.names)
     _draw_states(axes, plane, colouring, seed)
     figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
@@ -132,7 +139,13 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
 
 
 def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
-    """Draw the share of the variance of each principal component, and the cumulative share."""
+    """Draw the share of the variance that each principal component holds, and the cumulative share.
+
+    Args:
+        variances: variance of each component (P,).
+        total: total variance.
+        title: title of the figure.
+    """
     shares = variances / total
     numbers = np.arange(1, len(shares) + 1)
     held = np.cumsum(shares)
@@ -150,14 +163,15 @@ def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
 
 def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[int],
                notes: Sequence[str]) -> Figure:
-    """Draw trajectories of selected sequences in the projection, one panel each, an arrow per step.
+    """Draw trajectories of selected sequences in the projection, one panel per sequence, one arrow
+    per step.
 
     Args:
         plane: projection of all states.
-        sequences: number of each state's sequence (N,).
-        what: name of a sequence, such as "episode".
+        sequences: index of each state's sequence (N,).
+        what: kind of sequence, such as "episode".
         chosen: sequences to draw.
-        notes: text above each of them.
+        notes: text above the panel of each chosen sequence.
     """
     columns = int(np.ceil(np.sqrt(len(chosen))))
     rows = int(np.ceil(len(chosen) / columns))
@@ -188,10 +202,10 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
 
 
 class ClusterPlots:
-    """One figure a cluster: its members on several planes, all states behind them in grey.
+    """Figures of single clusters: the members on several planes, over all states in grey.
 
     Args:
-        planes: on which they are shown.
+        planes: planes to draw, projections of the same states.
         labels: cluster of each state (N,).
     """
 
@@ -200,7 +214,7 @@ class ClusterPlots:
         self._densities = [_density(plane.places) for plane in planes]
 
     def plot(self, cluster: int, note: str, pictures: Pictures | None = None) -> Figure:
-        """Draw a cluster with a note above it and example frames below."""
+        """Draw a cluster with a note in the title and optional example frames below."""
         width = 6.5 * len(self.planes)
         if pictures is None:
             figure = Figure(figsize=(width, 5.8), layout="constrained")
@@ -216,7 +230,8 @@ class ClusterPlots:
         return figure
 
     def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
-        """Draw the planes of a cluster into a figure or a part of one."""
+        """Draw a cluster on all planes into a figure or subfigure; ``what`` names it in the legend.
+        """
         members = self.labels == cluster
         for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
                                         self.planes, self._densities):
@@ -233,7 +248,7 @@ class ClusterPlots:
 
 
 def draw_pictures(figure: FigureBase, pictures: Pictures) -> None:
-    """Draw pictures side by side into a figure or a part of one."""
+    """Draw frames side by side into a figure or subfigure."""
     for axes, frame, caption in zip(figure.subplots(1, len(pictures.frames), squeeze=False).flat,
                                     pictures.frames, pictures.captions):
         axes.imshow(frame, interpolation="nearest")
@@ -243,13 +258,13 @@ def draw_pictures(figure: FigureBase, pictures: Pictures) -> None:
 
 
 class Rotation:
-    """A figure in three dimensions that is saved as a GIF of one turn."""
+    """A three-dimensional figure that is saved as a GIF of one rotation."""
 
     def __init__(self, figure: Figure, axes: Any):
         self.figure, self.axes = figure, axes
 
     def savefig(self, path: Path, dpi: int) -> None:
-        """Write the GIF; ``dpi`` is ignored, because the files would be large."""
+        """Write the GIF at ROTATION_DPI; ``dpi`` is ignored to keep the file small."""
         canvas = FigureCanvasAgg(self.figure)
         self.figure.set_dpi(ROTATION_DPI)
         frames = []
@@ -266,7 +281,13 @@ Drawing = Figure | Rotation
 def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotation:
     """Draw the states in three dimensions.
 
-    At most SPACE_POINTS of them are drawn at random; the title tells how many.
+    If there are more than SPACE_POINTS states, a random subset of this size is drawn, and the title
+    reports its size.
+
+    Args:
+        space: projection on three dimensions.
+        colouring: value or category of each state.
+        seed: seed of the subset and the drawing order.
     """
     rng = np.random.default_rng(seed)
     num_states = len(space.places)
@@ -306,7 +327,7 @@ def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
-    """All states in an order in which none hides the others, but rare kinds come on top."""
+    """Draw all states in random order, with those of rare values on top."""
     size = _size(len(plane.places))
     order = np.random.default_rng(seed).permutation(len(plane.places))
     order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
@@ -323,7 +344,7 @@ def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed:
 
 def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
              size: float, **more) -> None:
-    """The states in ``order``, one collection for each marker."""
+    """Draw the states in ``order``, one scatter collection per marker."""
     colours = _rgba(colouring)
     marker = np.zeros(len(places), dtype=np.int64)
     if isinstance(colouring, Category):
@@ -387,7 +408,7 @@ def _handle(colour: str, label: str, marker: str = "o") -> Line2D:
 
 
 def _rgba(colouring: Quantity | Category) -> np.ndarray:
-    """A colour for each state (N, 4)."""
+    """Return the colour of each state as RGBA (N, 4)."""
     if isinstance(colouring, Quantity):
         return colormaps[COLOUR_MAP](_norm(colouring.values)(colouring.values))
     table = matplotlib.colors.to_rgba_array([NO_CATEGORY_COLOUR, *COLOURS])
@@ -401,19 +422,20 @@ def _norm(values: np.ndarray) -> Normalize:
 
 
 def _frequency(colouring: Quantity | Category) -> np.ndarray:
-    """Counts of each state's value where there are two kinds, or few numbers; else 0 (N,)."""
+    """Return how often each state's value occurs (N,), or zeros if there are many distinct values.
+    """
     found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
     few = 20 if isinstance(colouring, Quantity) else 2
     return counts[inverse] if len(found) <= few else np.zeros(len(inverse))
 
 
 def _size(num_states: int) -> float:
-    """Area of a marker, in square points, that leaves structure visible."""
+    """Return the marker area in square points, smaller for more states."""
     return float(np.clip(20_000 / max(num_states, 1), 1.5, 14))
 
 
 def _density(places: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-    """States in each cell of the plane, and its borders."""
+    """Return a 2D histogram of places (N, 2) with DENSITY_BINS bins per axis, and its extent."""
     counts, x, y = np.histogram2d(places[:, 0], places[:, 1], bins=DENSITY_BINS)
     return counts.T, (x[0], x[-1], y[0], y[-1])
 

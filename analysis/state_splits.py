@@ -1,6 +1,6 @@
-"""Recorded states split in two classes by a column of their CSV, or by their cluster.
+"""Splits of recorded states into two classes by action, value, reward or cluster.
 
-A split is text on the command line: ``action=right,upright``, ``value=0.2``, ``reward=8``,
+A split is given on the command line as ``action=right,upright``, ``value=0.2``, ``reward=8`` or
 ``cluster=3``.
 """
 
@@ -28,18 +28,18 @@ WORDS = {"action": "action=right,upright: states in which one of these actions w
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """States of a recording in two classes.
+    """Recorded states in two classes.
 
     Attributes:
-        rows: numbers of the states among those of all episodes, ascending (n,).
-        is_in: whether each is in the first class, bool (n,).
+        rows: row indices of the states in the concatenated episodes, ascending (n,).
+        is_in: whether each state is in the first class, bool (n,).
     """
 
     rows: np.ndarray
     is_in: np.ndarray
 
     def some(self, number: int, seed: int) -> Split:
-        """At most ``number`` states of each class, drawn at random."""
+        """Return a random subset with at most ``number`` states of each class."""
         rng = np.random.default_rng(seed)
         chosen = np.sort(np.concatenate([
             rng.permutation(np.flatnonzero(self.is_in == which))[:number]
@@ -49,12 +49,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class States:
-    """States as the agent met them, in the order of their rows.
+    """Inputs of the agent at recorded states, in the order of their rows.
 
     Attributes:
-        frames: uint8 (n, 64, 64, 3).
-        entering: hidden states that enter the agent with them, float32 (n, D).
-        levels: seeds of their levels, int64 (n,).
+        frames: frames, uint8 (n, 64, 64, 3).
+        entering: hidden states that enter the agent with the frames, float32 (n, D).
+        levels: level seeds, int64 (n,).
     """
 
     frames: np.ndarray
@@ -63,15 +63,15 @@ class States:
 
 
 def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray]) -> Split:
-    """Split the steps of a recording; terminal steps, which show nothing, are left out.
+    """Split the steps of a recording into two classes; terminal steps are left out.
 
     Args:
-        text: of one of WORDS.
-        steps: of all episodes, from ``RolloutFolder.all_steps``.
-        clusters: reads the cluster of each step, NO_CLUSTER for none.
+        text: split, in the form of one of WORDS.
+        steps: steps of all episodes, from ``RolloutFolder.all_steps``.
+        clusters: function that reads the cluster of each step, NO_CLUSTER for none.
 
     Raises:
-        UserError: if the text does not parse, or there is no such action or cluster.
+        UserError: if the text cannot be parsed, or if there is no such action or cluster.
     """
     word, equals, value = text.partition("=")
     if word not in WORDS or not equals:
@@ -122,9 +122,9 @@ def _number(text: str, kind: type, word: str) -> float:
 
 
 def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
-    """Whether one of the next ``number`` steps of the same episode brings a reward above 0.
+    """Return whether one of the next ``number`` steps of the same episode has a reward above 0.
 
-    A reward is in the row of the frame that it arrived with.
+    The row of a reward is that of the frame it arrived with.
     """
     if number < 1:
         raise UserError(f"a split by reward takes at least 1 step, not {number}")
@@ -132,20 +132,23 @@ def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
     rewarded = np.where(steps["reward"] > 0, rows, len(steps) + number)
     upcoming = np.append(np.minimum.accumulate(rewarded[::-1])[::-1], len(steps) + number)[1:]
     episodes = steps["episode"].to_numpy()
-    last = np.searchsorted(episodes, episodes, side="right") - 1  # row of the same episode
+    last = np.searchsorted(episodes, episodes, side="right") - 1  # last row of the same episode
     return upcoming <= np.minimum(rows + number, last)
 
 
 def read_states(folder: RolloutFolder, num_episodes: int, rows: np.ndarray,
                 steps: pd.DataFrame) -> States:
-    """Frames and entering hidden states of some steps of the first episodes.
+    """Read frames and entering hidden states at some steps of the first episodes.
 
     Args:
-        rows: numbers of the steps, ascending.
-        steps: of these episodes.
+        folder: folder of the recording.
+        num_episodes: number of episodes.
+        rows: row indices of the steps, ascending (n,).
+        steps: table of all steps of these episodes.
 
     Raises:
-        UserError: if there are fewer episodes, or naming a file that is missing or damaged.
+        UserError: if there are fewer episodes, or if a file is missing or damaged; the message
+            names it.
     """
     check_episodes(folder, num_episodes)
     frames, entering, begin = [], [], 0

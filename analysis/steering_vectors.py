@@ -1,7 +1,7 @@
-"""Make a steering vector from recorded states: the difference between two classes of them at a
-layer of the agent, or the weights of a linear probe that tells them apart.
+"""Compute a steering vector from recorded states: the difference between the mean outputs of a
+layer for two classes of states, or the weights of a linear probe that separates the classes.
 
-The file can be added to the layer's output, for example by compare_interventions.py --patch
+The vector can be added to the layer's output, for example with compare_interventions.py --patch
 add@gru=vectors/right.npz,coefficient=-1.
 """
 
@@ -48,28 +48,30 @@ from interventions.vectors import (
 )
 
 MEANS, PROBE = "means", "probe"
-MAX_REFERENCE = 200  # states over which the size of a layer's outputs is taken
+MAX_REFERENCE = 200  # number of states from which the RMS of a layer's outputs is computed
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent that was recorded")
+    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
     add_parameter_set_flag(flags)
     add_data_flag(flags)
     add_direction_flags(flags)
     flags.add_argument("--split", required=True, metavar="WORD=VALUE",
-                       help="the two classes of states. " + "; ".join(WORDS.values()))
+                       help="how to split the states into two classes. " + "; ".join(WORDS.values()))
     flags.add_argument("--layer", default="hidden_state",
-                       help="layer of the agent, or 'all' for one vector a layer")
+                       help="layer of the agent, or 'all' for one vector per layer")
     flags.add_argument("--method", choices=(MEANS, PROBE), default=MEANS,
-                       help="means: difference of the means of the two classes; probe: weights of "
-                            "a logistic regression, trained on some of the levels")
+                       help="means: difference between the means of the two classes; probe: "
+                            "weights of a logistic regression trained on some of the levels")
     flags.add_argument("--scale", choices=SCALES, default=AS_COMPUTED,
-                       help="unit: norm 1; rms: the root mean square of the layer's outputs")
+                       help="unit: scale the vector to norm 1; rms: scale it to the root mean "
+                            "square of the layer's outputs")
     flags.add_argument("--num_states", type=count, default=1000,
-                       help="states of each class, drawn at random")
+                       help="largest number of randomly drawn states per class")
     add_output_file_flag(flags, "--vector_file", required=True, help="file to write, <name>.npz")
-    flags.add_argument("--seed", type=seed, default=0, help="of the states, and of the probe")
+    flags.add_argument("--seed", type=seed, default=0,
+                       help="seed of the choice of states and of the probe")
     add_compute_flags(flags, in_parameter_set=True)
     flags.set_defaults(precision="float32")
     return flags
@@ -113,7 +115,16 @@ def main(argv: list[str] | None = None) -> None:
 
 def made(args: argparse.Namespace, policy: Policy, layers: list[str], states: States,
          is_in: np.ndarray, modes: list[str]) -> list[SteeringVector]:
-    """The vectors of these layers."""
+    """Compute the scaled steering vector of each layer.
+
+    Args:
+        args: flags of the script.
+        policy: the recorded agent.
+        layers: names of the layers.
+        states: inputs of the agent at n states.
+        is_in: whether each state is in the first class, bool (n,).
+        modes: distribution modes of the recorded environment.
+    """
     if args.method == MEANS:
         vectors = vectors_of_classes(policy, layers, states.frames, states.entering, is_in,
                                      states.levels, args.split, modes)
@@ -127,7 +138,8 @@ def made(args: argparse.Namespace, policy: Policy, layers: list[str], states: St
 
 def of_probe(args: argparse.Namespace, policy: Policy, layer: str, states: States,
              is_in: np.ndarray, modes: list[str]) -> SteeringVector:
-    """The weights of a probe of one layer."""
+    """Fit a probe to the outputs of one layer, print its scores, and return its weights as a
+    steering vector; for arguments see ``made``."""
     outputs = activations_of(policy, states.frames, [layer], states.entering)[layer]
     found = probe(outputs.cpu().numpy(), is_in, states.levels, args.seed, num_shuffles=0)
     scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to {row.high_95:.3f}, "

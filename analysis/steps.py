@@ -1,6 +1,6 @@
-"""Hidden states of recorded episodes and of simulated samples, and what happens in their steps.
+"""Hidden states, actions, rewards and other step data of recorded episodes and simulated samples.
 
-Letters in shape comments: M samples, T steps of each.
+Letters in shape comments: M samples, T steps per sample, D hidden units.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from generative.sample_files import SampleFolder
 
 
 def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray:
-    """Read the states hx[1:] of the first ``num_episodes`` episodes, concatenated (rows, D).
+    """Read the hidden states hx[1:] of the first ``num_episodes`` episodes, concatenated (rows, D).
 
-    Row 0 of each episode is left out: it made no action.
+    Row 0 of each episode is left out, because no action was computed from it.
 
     Raises:
-        UserError: if there are fewer, or naming a file that is missing, damaged or holds NaN.
+        UserError: if there are fewer episodes, or if a file is missing, is damaged or contains NaN;
+            the message names it.
     """
     check_episodes(folder, num_episodes)
     parts: list[np.ndarray] = []
@@ -38,10 +39,10 @@ def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray
 
 
 def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
-    """Raise unless a recording has this many episodes.
+    """Raise if a recording has fewer than ``num_episodes`` episodes.
 
     Raises:
-        UserError: if it has fewer; the message tells how many.
+        UserError: if it has fewer; the message states their number.
     """
     available = folder.index()["episode"].nunique()
     if available < num_episodes:
@@ -51,21 +52,21 @@ def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps:
-    """Recorded quantities at each row of ``read_recorded_states``, all (rows,).
+    """Recorded quantities at each row of ``read_recorded_states``; all arrays are (rows,).
 
     Attributes:
-        entropy: of the policy (nats).
-        likeliest_action: action with the largest probability.
-        action: action that was taken.
+        entropy: entropy of the policy in nats.
+        likeliest_action: most likely action.
+        action: action taken.
         length: number of steps of the episode.
-        part: 0 at the first step of the episode, 1 at its last.
-        done: whether this is the last step.
+        part: relative position in the episode, 0 at its first step and 1 at its last.
+        done: whether this is the last step of the episode.
         value: value estimate of the agent.
-        rewarded: whether any step of the episode brought a reward above 0.
-        reward: of this step.
+        rewarded: whether any step of the episode has a reward above 0.
+        reward: reward of the step.
         episode: number of the episode.
-        positions: of the player in cells, by the names of their columns; empty where they were not
-            recorded. That of the last step, which is not known, is the one before it.
+        positions: player coordinates in cells, by column name; empty if they were not recorded. The
+            position at the last step is unknown and replaced by the previous one.
     """
 
     entropy: np.ndarray
@@ -85,7 +86,8 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSte
     """Read the steps of the first ``num_episodes`` episodes.
 
     Raises:
-        UserError: if there are fewer, or naming a file that is missing or damaged.
+        UserError: if there are fewer episodes, or if a file is missing or damaged; the message
+            names it.
     """
     check_episodes(folder, num_episodes)
     numbers = range(num_episodes)
@@ -114,7 +116,8 @@ def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[st
     """Read ``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
 
     Raises:
-        UserError: if there are fewer, or naming a file that is missing or damaged.
+        UserError: if there are fewer episodes, or if a file is missing or damaged; the message
+            names it.
     """
     if not folder.description().get("positions"):
         return {}
@@ -131,17 +134,19 @@ def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
     return file.rows(0, file.shape[0])
 
 
-ENDED = 0.5  # probability of a terminal above which an episode counts as ended
+ENDED = 0.5  # terminal probability above which an episode counts as ended
 
 
 def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samples") -> list[int]:
     """Return the numbers of the first ``num_samples`` samples.
 
     Args:
-        flag: flag of this number, for the message.
+        folder: folder of the samples.
+        num_samples: number of samples.
+        flag: name of the flag that sets ``num_samples``, for the error message.
 
     Raises:
-        UserError: if there are fewer; the message tells how many.
+        UserError: if there are fewer samples; the message states their number.
     """
     numbers = folder.numbers()
     if len(numbers) < num_samples:
@@ -151,7 +156,12 @@ def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samp
 
 
 def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -> np.ndarray:
-    """Read ``hidden_states`` or ``env_h`` of samples, concatenated (M * T, units).
+    """Read the states of samples, concatenated (M * T, units).
+
+    Args:
+        folder: folder of the samples.
+        field: name of the field, ``hidden_states`` or ``env_h``.
+        numbers: numbers of the M samples.
 
     Raises:
         UserError: see ``SampleFolder.stacked``.
@@ -162,16 +172,16 @@ def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[in
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedSteps:
-    """Simulated quantities at each step of several samples, all (M * T,).
+    """Simulated quantities at each step of several samples; all arrays are (M * T,).
 
     Attributes:
         sample: number of the sample.
         step: step of the sample, from 0.
         value: value estimate of the agent.
-        reward: in the unit of the recorded data.
+        reward: predicted reward, in the unit of the recorded data.
         terminal: probability that the episode ends at this step.
-        action: action that entered the step, -1 where it is not known.
-        num_samples: M.
+        action: action that entered the step, -1 if unknown.
+        num_samples: number of samples, M.
     """
 
     sample: np.ndarray
@@ -184,7 +194,7 @@ class SimulatedSteps:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of a sample, T."""
+        """Number of steps per sample, T."""
         return len(self.sample) // self.num_samples
 
     def by_sample(self, values: np.ndarray) -> np.ndarray:
@@ -193,10 +203,14 @@ class SimulatedSteps:
 
 
 def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> SimulatedSteps:
-    """Read the steps of these samples.
+    """Read the steps of simulated samples.
+
+    Args:
+        folder: folder of the samples.
+        numbers: numbers of the samples.
 
     Raises:
-        UserError: see ``SampleFolder.stacked``.
+        UserError: see ``SampleFolder.stacked``; also if the fields have different numbers of steps.
     """
     value, reward, terminal = (folder.stacked_field(field, numbers)
                                for field in ("values", "rewards", "terminals"))

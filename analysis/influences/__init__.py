@@ -1,1 +1,1 @@
-"""Cross-correlation, cross-causation, and where the two agree."""
+"""Cross-correlation and cross-causation of independent components, and their agreement."""

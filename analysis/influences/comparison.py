@@ -1,17 +1,20 @@
-"""The comparison of gradients with correlations as tables, matrices and figures.
+"""Comparison of gradients with correlations as tables, matrices and figures.
 
-Layout of ``analysis/dyn_grad_comparison_data/``, of which only the table is described by the
-publication; c is a behaviour's number, or ``all`` for all samples together, k a lag::
+Layout of ``analysis/dyn_grad_comparison_data/``, of which the publication describes only the table;
+c is the number of a behaviour, or ``all`` for all samples together, and k a lag::
 
     jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then outputs (I, J)
     jacobian_clust<c>_t-<k>_without_env_grads.npy
-    jacobian_median_clust<c>_t-<k>.npy, …   medians
-    agreement_clust<c>_t-<k>.npy, …     share of the samples in which signs agree (I, J)
-    agreement.csv                       a row for each pair, lag and group: see TABLE_COLUMNS
-    agreement_of_matrices.csv           a row for each lag and group: see MATRIX_COLUMNS
-    sample_ids.npy, behaviours.npy      of the samples, -1 for no behaviour (M,)
+    jacobian_median_clust<c>_t-<k>.npy, …   median gradients (I, J)
+    agreement_clust<c>_t-<k>.npy, …     share of the samples in which the signs agree (I, J)
+    agreement.csv                       one row per pair, lag, group and kind of gradient, see
+                                        TABLE_COLUMNS
+    agreement_of_matrices.csv           one row per lag, group and kind of gradient, see
+                                        MATRIX_COLUMNS
+    sample_ids.npy, behaviours.npy      numbers of the samples, and the behaviour of each, -1 for
+                                        none (M,)
 
-Letters in shape comments: K lags, I sources, J targets.
+Letters in shape comments: M samples, K lags, I sources, J targets.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ MATRIX_COLUMNS = {
     "lag": "", "agreement": "share of the pairs of different ICs whose signs agree",
     "p": "of it", "p_corrected": "for all lags and behaviours"}
 _KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "samples": int,
-          "lag": int, "signs_agree": bool, "claimed": bool}  # all others are fractions
+          "lag": int, "signs_agree": bool, "claimed": bool}  # all other columns are floats
 
 
 
@@ -92,7 +95,7 @@ COMPARISON_FILES = Schema(
         "sample_ids": Entry("sample_ids.npy", Npy(Array(np.int64, "M"))),
         "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))},
     flag="--data_output_dir", replaced=True)
-WITH, WITHOUT = "with", "without"  # gradients through the environment, in the tables
+WITH, WITHOUT = "with", "without"  # values of the column env_grads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +103,12 @@ class SignAgreementTable:
     """Agreement of gradients and correlations in all groups, as tables.
 
     Attributes:
-        found: agreements of each group, with gradients through the environment (False) and
-            without (True).
-        targets: names of the targets.
-        lags: K of them.
-        num_ics: I.
-        step: at which the targets are read.
+        found: agreement of each group, with gradients through the environment under the key False,
+            without them under the key True.
+        targets: names of the targets (J,).
+        lags: lags (K,).
+        num_ics: number of ICs, I.
+        step: step at which the targets are read.
     """
 
     found: Mapping[bool, Mapping[Group, Agreement]]
@@ -118,8 +121,9 @@ class SignAgreementTable:
         """Write tables and matrices into a folder.
 
         Args:
+            folder: folder to write to.
             numbers: numbers of the samples (M,).
-            labels: behaviour of each sample, -1 for none (M,); None if they are left out.
+            labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
         """
         store = ResultStore(folder, COMPARISON_FILES)
         store.write("table", value=self.table())
@@ -135,7 +139,8 @@ class SignAgreementTable:
         store.write("behaviours", value=no_behaviours if labels is None else labels)
 
     def table(self) -> pd.DataFrame:
-        """A row for each tested pair, lag, group and kind of gradient: see ``TABLE_COLUMNS``."""
+        """Return a table with one row per tested pair, lag, group and kind of gradient; for columns
+        see ``TABLE_COLUMNS``."""
         parts = []
         for without, group, agreement in self._all():
             lag, source, target = np.nonzero(agreement.tested)
@@ -157,7 +162,8 @@ class SignAgreementTable:
         return pd.concat(parts, ignore_index=True)[list(TABLE_COLUMNS)]
 
     def matrix_table(self) -> pd.DataFrame:
-        """A row for each lag above 0, group and kind of gradient: see ``MATRIX_COLUMNS``."""
+        """Return a table with one row per lag above 0, group and kind of gradient; for columns see
+        ``MATRIX_COLUMNS``."""
         rows = [(str(group), agreement.num_samples, _variant(without), lag,
                  agreement.matrix_agreement[lag], agreement.matrix_p[lag],
                  agreement.matrix_p_corrected[lag])
@@ -165,14 +171,14 @@ class SignAgreementTable:
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
     def draw(self) -> Figures:
-        """Draw a figure of each group and lag."""
+        """Draw one figure per group and lag."""
         for group in self.found[False]:
             for lag in self.lags:
                 if lag > 0 or len(self.targets) > self.num_ics:
                     yield f"{file_stem(group)}_t-{lag}.png", self._plot(group, lag)
 
     def summary(self) -> Iterator[str]:
-        """Sentences on each kind of gradient: claimed influences, and samples with outliers."""
+        """Yield sentences about claimed influences and outliers for each kind of gradient."""
         table = self.table()
         for without, groups in self.found.items():
             name = f"{_variant(without)} gradients through the environment"
@@ -189,7 +195,7 @@ class SignAgreementTable:
                 yield without, group, agreement
 
     def _plot(self, group: Group, lag: int) -> Figure:
-        # ICs do not influence ICs of their own step.
+        # ICs do not influence ICs of the same step.
         columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
         rows = [(without, groups[group]) for without, groups in self.found.items()]
         panels: list[Heatmap | None] = []
@@ -228,7 +234,8 @@ class SignAgreementTable:
 
 
 def claims_summary(table: pd.DataFrame) -> str:
-    """Count tested and claimed influences, those of a component on itself apart.
+    """Format the number of tested and claimed influences, with a component's influence on itself
+    counted separately.
 
     Args:
         table: rows of ``agreement.csv``.

@@ -1,49 +1,49 @@
-"""Agreement in sign of gradients and cross-correlations, tested against shuffled samples.
+"""Sign agreement of gradients and cross-correlations, tested against shuffled samples.
 
-An influence of a source (an IC at an earlier step) on a target (an IC, or what the agent answers,
-at a later one) is claimed within a behaviour if all of the following hold.
+An influence of a source (an IC at an earlier step) on a target (an IC or an output of the agent at
+a later step) is claimed within a behaviour if all of the following hold.
 
-1. *In sample after sample* the gradient has the sign that the pair's own deviations have. With g
-   the gradient in a sample, and a and b the deviations of source and target from their medians
-   over the behaviour's samples, the agreement is the share of samples in which g has the sign of
-   a·b. It is compared with what it is after the sources' states have been shuffled among the
+1. The sign of the gradient agrees with the signs of the deviations *within individual samples*.
+   With g the gradient in a sample, and a and b the deviations of source and target from their
+   medians over the behaviour's samples, the agreement is the share of samples in which g has the
+   sign of a·b. The null distribution is obtained by shuffling the sources' states among the
    behaviour's samples, while each sample keeps its gradients and its targets' states.
-2. The p-value holds for the largest of all agreements that were looked at (Westfall and Young's
-   maximum over all pairs, lags and behaviours, the whole sample among them).
+2. The p-value is corrected for multiple tests with the maximum statistic of Westfall and Young over
+   all pairs, lags and groups (the behaviours, and all samples together).
 3. The median gradient over the samples has the sign of the cross-correlation.
-4. The median gradient moves the target by at least MIN_EFFECT of its standard deviation for one
-   standard deviation of the source.
+4. For one standard deviation of the source, the median gradient moves the target by at least
+   MIN_EFFECT of the target's standard deviation.
 
-Medians, because gradients explode in a few samples, which would decide the sign and the size of a
-mean. The mean, which is published, is reported next to the median.
+Medians are used because gradients explode in a few samples, which would dominate the sign and the
+size of a mean. The mean, which is published, is reported next to the median.
 
-Why this shuffle. A gradient predicts how source and target vary together from sample to sample.
-Shuffling the sources' states breaks only this relation: the gradients, the means of the behaviour,
-and the correlations among sources and among targets stay as they are. Other shuffles break the
-wrong thing. Shuffling the *gradients* among the samples leaves a gradient that is the same in all
-samples unchanged, although that is the plainest cause there is. Shuffling the *labels of
-behaviours* leaves an influence that holds in all of them unchanged: it tests whether the behaviour
-is special, not whether there is an influence. Shuffling the *pairs* is a fair test of a whole
-matrix, for which it is used below, but it cannot give one pair a p-value.
+Why this shuffle? A gradient predicts how source and target covary across samples. Shuffling the
+sources' states breaks only this relation: the gradients, the means of the behaviour, and the
+correlations among sources and among targets stay the same. Other shuffles test other hypotheses.
+Shuffling the *gradients* among the samples does not change a gradient that is equal in all samples,
+although such a gradient is the clearest evidence of an influence. Shuffling the *behaviour labels*
+does not change an influence that holds in all behaviours: it tests whether the behaviour is
+special, not whether there is an influence. Shuffling the *pairs* is a valid test of a whole matrix,
+for which it is used below, but cannot give a p-value for one pair.
 
-A mere correlation is not claimed: with a common cause the states are correlated, but gradients
-that are zero or of unrelated sign agree with them in half of the samples, whatever the shuffle
-(1), and a gradient that has always the same sign because of rounding or of a negligible weight is
-too small (4). A gradient without a correlation is not claimed either: the products of the states'
-deviations then have either sign, and half of the samples agree.
+A mere correlation is not claimed. With a common cause, the states are correlated, but gradients
+that are zero or of unrelated sign agree with them in half of the samples, with or without the
+shuffle (1), and a gradient that always has the same sign because of rounding or a negligible weight
+is too small (4). A gradient without a correlation is not claimed either: the products of the
+deviations then have random signs, and half of the samples agree.
 
-For a whole matrix the statistic is the share of its pairs (an IC and another one) in which the
-median gradient has the sign of the cross-correlation. It is compared with its values after the ICs
-of one of the matrices have been put in another order and some of their signs turned, rows and
-columns alike. Order and sign of ICs are arbitrary, so if gradients were unrelated to correlations,
-all of these would be equally likely. ICs are shuffled, not samples, because the entries of a row
-share a source, and because shuffling samples would make a few pairs enough for a whole matrix.
+For a whole matrix, the statistic is the share of pairs of different ICs in which the median
+gradient has the sign of the cross-correlation. The null distribution is obtained by permuting the
+ICs of one matrix and flipping some of their signs, in rows and columns alike. Order and sign of ICs
+are arbitrary, so if gradients were unrelated to correlations, all these arrangements would be
+equally likely. ICs are shuffled rather than samples, because the entries of a row share a source,
+and because with shuffled samples a few pairs would suffice to make a whole matrix significant.
 
-Samples count as independent. Those from one recorded episode are not quite, so take samples of
-many episodes.
+Samples are treated as independent. Samples from the same recorded episode are not entirely
+independent, so use samples from many episodes.
 
-Letters in shape comments: M samples, K lags, I sources (ICs), J targets (ICs, then answers),
-R shuffles.
+Letters in shape comments: M samples, K lags, I sources (ICs), J targets (ICs, then outputs),
+R shuffles, G groups.
 """
 
 from __future__ import annotations
@@ -57,40 +57,40 @@ from analysis.influences.gradients import Influences, outlier_share
 from common.errors import UserError
 from common.progress import with_progress
 
-ALL_SAMPLES = "all"  # a group in addition to the behaviours, which have numbers
-MEAN, MEDIAN = AVERAGES = "mean", "median"  # over samples; the mean is published
-INFIX = {MEAN: "", MEDIAN: "_median"}  # of averages in names of files
-LEVEL = 0.05  # of corrected p-values
-MIN_EFFECT = 0.1  # standard deviations of the target for one of the source
-MIN_SAMPLES = 8  # of a behaviour, for its influences to be tested
+ALL_SAMPLES = "all"  # group of all samples; the other groups are numbered behaviours
+MEAN, MEDIAN = AVERAGES = "mean", "median"  # averages over samples; the mean is published
+INFIX = {MEAN: "", MEDIAN: "_median"}  # infix of each average in file names
+LEVEL = 0.05  # significance level of corrected p-values
+MIN_EFFECT = 0.1  # standard deviations of the target per standard deviation of the source
+MIN_SAMPLES = 8  # smallest number of samples for a behaviour's influences to be tested
 _SHUFFLES_AT_A_TIME = 250
-_ROUNDING = 1e-5  # of standings; different ones lie further apart
+_ROUNDING = 1e-5  # tolerance when comparing standings; distinct values differ by more
 
 Group = int | str
 """The number of a behaviour, or ALL_SAMPLES."""
 
 
 def file_stem(group: Group) -> str:
-    """Return the name of a group in the names of files."""
+    """Return the name of a group in file names."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 
 def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
-    """Mean products of coordinates at t and others at t + lag, over samples and steps t.
+    """Compute mean products of coordinates at t and t + lag, over samples and steps t.
 
-    The coordinates are taken as they are: about their mean in recorded episodes, which is 0 for
-    independent components, and not about their mean in these samples.
+    The coordinates are not centred on these samples: they are relative to the mean over recorded
+    episodes, which is 0 for independent components.
 
     Args:
-        earlier: (M, T, I).
-        later: of the same samples (M, T, J).
-        lag: from 0 to T - 1.
+        earlier: coordinates read at t (M, T, I).
+        later: coordinates of the same samples read at t + lag (M, T, J).
+        lag: lag in steps, from 0 to T - 1.
 
     Returns:
-        float64 (I, J): rows are coordinates at t, columns those at t + lag.
+        Mean products, float64 (I, J): rows are coordinates at t, columns coordinates at t + lag.
 
     Raises:
-        UserError: if there is no sample, or none is longer than the lag.
+        UserError: if there are no samples, or if they are not longer than the lag.
     """
     num_samples, num_steps = earlier.shape[:2]
     if not num_samples:
@@ -104,31 +104,34 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Gradients and correlations in one group of samples; arrays are (K, I, J) unless stated
-    otherwise. Nothing is NaN: where nothing can be tested the p-values are 1.
+    """Gradients and correlations in one group of samples.
+
+    Arrays are (K, I, J) unless stated otherwise. No value is NaN: p-values are 1 where no test is
+    possible.
 
     Attributes:
-        num_samples: M.
-        tested: pairs that are examined, bool; ICs do not influence their own step.
-        gradients: means over the samples, in standard deviations of the recorded states.
-        medians: medians over the samples, likewise.
+        num_samples: number of samples, M.
+        tested: pairs that are tested, bool; ICs do not influence ICs of the same step.
+        gradients: mean gradients over the samples, in standard deviations of the recorded states.
+        medians: median gradients over the samples, in the same unit.
         outliers: share of the samples whose gradient is an outlier, see ``outlier_share``.
-        outlier_samples: the same for the norm of all gradients of a sample (K,).
-        steadiness: share of the samples whose gradient has the sign of the median, 0 where that
-            is 0.
-        correlations: mean products over all pairs of steps that are so far apart.
+        outlier_samples: share of the samples whose norm of all gradients is an outlier (K,).
+        steadiness: share of the samples whose gradient has the sign of the median gradient; 0 where
+            the median is 0.
+        correlations: mean products over all pairs of steps at this lag.
         agreement: share of the samples in which the gradient has the sign of the product of the
-            deviations from the medians; where one of them is 0 it counts half.
-        p: for this pair alone.
-        p_corrected: for the largest agreement of all that were looked at.
-        effects: standard deviations of the target, within the group, for one of the source, by
-            the median gradient.
-        explained: median gradient times variance of the source as a share of the covariance at the
-            saliency step: near 1 where the direct influence is all there is between the two, near
-            0 where something else moves both; 0 where there is no covariance.
+            deviations from the medians; a sample in which any of them is 0 counts half.
+        p: p-value of the agreement of the single pair.
+        p_corrected: p-value corrected for all pairs, lags and groups (maximum statistic).
+        effects: standard deviations by which the target moves per standard deviation of the source,
+            according to the median gradient; standard deviations are taken within the group.
+        explained: median gradient times variance of the source, as a share of the covariance at the
+            saliency step: near 1 if the direct influence explains the covariance, near 0 if it has
+            other causes; 0 where there is no covariance.
         matrix_agreement: share of the pairs of different ICs in which the signs of median gradient
             and cross-correlation agree (K,).
-        matrix_p, matrix_p_corrected: the same for it (K,).
+        matrix_p, matrix_p_corrected: p-value of ``matrix_agreement`` at one lag, and corrected for
+            all groups and lags (K,).
     """
 
     num_samples: int
@@ -150,12 +153,12 @@ class Agreement:
 
     @property
     def signs_agree(self) -> np.ndarray:
-        """Whether the median gradient has the sign of the cross-correlation."""
+        """Whether the median gradient has the sign of the cross-correlation, bool (K, I, J)."""
         return np.sign(self.medians) * np.sign(self.correlations) > 0
 
     @property
     def claimed(self) -> np.ndarray:
-        """The influences that are claimed, bool (K, I, J): see the module."""
+        """Whether the influence is claimed, bool (K, I, J); see the module docstring."""
         return (self.tested & self.signs_agree & (self.p_corrected <= LEVEL)
                 & (self.effects >= MIN_EFFECT))
 
@@ -165,7 +168,13 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
     """Compare gradients with correlations in all samples and in each behaviour.
 
     Args:
-        groups: rows of the samples of each behaviour.
+        influences: gradients and coordinates of all samples.
+        groups: row indices of each behaviour's samples.
+        num_shuffles: number of shuffles, R.
+        seed: seed of the shuffles.
+
+    Returns:
+        Results by group, ALL_SAMPLES first.
 
     Raises:
         UserError: if a group is empty.
@@ -215,7 +224,7 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
 
 
 def tested_pairs(influences: Influences) -> np.ndarray:
-    """Return a mask of all pairs at all lags except ICs with ICs of the same step (K, I, J)."""
+    """Return a mask of the tested pairs, bool (K, I, J): all but ICs with ICs of the same step."""
     shape = influences.gradients.shape[1:]
     tested = np.ones(shape, dtype=bool)
     tested[0, :, :influences.num_ics] = False
@@ -223,13 +232,17 @@ def tested_pairs(influences: Influences) -> np.ndarray:
 
 
 class SampleSigns:
-    """Signs of a group's gradients and deviations.
+    """Signs of the gradients and deviations in a group.
+
+    Args:
+        influences: gradients and coordinates of all samples.
+        rows: row indices of the group's samples (M,).
 
     Attributes:
-        balance: mean over the samples of +1 where they agree and -1 where they do not (K, I, J).
-        standing: the same, times the square root of M, so that groups of different sizes can be
-            compared: about 1 is its standard deviation by chance.
-        enough: whether the group has enough samples to be tested.
+        balance: mean over the samples of +1 if the signs agree and -1 if they disagree (K, I, J).
+        standing: ``balance`` times sqrt(M), which makes groups of different sizes comparable: its
+            standard deviation under the null hypothesis is about 1 (K, I, J).
+        enough: whether the group has enough samples for a test.
     """
 
     def __init__(self, influences: Influences, rows: np.ndarray):
@@ -239,7 +252,8 @@ class SampleSigns:
         targets = influences.targets[rows, step]  # (M, J)
         self._sources = np.sign(sources - np.median(sources, axis=0)).astype(np.float32)
         targets = np.sign(targets - np.median(targets, axis=0)).astype(np.float32)
-        # Factor that turns the sign of a source's deviation into the agreement.
+        # Product of the signs of gradient and target deviation; times the sign of the source
+        # deviation, it is +1 if the signs agree.
         self._factors = np.sign(influences.gradients[rows]) * targets[:, None, None]  # (M, K, I, J)
         self._num = len(rows)
         self.enough = self._num >= MIN_SAMPLES
@@ -248,13 +262,19 @@ class SampleSigns:
 
     def shuffled(self, num_shuffles: int, tested: np.ndarray,
                  rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Shuffle the samples' sources.
+        """Compute the null distribution by shuffling the sources among the samples.
 
-        All sources and lags of a sample move together, so that the maxima keep their dependence.
+        All sources and lags of a sample are moved together, which preserves their dependence in
+        the maxima.
+
+        Args:
+            num_shuffles: number of shuffles, R.
+            tested: mask of the tested pairs, bool (K, I, J).
+            rng: random number generator.
 
         Returns:
-            How many shuffles give a standing as large as the true one (K, I, J), and the
-            largest standing of the tested pairs in each of them (R,).
+            Number of shuffles with a standing at least as large as the true one (K, I, J), and the
+            largest standing over the tested pairs in each shuffle (R,).
         """
         as_large = np.zeros(self.standing.shape)
         maxima = np.full(num_shuffles, -np.inf)
@@ -276,15 +296,17 @@ class SampleSigns:
 
 def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuffles: int,
                       seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Agreement of the signs of whole matrices, compared with other orders and signs of the ICs.
+    """Test the sign agreement of whole matrices against permutations and sign flips of the ICs.
 
     Args:
-        gradients, correlations: of groups (G, K, I, I).
+        gradients, correlations: median gradients and mean products of each group (G, K, I, I).
+        num_shuffles: number of permutations.
+        seed: seed of the permutations.
 
     Returns:
-        The share of the pairs of different ICs whose signs agree, its p-value, and the one for
-        the largest of all groups and lags; (G, K) each. A pair whose gradient is 0 counts half,
-        so a lag without gradients has 0.5, 1 and 1.
+        Share of the pairs of different ICs whose signs agree, its p-value, and the p-value
+        corrected for all groups and lags; (G, K) each. A pair whose gradient is 0 counts half, so
+        the results are 0.5, 1 and 1 at a lag without gradients.
     """
     num_ics = gradients.shape[-1]
     pairs = ~np.eye(num_ics, dtype=bool)
@@ -307,7 +329,7 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
 
 def _effects(influences: Influences, rows: np.ndarray,
              medians: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``effects`` and ``explained`` of ``Agreement``."""
+    """Compute ``effects`` and ``explained`` of ``Agreement``, (K, I, J) each."""
     step = influences.step
     sources = influences.sources[rows][:, step::-1].astype(np.float64)  # (M, K, I)
     targets = influences.targets[rows, step].astype(np.float64)  # (M, J)

@@ -1,15 +1,15 @@
 """Cross-correlation and cross-causation of independent components (ICs): matrices and figures.
 
-Layout of ``analysis/cross_corr_and_causation_plot_data/``, with c a behaviour's number, or ``all``
-for all samples together, k a lag, i an IC. Files marked * are ours::
+Layout of ``analysis/cross_corr_and_causation_plot_data/``, where c is the number of a behaviour, or
+``all`` for all samples together, k a lag and i an IC. Files marked * are not in the publication::
 
     xcorr_hx_clust<c>_t+<k>.npy         mean products: rows ICs at t, columns ICs at t + k (I, I)
     xcaus_hx_clust<c>_t-<k>.npy *       mean gradients of the ICs at the saliency step (columns)
                                         with respect to ICs k steps earlier (rows) (I, I)
-    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   the same, over samples in which IC i is extreme
-    xcaus_median_hx_….npy *             medians instead of these means
-    order_of_ics.npy *                  in the figures of all samples (I,)
-    cosine_similarity_of_ics.npy *      of the directions (I, I)
+    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   mean gradients over samples in which IC i is extreme
+    xcaus_median_hx_….npy *             medians instead of means, for all files xcaus_hx_…
+    order_of_ics.npy *                  order of the ICs in the figures (I,)
+    cosine_similarity_of_ics.npy *      cosine similarity of the ICs' directions (I, I)
 
 Letters in shape comments: M samples, T steps, K lags, I ICs.
 """
@@ -61,20 +61,21 @@ CORRELATION_FILES = Schema(
 
 
 def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
-    """Return the lags 0 … MAX_LAG that samples of this length have, and those that they lack."""
+    """Return the lags from 0 to MAX_LAG below ``num_steps``, and the remaining lags."""
     lags = list(range(MAX_LAG + 1))
     return lags[:num_steps], lags[num_steps:]
 
 
 def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows with the lowest and those with the highest values, in ascending order.
+    """Return the indices of the rows with the lowest and with the highest values, each in
+    ascending order of the value.
 
     Args:
-        values: (M,).
+        values: value of each row (M,).
         share: share of the rows at each end; at least one row is taken.
 
     Raises:
-        UserError: if there are fewer than two rows, so that the ends are the same.
+        UserError: if there are fewer than two rows, in which case both ends coincide.
     """
     if len(values) < 2:
         raise UserError("one sample alone has no extreme ones; take more samples")
@@ -84,7 +85,7 @@ def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarr
 
 
 def cosine_similarity(directions: np.ndarray) -> np.ndarray:
-    """Return the cosines of the angles between directions (I, D), as (I, I)."""
+    """Compute the cosine similarity (I, I) of directions (I, D)."""
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     unit = directions / lengths
     return unit @ unit.T
@@ -99,19 +100,20 @@ class Correlations:
     """Matrices of cross-correlation and cross-causation.
 
     Attributes:
-        lags: of the products, K of them.
-        num_steps: of a sample.
-        sizes: samples of each group: all, then the behaviours.
+        lags: lags of the mean products (K,).
+        num_steps: number of steps per sample.
+        sizes: number of samples in each group: all samples, then the behaviours.
         products: mean products of each group (K, I, I).
-        step: at which the gradients' targets are read, -1 without gradients.
-        gradients: mean gradients of each group (lags 1 … step, I, I), rows the earlier ICs, and
-            median ones, by average.
+        step: step at which the gradients' targets are read; -1 without gradients.
+        gradients: mean and median gradients, by group and average (lags 1 … step, I, I); rows are
+            the earlier ICs.
         outliers: share of the samples whose gradients are outliers, by group (lags 1 … step,).
-        extremes: the same over the samples in which an IC is extreme, by IC and end.
-        extreme_sizes: how many samples these are, by IC and end.
-        share: of the samples, that is extreme at an end.
-        seriation: of the ICs, by the products of all samples.
-        cosines: of the angles between the ICs' directions (I, I).
+        extremes: mean and median gradients over the samples in which an IC is extreme, by (IC, end)
+            and average (lags 1 … step, I, I).
+        extreme_sizes: number of these samples, by (IC, end).
+        share: share of the samples that counts as extreme at each end.
+        seriation: order of the ICs according to the mean products over all samples.
+        cosines: cosine similarity of the ICs' directions (I, I).
     """
 
     lags: Sequence[int]
@@ -133,9 +135,11 @@ class Correlations:
         """Compute all matrices.
 
         Args:
-            influences: on the ICs alone; None to leave gradients out.
-            share: of the samples, at each end, in which an IC counts as extreme: by its
-                coordinate at the step at which the gradients' targets are read.
+            inputs: samples, directions and behaviours.
+            lags: lags of the mean products.
+            influences: gradients with only ICs as targets; None to leave gradients out.
+            share: share of the samples at each end that counts as extreme, by the coordinate of an
+                IC at the step at which the gradients' targets are read.
         """
         ics = inputs.coordinates.ics
         rows: dict[Group, np.ndarray] = {ALL_SAMPLES: np.arange(len(ics)), **inputs.groups}
@@ -146,7 +150,7 @@ class Correlations:
         extremes: dict[tuple[int, str], dict[str, np.ndarray]] = {}
         extreme_sizes: dict[tuple[int, str], int] = {}
         if influences is not None:
-            earlier = influences.gradients[:, 1:]  # at lag 0 they are the identity
+            earlier = influences.gradients[:, 1:]  # lag 0 is left out: the identity
             gradients = {group: _averages(earlier[chosen]) for group, chosen in rows.items()}
             outliers = {group: outlier_share(np.linalg.norm(earlier[chosen], axis=(2, 3)))
                         for group, chosen in rows.items()}
@@ -161,7 +165,7 @@ class Correlations:
                    cosine_similarity(inputs.projector.directions("ica").numpy()))
 
     def save(self, folder: Path) -> int:
-        """Write all matrices into a folder; returns how many."""
+        """Write all matrices into a folder; returns their number."""
         store = ResultStore(folder, CORRELATION_FILES)
         matrices = {store.file_of("products", group, lag): matrix
                     for group, products in self.products.items()
@@ -180,10 +184,11 @@ class Correlations:
 
 
 class CorrelationFigures:
-    """The figures.
+    """Figures of cross-correlation and cross-causation.
 
     Args:
-        left_out: lags that the samples are too short for.
+        data: matrices to draw.
+        left_out: lags for which the samples are too short.
     """
 
     def __init__(self, data: Correlations, left_out: Sequence[int]):
@@ -244,11 +249,11 @@ class CorrelationFigures:
 
     def _gradient_rows(self, parts: dict[str, dict[str, np.ndarray]]
                        ) -> tuple[list[Heatmap], list[ColourScale]]:
-        """A row of panels for each part and average, a column for each lag, and their scales: one
-        for each average and lag, since gradients grow with the lag.
+        """Return panels, with one row per average and part and one column per lag, and the scale of
+        each panel; scales differ between averages and lags, because gradients grow with the lag.
 
         Args:
-            parts: matrices by average (lags, I, I), by the text before their titles.
+            parts: matrices by title prefix and average (lags, I, I).
         """
         panels, scales = [], []
         for average in AVERAGES:
@@ -283,6 +288,6 @@ class CorrelationFigures:
 
 
 def _averages(gradients: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and median over samples (M, …)."""
+    """Compute mean and median over samples (M, …), by average."""
     return {MEAN: gradients.mean(axis=0, dtype=np.float64),
             MEDIAN: np.median(gradients, axis=0).astype(np.float64)}

@@ -1,12 +1,12 @@
-"""Gradients of independent components (ICs) and of the agent's answers with respect to earlier ICs,
+"""Gradients of independent components (ICs) and of the agent's outputs with respect to earlier ICs,
 from the gradients of saliency_experiments.py.
 
-The stored gradients of a sample are divided by its number of copies twice: the scalar is a mean
-over the copies, and so is the gradient that is stored. Here they are multiplied by that number
-once, which gives gradients of the sample itself.
+Each sample is simulated in several copies. The scalar that is differentiated is a mean over the
+copies, and the stored gradient is again a mean over the copies, so it is too small by a factor of
+the number of copies. The reader multiplies by this number to get the gradient of a single sample.
 
-Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
-answers.
+Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets (ICs, then
+outputs).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from interventions.config import DirectionFilesConfig
 from interventions.flags import directions_folder
 from interventions.projector import Projector
 
-# Gradients of an IC with respect to the ICs of its own step are 1 for itself and 0 for the others,
+# The gradient of an IC with respect to the ICs of the same step is 1 for itself and 0 for others,
 # up to the rounding of the matrices.
 _IDENTITY_TOLERANCE = 0.02
-OUTLIER = 10  # times the median over samples
+OUTLIER = 10  # multiple of the median over samples above which a gradient is an outlier
 _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action",
             "leftwards": "mean log-probability of going left",
             "jumping_up": "log-probability of jumping up",
@@ -49,7 +49,7 @@ _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action
 
 
 def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
-    """Return the rows of each behaviour that occurs, by its number.
+    """Return the row indices of the samples of each behaviour that occurs, by behaviour number.
 
     Args:
         labels: behaviour of each sample, -1 for none (M,).
@@ -62,14 +62,14 @@ def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, n
     """Standardise quantities over samples and steps.
 
     Args:
-        values: (M, T, J).
-        what: names of the quantities, for the message.
+        values: quantities (M, T, J).
+        what: names of the quantities, for the error message (J,).
 
     Returns:
         The standardised quantities (M, T, J), and their standard deviations (J,).
 
     Raises:
-        UserError: if one does not vary.
+        UserError: if a quantity does not vary.
     """
     flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
     deviations = flat.std(axis=0)
@@ -81,16 +81,16 @@ def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, n
 
 
 def outlier_share(sizes: np.ndarray) -> np.ndarray:
-    """Return the share of samples whose gradient is larger than ``OUTLIER`` times the median.
+    """Compute the share of samples whose gradient is larger than ``OUTLIER`` times the median.
 
-    A few samples' gradients explode on their way through the simulator and then decide a mean;
-    so means are stored, as published, but claims and figures go by medians.
+    In a few samples, gradients explode on their way through the simulator and dominate the mean.
+    Means are therefore stored, as published, but claims are based on medians.
 
     Args:
-        sizes: size of the gradient in each sample, not negative (M, …).
+        sizes: magnitude of the gradient in each sample, non-negative (M, …).
 
     Returns:
-        float64 (…).
+        Share of outliers, float64 (…).
     """
     return (sizes > OUTLIER * np.median(sizes, axis=0)).mean(axis=0)
 
@@ -100,23 +100,23 @@ def ic_name(number: int) -> str:
 
 
 def answer_name(function: str) -> str:
-    """Return the name of an output, a function of ``ANSWERS``, in texts and figures."""
+    """Return the readable name of an output, given as the name of a function in ``ANSWERS``."""
     return _ANSWERS[function]
 
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """Coordinates of the states and outputs of samples.
+    """IC coordinates, hidden states and outputs of samples.
 
     Attributes:
         numbers: numbers of the samples (M,).
-        ics: coordinates of the state that leaves each step, about the mean of the recorded
-            states and in their standard deviations (M, T, I).
-        states: the same as hidden units (M, T, D).
-        answers: outputs of the agent by the name of the function, (M, T) each, standardised over
-            these samples and steps.
-        deviations: their standard deviations, by the same names; that of the value in its unit,
-            all others in nats.
+        ics: IC coordinates of the state after each step, relative to the mean of the recorded
+            states and in units of their standard deviation (M, T, I).
+        states: the same states in hidden units (M, T, D).
+        answers: outputs of the agent by name, standardised over these samples and steps, (M, T)
+            each.
+        deviations: standard deviations of the outputs before standardisation, by name; in nats
+            except for the value.
     """
 
     numbers: list[int]
@@ -128,11 +128,16 @@ class Coordinates:
 
 def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
                      projector: Projector) -> Coordinates:
-    """Read the coordinates of recorded samples.
+    """Read the states and outputs of simulated samples, and compute their IC coordinates.
+
+    Args:
+        samples: folder of the samples.
+        numbers: numbers of the samples.
+        projector: projector to the ICs.
 
     Raises:
-        UserError: naming a file that is missing, damaged, of another shape or holds NaN; or if
-            an answer does not vary.
+        UserError: if a file is missing, is damaged, has another shape or contains NaN (the message
+            names it), or if an output does not vary.
     """
     fields = {field: torch.from_numpy(samples.stacked_field(field, numbers))
               for field in ("hidden_states", "values", "log_probs")}
@@ -148,17 +153,17 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
 
 @dataclasses.dataclass(frozen=True)
 class Influences:
-    """Gradients of targets at one step with respect to the ICs of earlier ones.
+    """Gradients of targets at one step with respect to the ICs of this and earlier steps.
 
     Attributes:
-        step: at which the targets are read, from 0.
-        lags: 0 … ``step``, from the step itself backwards.
-        answers: functions of ``ANSWERS`` among the targets, after the ICs.
-        gradients: float32 (M, L, I, J): how many standard deviations a target at ``step`` moves
-            for each one that an IC moves at ``step`` - lag. At lag 0 the part of the ICs is the
-            identity.
-        targets: the targets at all steps, ICs first (M, T, J).
-        sources: the ICs at all steps (M, T, I).
+        step: step at which the targets are read, from 0.
+        lags: lags 0 … ``step``, backwards from ``step``.
+        answers: names of the outputs among the targets, which follow the ICs.
+        gradients: standard deviations by which a target moves at ``step`` per standard deviation of
+            an IC at ``step`` - lag, float32 (M, L, I, J). At lag 0, the gradients between ICs are
+            the identity.
+        targets: values of the targets at all steps, ICs first (M, T, J).
+        sources: coordinates of the ICs at all steps (M, T, I).
     """
 
     step: int
@@ -184,12 +189,14 @@ class InfluenceReader:
     Args:
         samples: folder of the samples.
         coordinates: coordinates of the samples to read.
+        projector: projector to the ICs.
         matrices: checksums of the projector's files, by name.
-        settings: section ``saliency``; used for published samples, which do not store the
-            settings of their saliency.
+        settings: section ``saliency``; its ``common_timesteps`` is the step at which targets are
+            read, its ``batch_size`` the number of copies of published samples, which do not store
+            it.
 
     Raises:
-        UserError: if the settings have more than one step at which functions are read.
+        UserError: if the settings contain more than one step, or a step beyond the samples' end.
     """
 
     def __init__(self, samples: SampleFolder, coordinates: Coordinates, projector: Projector,
@@ -208,11 +215,11 @@ class InfluenceReader:
                             "counts from 0")
 
     def has(self, answer: str, without_env_grads: bool) -> bool:
-        """Return whether every sample has saliency of this function of ``ANSWERS``."""
+        """Return whether every sample has saliency of this output."""
         return not self._first_absent(SaliencyFunction(answer), without_env_grads)
 
     def lacking(self, without_env_grads: bool) -> str:
-        """Return the first missing file of the ICs' saliency; empty if there is none."""
+        """Return the first missing file of the ICs' saliency, or '' if none is missing."""
         for function in self._functions():
             absent = self._first_absent(function, without_env_grads)
             if absent:
@@ -224,13 +231,16 @@ class InfluenceReader:
         """Read the influences on all ICs and some outputs.
 
         Args:
-            answers: functions of ``ANSWERS``.
-            policy: the agent; if given, the influences on the answers are those of its read-out
-                at the step itself, and no saliency of theirs is needed.
+            answers: names of the outputs, keys of ``ANSWERS``.
+            without_env_grads: whether to read the gradients that do not pass through the
+                environment.
+            policy: the agent, to compute the influences on the outputs from its readout weights
+                (lag 0 only) instead of saliency; or None.
 
         Raises:
-            UserError: naming a file that is missing, damaged, holds NaN, or was made at another
-                step, with other directions, or with other gradients through the environment.
+            UserError: if a file is missing, is damaged or contains NaN, or was computed at another
+                step, with other directions or with another ``without_env_grads``; the message names
+                it.
         """
         coordinates = self._coordinates
         functions = [*self._functions(),
@@ -261,7 +271,7 @@ class InfluenceReader:
                 for number in range(self._projector.num_ics)]
 
     def _gradients(self, function: SaliencyFunction, without_env_grads: bool) -> np.ndarray:
-        """Read the gradients of a function with respect to the ICs (M, L, I), lags ascending."""
+        """Read the gradients of a function with respect to the ICs (M, L, I), by ascending lag."""
         numbers = self._coordinates.numbers
         name = _stored_name(function, without_env_grads)
         num_copies = [self._copies(number, name, function, without_env_grads)
@@ -277,7 +287,7 @@ class InfluenceReader:
                 without_env_grads: bool) -> int:
         """Return the number of copies of a sample, after checking the settings of its saliency."""
         found = self._folder.description(number, name)
-        if not found:  # a published one
+        if not found:  # published samples have no description
             return self._num_copies
         expected = {"common_timesteps": [self.step], "without_env_grads": without_env_grads}
         if function.direction is not None:
@@ -291,7 +301,7 @@ class InfluenceReader:
         return int(found["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:
-        """Raise unless ICs at the step itself (M, I, I) move themselves and no others."""
+        """Raise unless the gradients between ICs of the same step (M, I, I) are the identity."""
         error = np.abs(gradients - np.eye(gradients.shape[1])).max()
         if not error < _IDENTITY_TOLERANCE:
             raise UserError("the gradients of the directions are not those of the directions in "
@@ -300,7 +310,8 @@ class InfluenceReader:
                             f"should move itself by 1 and no other, but is off by {error:.2f}")
 
     def _readout(self, policy: Policy, answer: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Gradients of an output through the agent's heads only (M, L, I): 0 except at lag 0."""
+        """Compute the gradients of an output through the agent's heads only (M, L, I): 0 except at
+        lag 0."""
         states = torch.from_numpy(self._coordinates.states[:, self.step])
         if policy.fc_value.in_features != states.shape[-1]:
             raise UserError(f"the agent's heads read {policy.fc_value.in_features} units, but the "
@@ -313,12 +324,19 @@ class InfluenceReader:
 
 
 def _stored_name(function: SaliencyFunction, without_env_grads: bool) -> str:
-    """Return the name of a function in the names of its files."""
+    """Return the name of a function in file names."""
     return function.name + (WITHOUT_ENV_GRADS if without_env_grads else "")
 
 
 def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
-    """Return gradients of an output with respect to the states (M, D) that the heads read."""
+    """Compute the gradients (M, D) of an output with respect to the states (M, D) that the heads
+    read.
+
+    Args:
+        policy: the agent.
+        answer: name of the output, a key of ``ANSWERS``.
+        states: hidden states (M, D).
+    """
     leaf = states.clone().requires_grad_()
     with torch.enable_grad():
         log_probs = torch.log_softmax(policy.fc_policy(leaf), dim=-1)
@@ -350,12 +368,15 @@ class Inputs:
         """Read samples, directions and behaviours.
 
         Args:
+            samples: folder of the samples.
             numbers: numbers of the samples.
-            precomputed: folder of the directions, computed from ``num_episodes`` episodes.
+            precomputed: folder of the directions.
+            num_episodes: number of episodes from which the directions were computed.
             behaviours: results of the behaviours, or None to leave them out.
 
         Raises:
-            UserError: naming what is missing, damaged or does not fit.
+            UserError: if a file is missing or damaged or does not fit the others; the message names
+                it.
         """
         samples.require(numbers)
         units = samples.stacked_field("hidden_states", numbers[:1]).shape[-1]
@@ -367,11 +388,11 @@ class Inputs:
 
     @property
     def groups(self) -> dict[int | str, np.ndarray]:
-        """Rows of the samples of each behaviour."""
+        """Row indices of the samples of each behaviour."""
         return {} if self.labels is None else members(self.labels)
 
     def description(self) -> dict:
-        """Settings that identify the inputs."""
+        """Return the settings that identify the inputs."""
         return {"samples_dir": str(self.samples.path), "sample_ids": self.coordinates.numbers,
                 "matrices_sha256": self.matrices,
                 "samples_of_behaviours": None if self.labels is None else {
@@ -380,16 +401,21 @@ class Inputs:
 
 def labels_of(samples: SampleFolder, numbers: Sequence[int],
               behaviours: StepResults) -> np.ndarray:
-    """Read the behaviour of each of these samples, -1 for none (M,).
+    """Read the behaviour of each sample, -1 for none (M,).
+
+    Args:
+        samples: folder of the samples.
+        numbers: numbers of the M samples.
+        behaviours: results of the behaviours.
 
     Raises:
-        UserError: if the file is missing or damaged, or they are of other samples.
+        UserError: if the file is missing or damaged, or belongs to other samples.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
     if len(labels) != behaviours.number:
         raise UserError(f"{path} holds {len(labels)} behaviours, not one for each of "
                         f"{behaviours.number} samples")
-    analysed = samples.numbers()[:behaviours.number]  # the first ones
+    analysed = samples.numbers()[:behaviours.number]  # the first samples
     rows = {number: row for row, number in enumerate(analysed)}
     absent = [number for number in numbers if number not in rows]
     if absent or len(analysed) < behaviours.number:
@@ -402,10 +428,11 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
 
 
 def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
-    """Read the samples, directions and behaviours that the flags of ``add_influence_flags`` choose.
+    """Read the samples, directions and behaviours chosen by the flags of ``add_influence_flags``.
 
     Raises:
-        UserError: naming what is missing, damaged or does not fit.
+        UserError: if no samples are chosen, or if a file is missing or damaged or does not fit the
+            others; the message names it.
     """
     numbers = parameters.get(SaliencyConfig).ids("sample_ids")
     if not numbers:
@@ -428,7 +455,7 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
 
 
 def open_reader(inputs: Inputs, parameters: ParameterSet) -> InfluenceReader:
-    """Open the saliency of these samples.
+    """Open the saliency of the samples in ``inputs``.
 
     Raises:
         UserError: see ``InfluenceReader``.
