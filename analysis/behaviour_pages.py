@@ -169,7 +169,7 @@ class BehaviourPages:
         samples: the samples of the comparison, in the same order (M, T, …).
         ics: coordinates of the ICs in these samples (M, T, I).
         share: share of all steps that counts as extreme at each end of a component; the frames
-            that illustrate the component are chosen among them.
+            that illustrate the component are chosen from these steps.
         num_films: number of samples of each behaviour that are shown.
         names: user-given names of behaviours, by behaviour number.
         plots: folder with the figures of the comparison; pages link to those that exist.

@@ -19,7 +19,8 @@ marked *; N is the number of simulated samples, and rows are the steps of sample
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples, T steps per sample, F features per step.
+Letters in shape comments: M samples, T steps per sample, F features per step, B behaviours,
+A actions.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
     """Compute the features of every step: the states of agent and environment, then their changes.
 
-    The change over k steps is the state minus the state k steps earlier. The first k steps of a
-    sample all get the change over these k steps: zeros would put the first steps of all samples
-    into clusters of their own.
+    The change over k steps is the state minus the state k steps earlier. Steps before step k of a
+    sample get the change from step 0 to step k: zeros would put the first steps of all samples into
+    clusters of their own.
 
     Args:
         agent: states of the agent (M, T, D).

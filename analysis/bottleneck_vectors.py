@@ -136,8 +136,8 @@ def uniformity(vectors: np.ndarray) -> Uniformity:
 
     For n vectors in d dimensions and large n, n d |mean|² (Rayleigh) follows a chi² distribution
     with d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) one with
-    (d - 1)(d + 2) / 2; at any n the mean is exact and the variance is (n - 1) / n times that of
-    chi². See Mardia and Jupp, Directional Statistics, 10.4.
+    (d - 1)(d + 2) / 2; at any n, they have the mean of chi² and (n - 1) / n times its variance.
+    See Mardia and Jupp, Directional Statistics, 10.4.
 
     Raises:
         UserError: see ``unit_vectors``.

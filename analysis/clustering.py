@@ -282,7 +282,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
     """Compute a t-SNE map (van der Maaten 2008) of principal coordinates with perplexity 30.
 
     Maps of one or two dimensions are computed by openTSNE, with interpolation (Linderman et al.
-    2019) from 10 000 rows on and Barnes-Hut below; maps of three by scikit-learn's Barnes-Hut.
+    2019) from 10 000 rows on and Barnes-Hut below; three-dimensional ones by scikit-learn.
 
     Args:
         principal: principal coordinates in order of descending variance, float32 (N, d).

@@ -114,7 +114,7 @@ def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed:
         space: projection of the states.
         colourings: colourings by name.
         names: names of the colourings to draw.
-        seed: seed of the choice of drawn states.
+        seed: seed of the choice of drawn states and their order.
     """
     if space.places.shape[1] >= 3:
         for name in names:
@@ -141,7 +141,7 @@ def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
 def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, clusters: Iterable[int],
                   note: Callable[[int], str],
                   frames: Callable[[int], Pictures | None] = lambda cluster: None) -> Figures:
-    """Draw one figure for each of these clusters.
+    """Draw one figure per cluster.
 
     Args:
         planes: projections of all states.

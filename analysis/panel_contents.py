@@ -223,7 +223,7 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
 
 def _saliency_types(sources: list[_Source],
                     matrices: dict[str, str]) -> tuple[SaliencyType, ...]:
-    """Return the saliency types that at least one sample has, in the order of ``_order``.
+    """Return the saliency types that at least one sample has, sorted by ``_order``.
 
     Raises:
         UserError: if saliency was computed with other directions than the panel's, or if a type was

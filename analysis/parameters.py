@@ -150,8 +150,7 @@ class JacobianConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class XplotsConfig:
-    """Parameters of the cross-causation among samples in which an independent component is extreme.
-    """
+    """Parameters of the cross-causation in samples in which an independent component is extreme."""
 
     section: ClassVar[str] = "analysis.xplots"
 

@@ -134,8 +134,7 @@ class StateMap:
 
 
 def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult:
-    """Return components, variances and coordinates of standardised states (N, D) as a StepResult.
-    """
+    """Return components, variances and coordinates of standardised states (N, D), as a step."""
     return ({"components": fit.components, "variances": fit.variances,
              "principal": fit.coordinates(standardised)},
             {"total_variance": fit.total_variance,

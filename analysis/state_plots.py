@@ -230,8 +230,7 @@ class ClusterPlots:
         return figure
 
     def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
-        """Draw a cluster on all planes into a figure or subfigure; ``what`` names it in the legend.
-        """
+        """Draw a cluster on all planes into a figure or subfigure; ``what`` is its legend name."""
         members = self.labels == cluster
         for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
                                         self.planes, self._densities):
@@ -327,7 +326,7 @@ def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
-    """Draw all states in random order, with those of rare values on top."""
+    """Draw all states in random order, with states of rare values on top."""
     size = _size(len(plane.places))
     order = np.random.default_rng(seed).permutation(len(plane.places))
     order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
@@ -422,8 +421,7 @@ def _norm(values: np.ndarray) -> Normalize:
 
 
 def _frequency(colouring: Quantity | Category) -> np.ndarray:
-    """Return how often each state's value occurs (N,), or zeros if there are many distinct values.
-    """
+    """Return how often each state's value occurs (N,); zeros if there are many distinct values."""
     found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
     few = 20 if isinstance(colouring, Quantity) else 2
     return counts[inverse] if len(found) <= few else np.zeros(len(inverse))

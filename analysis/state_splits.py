@@ -124,7 +124,7 @@ def _number(text: str, kind: type, word: str) -> float:
 def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
     """Return whether one of the next ``number`` steps of the same episode has a reward above 0.
 
-    The row of a reward is that of the frame it arrived with.
+    A reward is stored in the row of the frame it arrived with.
     """
     if number < 1:
         raise UserError(f"a split by reward takes at least 1 step, not {number}")

@@ -58,7 +58,7 @@ def parser() -> Parser:
     add_data_flag(flags)
     add_direction_flags(flags)
     flags.add_argument("--split", required=True, metavar="WORD=VALUE",
-                       help="how to split the states into two classes. " + "; ".join(WORDS.values()))
+                       help="how to split states into two classes. " + "; ".join(WORDS.values()))
     flags.add_argument("--layer", default="hidden_state",
                        help="layer of the agent, or 'all' for one vector per layer")
     flags.add_argument("--method", choices=(MEANS, PROBE), default=MEANS,

@@ -179,7 +179,7 @@ class Influences:
 
     @property
     def target_names(self) -> list[str]:
-        """Names of the targets in tables: ``IC 3``, or the name of the function."""
+        """Names of the targets in tables: ``IC 3``, or the name of the output."""
         return [*map(ic_name, range(self.num_ics)), *self.answers]
 
 
