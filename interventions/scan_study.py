@@ -139,7 +139,7 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
         references: size and seed of the reference set, for ``mean``.
         settings: settings of the folder in addition to those of the playground and the options;
             must include ``seed``.
-        overwrite: whether existing results with other settings may be replaced.
+        overwrite: whether to delete the previous contents of the folder.
 
     Raises:
         UserError: if there is no such layer, or there are fewer than 20 levels.

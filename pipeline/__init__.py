@@ -1,6 +1,6 @@
-"""The whole experiment: its stages, which of them are still valid, running the others, the report.
+"""Pipeline of the whole experiment: its stages, their caching and execution, and the report.
 
-The one room that knows the scripts, which it runs by the name of their module.
+This is the only package that refers to the scripts; it runs them by module name.
 """
 
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+import common  # noqa: F401  selects the backend before modules of this package import matplotlib

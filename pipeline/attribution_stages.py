@@ -1,4 +1,4 @@
-"""The stages that attribute the agent's outputs to features of its layers, in order."""
+"""Stages that attribute the agent's outputs to features of its layers, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.stage import (
 )
 
 ROOM = "analysis/attribution"  # below the output folder
-RECORDING = "attribution_rollouts"  # without the noise that the simulator learns from
+RECORDING = "attribution_rollouts"  # recorded without action noise, unlike the simulator's data
 DATA = f"{OUTPUT}/{RECORDING}/data"
 FEATURES, OTHERS, ATTRIBUTION, OBJECTS, CHECKS, MAPS, PAGE, EDITS, CAUSES, TABLE = (
     f"{ROOM}/{name}" for name in (
@@ -34,10 +34,18 @@ FEATURES, OTHERS, ATTRIBUTION, OBJECTS, CHECKS, MAPS, PAGE, EDITS, CAUSES, TABLE
 
 def attribution_stages(preset: Preset | AttributionPreset, parameters: ParameterSet,
                    exp_name: str) -> list[Stage]:
-    """A recording of the agent's own policy, features, attributions, checks of them and of maps
-    through the simulator, the page, what the agent fails by with and without a feature, and the
-    article's table. Features are found, edits chosen and failures counted on levels of three
-    seeds."""
+    """Return the attribution stages of a preset.
+
+    They record the agent without action noise, extract features, compute attributions, check them
+    and saliency maps through the simulator, export the page, count causes of failures with and
+    without a feature, and write the table of the article. Features, edits and failure causes use
+    levels of three different seeds.
+
+    Args:
+        preset: preset of the experiment.
+        parameters: its parameter set.
+        exp_name: name of the experiment.
+    """
     config, failing = parameters.get(AttributionConfig), parameters.get(FailureCausesConfig)
     has_simulator = isinstance(preset, Preset) or preset.model_file is not None
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
@@ -158,7 +166,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
 
 def failed(output: Path) -> str:
-    """The result of the count of failures: the agent's own."""
+    """Summarise the failures of the unedited agent, as the result of the stage."""
     rates = ResultStore(output / CAUSES, FAILURES).read("rates")
     own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
     return f"the agent fails {own['failures']} of {own['levels']} levels"

@@ -1,8 +1,7 @@
-"""Jobs of a cluster: what they request (``hyperparams/cluster.yml``), and the schedulers' commands.
+"""Cluster jobs: resource requests (``hyperparams/cluster.yml``), and commands of the schedulers.
 
-A scheduler is a table: the options of a job, the words for its states, and how a job goes back to
-the queue. A job is told by SIGUSR1 that its time is nearly up, and by SIGTERM that it is
-cancelled.
+A scheduler is described by data: the options of a job, the names of its states, and how to requeue
+it. A job receives SIGUSR1 when its time is nearly up, and SIGTERM when it is cancelled.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _LEAST = {"memory_gb": 1, "cores": 1, "gpus": 0, "processes": 1, "shards": 1}
 
 TIME_IS_UP = signal.SIGUSR1
 PENDING, RUNNING, ENDED = "queued", "running", "ended"
-TASK = "@task@"  # placeholder in a command, safe in a shell: the index of the array's task
+TASK = "@task@"  # shell-safe placeholder in a command for the index of the array task
 SECONDS_TO_ANSWER = 120
-_OPTIONAL = ("gpus", "tasks", "dependencies")  # an option is left out where its field is empty
+_OPTIONAL = ("gpus", "tasks", "dependencies")  # options are omitted if one of these is empty
 
 
 # Requests
@@ -43,7 +42,16 @@ _OPTIONAL = ("gpus", "tasks", "dependencies")  # an option is left out where its
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """Requests of one job of a stage."""
+    """Resource requests of one job of a stage.
+
+    Attributes:
+        time: time limit, such as "1 h 30 min".
+        memory_gb: memory in GB.
+        cores: number of CPU cores.
+        gpus: number of GPUs.
+        processes: number of processes of a training.
+        shards: number of jobs that the stage is divided into.
+    """
 
     time: str
     memory_gb: int
@@ -59,7 +67,7 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Exceptions:
-    """Requests that differ for one stage; None where they do not."""
+    """Overrides of ``Resources`` for one stage; None keeps the value of the group."""
 
     time: str | None = None
     memory_gb: int | None = None
@@ -84,14 +92,14 @@ class ClusterConfig:
 
     @property
     def stop_seconds(self) -> int:
-        """Seconds before its end at which a job is told to stop."""
+        """Seconds between the stop signal and the end of a job."""
         return seconds_of(self.stop_lead, "stop_lead")
 
     def resources(self, stage: Stage) -> Resources:
-        """Return the requests of a job; ``shards`` is the number that the stage is divided into.
+        """Return the resource requests of a stage's jobs, with at most ``max_shards`` shards.
 
         Raises:
-            UserError: if a stage other than a training is to have several processes.
+            UserError: if several processes are requested for a stage other than a training.
         """
         kind = (self.training if stage.name in TRAINING else
                 self.gpu if takes_device(stage.script) else self.cpu)
@@ -105,15 +113,16 @@ class ClusterConfig:
 
 
 def takes_device(script: str) -> bool:
-    """Whether a script computes on a GPU where there is one: it has the flag ``--device``."""
+    """Return whether a script can use a GPU, that is, has the flag ``--device``."""
     flags = importlib.import_module(script).parser()
     return any(action.dest == "device" for action in flags._actions)
 
 
 def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
-    """Read the requests to a cluster.
+    """Read the resource requests of cluster jobs.
 
     Args:
+        path: YAML file with the requests.
         stages: stages of the experiment.
 
     Raises:
@@ -147,7 +156,7 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
 
 
 def _check_times(content: object, where: str) -> None:
-    """Reject unquoted times; YAML reads 24:00:00 as an integer."""
+    """Raise UserError if a time is a number; YAML reads 24:00:00 as an integer."""
     for key, value in content.items() if isinstance(content, dict) else ():
         if key in ("time", "stop_lead") and isinstance(value, int | float):
             raise _not_a_time(f"{where}: '{key}'", value)
@@ -156,10 +165,14 @@ def _check_times(content: object, where: str) -> None:
 
 
 def seconds_of(text: str, what: str) -> int:
-    """Return the seconds of a time such as 1 h 30 min.
+    """Convert a time such as 1 h 30 min to seconds.
+
+    Args:
+        text: the time.
+        what: description of the value, for the message.
 
     Raises:
-        UserError: saying how times are written.
+        UserError: if the text is not a time; the message gives examples.
     """
     match = _TIME.fullmatch(text.strip())
     seconds = sum(int(number or 0) * unit for number, unit in zip(
@@ -178,16 +191,16 @@ def _not_a_time(what: str, value: object) -> UserError:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job, or an array of jobs, as it is submitted.
+    """A job, or a job array, to submit.
 
     Attributes:
-        name: name that the scheduler shows.
-        command: words of its command line; ``TASK`` may be in them.
-        resources: requests of each job of the array.
-        log: file for its output.
+        name: name of the job in the scheduler.
+        command: command line as a list of words, which may contain ``TASK``.
+        resources: resource requests of the job, or of each job of the array.
+        log: path of the log, without the scheduler's suffix.
         after: numbers of the jobs that it waits for.
-        whatever: wait until these have ended; otherwise until they have succeeded.
-        tasks: tasks of the array, in order; empty for a single job.
+        whatever: whether these jobs only need to end; otherwise they must succeed.
+        tasks: indices of the array tasks, in ascending order; empty for a single job.
     """
 
     name: str
@@ -201,17 +214,17 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A job, or one of an array, in the scheduler's list.
+    """A job, or a task of a job array, in the scheduler's list.
 
     Attributes:
         job: number of the job or of its array.
         task: index in the array; 0 for a single job.
         state: PENDING, RUNNING or ENDED.
-        word: the scheduler's own word for the state, in lower case.
-        why: the scheduler's reason why it waits, or "".
-        never: whether it waits for what will not happen.
-        time: time that it has run, as the scheduler writes it.
-        host: where it runs, or "".
+        word: the scheduler's name of the state, in lower case.
+        why: the scheduler's reason why the job is pending, or "".
+        never: whether its dependencies can never be satisfied.
+        time: elapsed run time, in the scheduler's format.
+        host: host on which it runs, or "".
     """
 
     job: str
@@ -226,27 +239,28 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """A scheduler: its commands, and how to read its answers.
+    """A scheduler: its commands, and how to parse their output.
 
     Attributes:
         name: name of the scheduler.
         program: program that submits a job.
-        options: options of a job, in groups. A group is left out if one of its fields among
+        options: options of a job, in groups. A group is omitted if one of its fields among
             ``_OPTIONAL`` is empty.
-        user_options: key of the options of the cluster file.
-        conditions: dependency on a job ``{}`` that succeeds, and on one that ends; what joins
-            several of them.
-        log_names: suffix of the log's name, of a job and of a task of an array.
-        wrap: last word of the command, around the job's command line.
-        number: pattern of the job's number in the answer.
-        queue: command that lists the user's jobs, ended ones included: job, task, state, time,
-            host and reason, with | between them.
-        waiting, running: states; all others are those of jobs that have ended.
+        user_options: name of the cluster file's field with further options.
+        conditions: dependency on the success of job ``{}``, dependency on its end, and separator
+            of several dependencies.
+        log_names: suffix of the log's name, for a job and for an array task.
+        wrap: prefix of the last argument, which contains the job's command line.
+        number: pattern of the job number in the output of ``program``.
+        queue: command that lists the user's jobs, including ended ones: job, task, state, time,
+            host and reason, separated by |.
+        waiting: names of the states of pending jobs.
+        running: names of the states of running jobs; jobs in any other state have ended.
         cancel: program that cancels jobs.
-        requeue: command that sends job ``{}`` back to the queue; empty if its exit status does.
-        requeue_status: exit status of a job that goes back to the queue.
-        job_variables: environment variables that hold a job's number; the first that is set.
-        task_variable: environment variable with the index of an array's task.
+        requeue: command that requeues job ``{}``; empty if the exit status does so.
+        requeue_status: exit status of a job that is requeued.
+        job_variables: environment variables with the job's number; the first that is set counts.
+        task_variable: environment variable with the index of the array task.
     """
 
     name: str
@@ -287,12 +301,12 @@ class Scheduler:
         return [*command, *getattr(config, self.user_options), f"{self.wrap}exec {line}"]
 
     def parse_number(self, answer: str) -> str | None:
-        """Return the number of a submitted job; None if there is none in the answer."""
+        """Return the number of a submitted job; None if ``answer`` contains none."""
         match = re.search(self.number, answer, re.MULTILINE)
         return match[1] if match else None
 
     def parse_queue(self, answer: str) -> list[Entry]:
-        """Return the jobs in the answer to ``queue``."""
+        """Parse the output of the command ``queue``."""
         entries = []
         for line in re.findall(r"^\d.*\|.*$", answer, re.MULTILINE):
             job, task, word, time, host, why = (
@@ -308,20 +322,20 @@ class Scheduler:
         return entries
 
     def is_here(self) -> bool:
-        """Whether this machine has the scheduler's programs."""
+        """Return whether the scheduler's programs are installed on this machine."""
         return shutil.which(self.program) is not None
 
     def check(self) -> None:
-        """Raise UserError if the scheduler is not here."""
+        """Raise UserError if the scheduler is not installed on this machine."""
         if not self.is_here():
             raise UserError(f"there is no {self.program} on this machine; submit from one that "
                             f"belongs to a cluster with {self.name}")
 
     def list_jobs(self) -> list[Entry]:
-        """Return the jobs of this user that the scheduler still knows.
+        """Return the jobs of this user that the scheduler still lists.
 
         Raises:
-            UserError: if it does not answer.
+            UserError: if the scheduler fails or does not answer.
         """
         answer = self._run(self.queue)
         if answer.returncode and not re.match(r"No (unfinished )?job found", answer.stderr):
@@ -332,7 +346,7 @@ class Scheduler:
         """Submit a job; returns its number.
 
         Raises:
-            UserError: if it is refused.
+            UserError: if the scheduler refuses the job.
         """
         answer = self._run(self.submission(job, config))
         number = None if answer.returncode else self.parse_number(answer.stdout)
@@ -341,11 +355,11 @@ class Scheduler:
         return number
 
     def cancel_jobs(self, jobs: Sequence[str]) -> None:
-        """Cancel waiting jobs; those that are gone already do no harm."""
+        """Cancel jobs; jobs that have ended already are ignored."""
         self._run([self.cancel, *jobs])
 
     def requeue_job(self, job: str) -> int:
-        """Let a job whose time is up begin again later; returns the status to exit with."""
+        """Requeue a job whose time is up; returns the status to exit with."""
         if self.requeue:
             answer = subprocess.run([word.format(job) for word in self.requeue],
                                     capture_output=True, text=True)
@@ -355,7 +369,7 @@ class Scheduler:
         return self.requeue_status
 
     def own_job(self) -> str:
-        """Return the number of the job that this process is."""
+        """Return the number of the job that runs this process, with the array task if any."""
         job = next(filter(None, map(os.environ.get, self.job_variables)), "")
         task = os.environ.get(self.task_variable, "0")
         return job if task == "0" else f"{job}_{task}"
@@ -371,13 +385,13 @@ class Scheduler:
 
 
 def _in_one_line(answer: subprocess.CompletedProcess[str]) -> str:
-    """Return the output of a program in one line."""
+    """Return the output of a program as a single line."""
     text = " ".join(f"{answer.stderr} {answer.stdout}".split())
     return (text or f"nothing, with exit status {answer.returncode}")[:500].rstrip(".")
 
 
 SCHEDULERS = {
-    # Tried with Slurm 22.05; accounting is not needed. A job that is COMPLETING is about to end.
+    # Tested with Slurm 22.05; accounting is not needed. COMPLETING jobs count as ended.
     "slurm": Scheduler(
         "Slurm", "sbatch",
         (("--parsable", "--job-name={name}", "--output={log}", "--open-mode=append",
@@ -388,7 +402,7 @@ SCHEDULERS = {
          ("--dependency={dependencies}", "--kill-on-invalid-dep=yes")),
         "slurm_options", conditions=("afterok:{}", "afterany:{}", ","),
         log_names=("%j", "%A_%a"), wrap="--wrap=",
-        number=r"\A(\d+)(?:;\S+)?\s*\Z",  # a federation's cluster follows behind a semicolon
+        number=r"\A(\d+)(?:;\S+)?\s*\Z",  # in a federation, the cluster follows after a semicolon
         queue=("squeue", "--me", "--noheader", "--array", "--states=all",
                "--format=%F|%K|%T|%M|%N|%r"),
         waiting=("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
@@ -399,7 +413,7 @@ SCHEDULERS = {
         requeue_status=128 + signal.SIGTERM,
         job_variables=("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
         task_variable="SLURM_ARRAY_TASK_ID"),
-    # By the manual of LSF 10.1; tested on answers as the manual prints them, not on a cluster.
+    # According to the LSF 10.1 manual; tested on the outputs shown there, not on a cluster.
     "lsf": Scheduler(
         "LSF", "bsub",
         (("-J", "{name}{index}", "-o", "{log}", "-W", "{minutes}", "-n", "{cores}",

@@ -1,7 +1,7 @@
-"""The code that a script runs: the modules of the repository that it imports, by content.
+"""The code that a script runs: checksums of the repository's modules that it imports.
 
-Found by reading syntax trees, without importing anything. Imports inside functions count; comments,
-docstrings and the layout of lines do not.
+Imports are found in syntax trees, without importing anything, and include those inside functions.
+Comments, docstrings and formatting do not affect the checksums.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Code:
 
     Attributes:
         modules: SHA-256 of the syntax tree of each module of the repository, by dotted name.
-        versions: of Python and of the packages that decide numbers which these modules import,
-            directly or through one another.
+        versions: versions of Python and of the packages affecting numerical results that these
+            modules import, directly or indirectly.
     """
 
     modules: dict[str, str]
@@ -39,16 +39,15 @@ class Code:
 
 
 def code_of(scripts: Iterable[str]) -> dict[str, Code]:
-    """The code of scripts and of all that they import, those inside functions included.
+    """Return the code of scripts and of all modules that they import, by script.
 
     Args:
-        scripts: their modules, such as "analysis.causal_stories"; a link counts as what it leads
-            to.
+        scripts: module names, such as "analysis.causal_stories"; symbolic links are resolved.
 
     Raises:
-        UserError: if a file is no valid Python.
+        UserError: if a file is not valid Python.
     """
-    module = functools.cache(_module)  # as the files are during this call
+    module = functools.cache(_module)  # each file is read once per call
     known, found = versions(), {}
     for script in scripts:
         digests, packages, seen, waiting = {}, set(), set(), {script}
@@ -66,13 +65,13 @@ def code_of(scripts: Iterable[str]) -> dict[str, Code]:
 
 
 def _module(name: str) -> tuple[str | None, set[str]]:
-    """A module's checksum, and all that it imports.
+    """Return the checksum of a module, and the names that it imports.
 
-    What is no module of the repository has no checksum: a package from elsewhere, or a name in a
-    module, which imports that module.
+    The checksum is None for names that are not modules of the repository: third-party packages,
+    and attributes of a module, which import that module.
     """
     parent, _, _ = name.rpartition(".")
-    imported = {parent} - {""}  # whose __init__ is run before
+    imported = {parent} - {""}  # the __init__ of the parent package runs first
     file = _file(name)
     if file is None:
         return None, imported
@@ -91,7 +90,7 @@ def _module(name: str) -> tuple[str | None, set[str]]:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of the repository."""
+    """Return the file of a module of the repository; None if it is not one."""
     path = ROOT.joinpath(*module.split("."))
     return next((file for file in (path.with_name(f"{path.name}.py"), path / "__init__.py")
                  if file.is_file()), None)
@@ -99,7 +98,7 @@ def _file(module: str) -> Path | None:
 
 @functools.cache
 def _read(content: bytes) -> tuple[str, list[tuple[str, list[str]]]]:
-    """A module's checksum, and what it imports: the names from each module."""
+    """Return the checksum of a module, and its imports: pairs of module and imported names."""
     tree = ast.parse(content)
     imports: list[tuple[str, list[str]]] = []
     for node in ast.walk(tree):
@@ -114,7 +113,7 @@ def _read(content: bytes) -> tuple[str, list[tuple[str, list[str]]]]:
 
 
 def _needed(packages: set[str], known: dict[str, str]) -> dict[str, str]:
-    """Of known versions, those of the packages that are imported and of what these require."""
+    """Select the versions of Python, the imported packages and their requirements."""
     waiting = [name for name in known if _IMPORTED_AS.get(name, name) in packages]
     needed = {"python"}
     while waiting:

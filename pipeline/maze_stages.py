@@ -1,6 +1,6 @@
-"""The stages of the studies of maze agents, in order: those of each agent, then what joins them.
+"""Stages of the studies of maze agents: the stages of each agent, then those shared by all agents.
 
-Channels are chosen on other levels than those on which they are used.
+Channels are selected on other levels than those on which they are tested.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
 CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")
 EVERYWHERE = "-0.05"  # coefficient at all layers at once
 OFFSETS = ("1", "2", "3", "5")
-ALL_CHANNELS_VALUE = "1"  # that the cell of all chosen channels is set to; of the strongest, 5.5
-EXACT_FORKS = 20  # whose exact probabilities are computed for the vector to the corner
+ALL_CHANNELS_VALUE = "1"  # value of the set cell in all chosen channels; the strongest alone: 5.5
+EXACT_FORKS = 20  # number of forks with exact probabilities for the vector to the corner
 CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
 REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")
 FILM_STEPS = "100"
 
 
 def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
-    """Every stage of the studies of maze agents, and the table of what was found."""
+    """Return all stages of the studies of maze agents, including the table of findings."""
     stages = [stage for name in preset.agents for stage in _AgentStages(preset, name).all()]
     tables = {f"{name}_{study}": (f"{ROOM}/{name}/{study}/**/*.csv",)
               for name in preset.agents for study in claims.STUDIES}
@@ -44,8 +44,12 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
 
 
 def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
-    """Fields of a few mazes and the page of mazes, as a piece of that beside another
-    experiment."""
+    """Return the stages for fields of a few mazes and the maze page, as part of another experiment.
+
+    Args:
+        preset: sizes of this part; None for no stages.
+        seed: seed of the mazes.
+    """
     if preset is None:
         return []
     return [_fields("maze_fields", "fields", MAZE_AGENT, preset.num_mazes, seed),
@@ -53,7 +57,7 @@ def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
 
 
 class _AgentStages:
-    """The stages of one agent, whose names begin with its own."""
+    """Builder of the stages of one agent; their names begin with the agent's name."""
 
     def __init__(self, preset: MazePreset, agent: str):
         self._preset, self._agent, self._place = preset, agent, place_of(agent)
@@ -147,7 +151,10 @@ class _AgentStages:
 
 def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
             game: tuple[str, ...] = ()) -> Stage:
-    """Fields of forks with and without the two vectors; room for the path to the corner."""
+    """Return the stage that draws fields of forks with and without the two vectors.
+
+    The sizes of the mazes leave room for a path to the corner.
+    """
     folder = f"{ROOM}/{folder}"
     return Stage(
         name, "maze.fields",

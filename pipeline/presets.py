@@ -1,6 +1,6 @@
-"""Presets of the whole experiment: the one reader of ``hyperparams/pipeline.yml``.
+"""Presets of the whole experiment: the only reader of ``hyperparams/pipeline.yml``.
 
-The meaning of each value is in the YAML beside it.
+Comments in the YAML file explain each value.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from common.parameters import parameter_sets
 ROOT = Path(__file__).parent.parent
 HYPERPARAMS = ROOT / "hyperparams"
 PRESETS_FILE = HYPERPARAMS / "pipeline.yml"
-AGENT, SIMULATOR, MAZE_AGENT = "{agent}", "{simulator}", "{maze agent}"  # places of stages' flags
-SECTION = "section"  # the preset of section:NAME, for every set of interpreting_configs.yml
+AGENT, SIMULATOR, MAZE_AGENT = "{agent}", "{simulator}", "{maze agent}"  # placeholders in flags
+SECTION = "section"  # preset of --preset section:NAME, for every NAME in interpreting_configs.yml
 
 
 def read_hyperparams() -> dict[Path, dict]:
-    """The contents of all files of parameters, as they are now.
+    """Read the current contents of all parameter files, by path.
 
     Raises:
-        UserError: if one is damaged.
+        UserError: if a file is damaged.
     """
     return {path: read_yaml(path) for path in sorted(HYPERPARAMS.rglob("*.yml"))}
 
@@ -41,7 +41,7 @@ class AgentTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorTrainingPreset:
-    """Training of the simulator, beyond the parameter set."""
+    """Training of the simulator: values in addition to, or instead of, the parameter set."""
 
     max_batches: int
     batch_size: int | None
@@ -50,7 +50,7 @@ class SimulatorTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class Interventions:
-    """Which alterations are counted, on how many levels."""
+    """Interventions on directions of the hidden state, with numbers of levels and controls."""
 
     num_episodes: int
     directions: str | None
@@ -59,7 +59,7 @@ class Interventions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimisedStarts:
-    """Starts that are made to order."""
+    """Latent optimisation of start vectors of the simulator."""
 
     targets: tuple[str, ...]
     num_starts: int
@@ -69,7 +69,7 @@ class OptimisedStarts:
 
 @dataclasses.dataclass(frozen=True)
 class MazePieces:
-    """Sizes of the piece on a maze agent that is shown beside the experiment."""
+    """Sizes of the part on a maze agent that is shown next to the main experiment."""
 
     agent_file: str
     num_mazes: int
@@ -77,7 +77,7 @@ class MazePieces:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """One preset."""
+    """Preset of the main experiment."""
 
     parameters: str
     agent_file: str | None
@@ -105,7 +105,7 @@ class Preset:
 
     @property
     def given_files(self) -> dict[str, Path | None]:
-        """Files by the places that stand for them; None where a stage makes it."""
+        """Given files by placeholder; None for files that a stage creates."""
         files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
         if self.mazes is not None:
             files[MAZE_AGENT] = self.mazes.agent_file
@@ -114,7 +114,7 @@ class Preset:
 
 @dataclasses.dataclass(frozen=True)
 class MazePreset:
-    """Preset of the studies of maze agents, whose numbers fill the table of findings."""
+    """Preset of the studies of maze agents that fill the table of findings."""
 
     agent_files: tuple[str, ...]
     distribution_mode: str
@@ -142,14 +142,14 @@ class MazePreset:
 
     @property
     def agents(self) -> dict[str, Path]:
-        """The agents' files by name: that of their folder if the file is ``model.pth``."""
+        """Agent files by name: the name of the folder for ``model.pth``, else of the file."""
         files = [ROOT / file for file in self.agent_files]
         return {file.parent.name if file.name == "model.pth" else file.stem: file
                 for file in files}
 
     @property
     def given_files(self) -> dict[str, Path | None]:
-        """As of ``Preset``."""
+        """See ``Preset.given_files``."""
         return {place_of(name): file for name, file in self.agents.items()}
 
 
@@ -168,10 +168,10 @@ class AttributionPreset:
 
     @property
     def given_files(self) -> dict[str, Path | None]:
-        """As of ``Preset``, without a simulator if none is given.
+        """See ``Preset.given_files``; the simulator is omitted if none is given.
 
         Raises:
-            UserError: if there is no agent.
+            UserError: if the preset has no agent.
         """
         if self.agent_file is None:
             raise UserError("this preset has no agent of its own; give one with --agent_file")
@@ -183,22 +183,26 @@ AnyPreset = Preset | MazePreset | AttributionPreset
 
 
 def place_of(agent: str) -> str:
-    """The place that stands for the file of one of several agents."""
+    """Return the placeholder for the file of one of several agents."""
     return f"{{agent {agent}}}"
 
 
 def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
                 path: Path = PRESETS_FILE) -> AnyPreset:
-    """A preset.
+    """Load a preset.
 
     Args:
-        name: of the preset; or section:NAME, for a set of ``interpreting_configs.yml``.
-        agent_file: analysed instead of the preset's; no agent is trained then. Without
-            ``model_file`` a simulator is trained around it, if the preset needs one.
-        model_file: simulator that is used instead; none is trained then.
+        name: name of the preset, or section:NAME for the parameter set NAME of
+            ``interpreting_configs.yml``.
+        agent_file: agent to analyse instead of the preset's; no agent is trained then. Without
+            ``model_file``, a simulator is trained for it if the preset needs one.
+        model_file: simulator to use instead of the preset's; no simulator is trained then.
+        path: YAML file with the presets.
 
     Raises:
-        UserError: if there is none, naming the nearest; or a key or a value is wrong.
+        UserError: if there is no such preset (the message suggests the nearest name), a key or a
+            value is invalid, a file is missing, or ``model_file`` is given for a preset without a
+            simulator.
     """
     presets = read_yaml(path)
     known = {f"{SECTION}:{each}": SECTION for each in parameter_sets()}
@@ -232,7 +236,7 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
 
 
 def _kind_of(values: object) -> type[AnyPreset]:
-    """The kind of a preset, which one of its keys tells."""
+    """Return the class of a preset, determined by its keys."""
     if isinstance(values, dict):
         for key, kind in (("agent_files", MazePreset), ("use_backgrounds", AttributionPreset)):
             if key in values:

@@ -1,4 +1,4 @@
-"""A stage in a process of its own: one script's ``main``, with all of its output in a log."""
+"""Execution of a stage: run a script's ``main`` in a separate process, with its output in a log."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Torchrun:
-    """Processes of one training, which torchrun starts on this machine.
+    """Processes of a distributed training, started by torchrun on this machine.
 
     Attributes:
         number: number of processes, one per GPU.
-        seconds_to_stop: time between a signal and the moment at which torchrun kills them.
+        seconds_to_stop: seconds after a signal until torchrun kills the processes.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Torchrun:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Words between Python and a script's module."""
+        """Command-line arguments between the Python executable and the script's module."""
         return ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.number}",
                 f"--shutdown_timeout={self.seconds_to_stop}")
 
@@ -48,19 +48,21 @@ class Torchrun:
 def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
                hyperparams: dict[Path, dict], preload: Sequence[str] | None,
                torchrun: Torchrun | None = None) -> tuple[int, list[int]]:
-    """Run a script's ``main`` in a process of its own, and print its log as it grows.
+    """Run a script's ``main`` in a separate process, and print its log as it grows.
 
     Args:
-        experiment: the output folder.
-        module: module of the script.
-        hyperparams: contents of the parameter files, which the script gets.
-        preload: modules that are imported once; the process is a fork of the one that has done
-            it. None in a job of a cluster, whose signals would end that process first.
-        torchrun: how the script runs in several processes.
+        experiment: output folder of the experiment.
+        module: module name of the script.
+        argv: command-line arguments of the script.
+        log_file: file that the output is appended to.
+        hyperparams: contents of the parameter files, passed to the script.
+        preload: modules to import once in a fork server, from which the process is forked. None in
+            a cluster job, where signals would end the fork server first.
+        torchrun: settings of a distributed training; None for a single process.
 
     Returns:
-        The exit status, 128 + the signal's number if a signal ended it; and the signals that were
-        received and passed on.
+        The exit status (128 + signal number if a signal ended the process), and the signals that
+        were received and forwarded.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "a") as text:
@@ -77,21 +79,21 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
     with open(log_file, "rb") as log, _passing_signals_to(process, passed_on) as received:
         log.seek(0, os.SEEK_END)
         process.start()
-        if received and process.pid:  # before there was a process to pass it on to
+        if received and process.pid:  # received before the process existed
             os.kill(process.pid, passed_on or received[0])
         is_running = True
         while is_running:
             is_running = process.is_alive()
             sys.stdout.write(log.read().decode(errors="replace"))
             sys.stdout.flush()
-            os.utime(log_file)  # records until when it was at work, even if this is killed
+            os.utime(log_file)  # records when the stage last ran, even if this process is killed
             process.join(SECONDS_BETWEEN_LOOKS)
     status = process.exitcode or 0
     if status < 0:
         print(f"{module} was ended by signal {-status}", file=sys.stderr)
         status = 128 - status
     if received and (status == 0 or torchrun is not None):
-        # torchrun has an exit status of its own when it is stopped.
+        # torchrun exits with its own status when it is stopped.
         status = 128 + (received[0] if status == 0 else signal.SIGTERM)
     return status, received
 
@@ -99,10 +101,11 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
 @contextlib.contextmanager
 def _passing_signals_to(process: BaseProcess,
                         as_signal: int | None = None) -> Iterator[list[int]]:
-    """Pass the signals that ask to stop on to a process; yields the list of those received.
+    """Forward stop signals to a process; yields the list of received signals.
 
     Args:
-        as_signal: signal that they become; None keeps them as they are.
+        process: process to forward to.
+        as_signal: signal to send instead; None forwards each signal unchanged.
     """
     received: list[int] = []
 
@@ -122,17 +125,17 @@ def _passing_signals_to(process: BaseProcess,
 
 def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
               hyperparams: dict[Path, dict], torchrun: Torchrun | None) -> None:
-    """Call the ``main`` of a script and end with its status: the body of the process.
+    """Call the ``main`` of a script and exit with its status; target of the process.
 
-    Ctrl-C on the terminal does not reach the process, which has a group of its own: the pipeline
-    passes signals on, once each. If the pipeline is killed, so is the stage. The script gets the
-    parameters that the record has, whatever the files hold by now; the processes of torchrun
-    read the files themselves.
+    Ctrl-C in the terminal does not reach the process, which has its own process group: the pipeline
+    forwards each signal once. If the pipeline is killed, so is the stage. The script gets the
+    recorded parameters, even if the files have changed since; processes of torchrun read the files
+    themselves.
     """
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed stage leaves behind
+    tqdm.set_lock(threading.RLock())  # tqdm's default semaphore would leak if the stage is killed
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with open(log_file, "ab", buffering=0) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
@@ -142,7 +145,7 @@ def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path
     with Experiment(experiment).stage_lock() as lock, yaml_given(hyperparams):
         if parent.is_alive() and torchrun is not None:
             os.set_inheritable(lock.fileno(), True)
-            signal_at_death_of_parent(signal.SIGKILL)  # the thread does not outlive execv
+            signal_at_death_of_parent(signal.SIGKILL)  # the thread above does not survive execv
             os.execv(sys.executable, [sys.executable, *torchrun.argv, "-m", module, *argv])
         if parent.is_alive():
             sys.exit(importlib.import_module(module).main(argv))

@@ -2,14 +2,14 @@
 
 Files in the output folder::
 
-    pipeline/experiment.json     preset and name; marks the folder as the pipeline's
-    pipeline/stage_<stage>.json  the record of a stage, see ``Record``
-    pipeline/digests*.json       checksums of files, by path, size and modification time: those
-                                 that the pipeline has computed, and those of each job of a cluster
-    pipeline/*.lock              held while the pipeline, or a stage of it, runs
-    pipeline/report.json         names of the files of the report
-    pipeline/job_<part>.json     last attempt of a job of a cluster, see ``JobAttempt``
-    logs/<number>_<part>.log     output of the stage, attempt after attempt
+    pipeline/experiment.json     preset and name; marks the folder as an output of the pipeline
+    pipeline/stage_<stage>.json  record of a stage, see ``Record``
+    pipeline/digests*.json       cached checksums of files with size and modification time; one
+                                 file for the pipeline, and one per cluster job
+    pipeline/*.lock              locks, held while the pipeline or one of its stages runs
+    pipeline/report.json         names of the report's files
+    pipeline/job_<part>.json     last attempt of a cluster job, see ``JobAttempt``
+    logs/<number>_<part>.log     output of all attempts at the stage
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from common.files import atomic_path, read_description, save_json
 from common.locks import UNSUPPORTED, open_lock
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
-SECONDS_TO_WAIT = 60  # for processes that a killed pipeline has left running
-SECONDS_TO_BEGIN = 1800  # at most, for the checksums that an array's first job computes
+SECONDS_TO_WAIT = 60  # longest wait for processes that a killed pipeline has left running
+SECONDS_TO_BEGIN = 1800  # longest wait for the checksums computed by the first job of an array
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class CacheKey:
     """Everything that the results of a stage depend on.
 
     Attributes:
-        script: module of the script.
+        script: module name of the script.
         argv: flags of the script, with placeholders.
-        parameters: parameters that it depends on, by dotted name.
-        inputs: checksum of every file that it reads, by name.
-        code: checksum of each module of the repository that it runs, by name; empty in records
-            that were written before code was recorded.
-        versions: versions of the packages that decide its numbers.
+        parameters: parameters that the script depends on, by dotted name.
+        inputs: checksum of every input file, by name.
+        code: checksum of each module of the repository that the script runs, by name; empty in
+            records that were written before code was recorded.
+        versions: versions of the packages that affect the results.
     """
 
     script: str
@@ -62,7 +62,7 @@ class CacheKey:
 
     @property
     def key(self) -> str:
-        """Digest; equal for equal cache keys."""
+        """Digest of all attributes; equal for equal cache keys."""
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True)
                               .encode()).hexdigest()
 
@@ -82,7 +82,7 @@ class CacheKey:
 
 
 def _describe_change(kind: str, old: Mapping, new: Mapping, with_values: bool) -> str:
-    """Describe the first name whose value differs, or return ""."""
+    """Describe the first name whose value differs; "" if there is none."""
     changed = sorted(name for name in old.keys() | new.keys()
                      if (name in old, old.get(name)) != (name in new, new.get(name)))
     if not changed:
@@ -96,7 +96,7 @@ def _describe_change(kind: str, old: Mapping, new: Mapping, with_values: bool) -
 
 
 def _flags(argv: Iterable[str]) -> dict[str, str]:
-    """Values of each flag, as one text."""
+    """Return the values of each flag, joined by spaces."""
     values: dict[str, str] = {}
     flag = ""
     for word in argv:
@@ -108,24 +108,25 @@ def _flags(argv: Iterable[str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A stage as it was last run.
+    """Record of the last run of a stage.
 
     Attributes:
-        status: one of RUNNING (or killed), DONE, STOPPED, FAILED.
+        status: RUNNING (or killed), DONE, STOPPED or FAILED.
         key: digest of ``basis``.
         basis: cache key of the results.
-        outputs: checksum of every file that it has written, by name in the output folder; empty
-            unless it is done.
-        seconds: wall time over all attempts except those that were killed.
-        bytes: size of the outputs.
-        result: result in a few words; empty unless it is done.
-        exit_status: exit status of its last attempt; None while it runs.
-        log: name of its log in the output folder.
-        date: start of its last attempt.
-        why: reason for which it ran, and what was accepted since.
-        begun: when it was started from scratch, in seconds since the epoch; 0 in older records.
-        earlier: files of an earlier training, set aside until this one is complete, by name in
-            the output folder.
+        outputs: checksum of every output file, by path relative to the output folder; empty unless
+            the stage is done.
+        seconds: wall time in seconds over all attempts except killed ones.
+        bytes: total size of the outputs in bytes.
+        result: short summary of the result; empty unless the stage is done.
+        exit_status: exit status of the last attempt; None while it runs.
+        log: path of the log relative to the output folder.
+        date: start of the last attempt.
+        why: reason for running the stage, and changes that were accepted since.
+        begun: time at which the stage was started from scratch, in seconds since the epoch; 0 in
+            older records.
+        earlier: files of an earlier training, set aside until this one is complete; paths relative
+            to the output folder.
     """
 
     status: str
@@ -145,12 +146,12 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A whole stage, or the part of it that one of several jobs does.
+    """A whole stage, or the part of it that a single job runs.
 
     Attributes:
         stage: name of the stage.
-        shards: number of shards that the stage is divided into; 0 if it is not.
-        shard: number of the shard, from 1; 0 for the job that joins them, or for a whole stage.
+        shards: number of shards that the stage is divided into; 0 if it is not divided.
+        shard: number of the shard, from 1; 0 for a whole stage, or the job that joins the shards.
     """
 
     stage: str
@@ -159,7 +160,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Name of the part in file names."""
+        """Name of the part for file names."""
         if not self.shards:
             return self.stage
         return f"{self.stage}_shard_{self.shard}" if self.shard else f"{self.stage}_join"
@@ -178,18 +179,19 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class JobAttempt:
-    """The last attempt of a job at its part of a stage.
+    """Last attempt of a job at its part of a stage.
 
     Attributes:
-        job: the scheduler's number.
-        number: number of this attempt; the scheduler can start a job again.
-        host: where it ran.
-        date: when it began.
-        status: as in ``Record``.
-        exit_status: None while it runs.
+        job: number of the job in the scheduler.
+        number: number of the attempt, from 1; the scheduler can requeue a job.
+        host: host on which it ran.
+        date: start of the attempt.
+        status: see ``Record``.
+        exit_status: exit status; None while the attempt runs.
         shards: number of shards of the stage; 0 if it is not divided.
-        key: digest of the cache key of the shard, as in ``Record``; empty for other parts.
-        seconds: wall time over all attempts at the shard that were not killed; 0 for other parts.
+        key: digest of the cache key of a shard, as in ``Record``; empty for other parts.
+        seconds: wall time in seconds over all attempts at a shard except killed ones; 0 for other
+            parts.
     """
 
     job: str
@@ -204,7 +206,7 @@ class JobAttempt:
 
 
 def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return paths below a folder that match patterns, sorted; "!" begins an excluding pattern."""
+    """Return sorted paths in a folder that match glob patterns; a leading "!" excludes matches."""
     paths: set[Path] = set()
     for pattern in patterns:
         if pattern.startswith("!"):
@@ -215,18 +217,18 @@ def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def find(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files among ``matches``, except hidden ones, which are unfinished."""
+    """Return the files among ``matches``, without hidden ones, which are unfinished."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 class Digests:
-    """SHA-256 of files. A file of the same size and modification time is not read again.
+    """Cache of SHA-256 checksums; files with unchanged size and modification time are not re-read.
 
     Args:
-        cache_file: file that keeps them.
-        others: other such files, one per process that writes them.
-        check: read every file once, whatever is cached.
+        cache_file: cache file that this process reads and writes.
+        others: cache files of other processes, which are only read.
+        check: ignore cached checksums, and read every file once.
     """
 
     def __init__(self, cache_file: Path, others: Iterable[Path] = (), check: bool = False):
@@ -234,7 +236,7 @@ class Digests:
         self._known: dict[str, list] = {}
         self._own: dict[str, list] = {}
         for path in () if check else (*others, cache_file):
-            with contextlib.suppress(UserError):  # they can always be computed again
+            with contextlib.suppress(UserError):  # checksums can always be recomputed
                 self._known |= (cached := read_description(path))
                 if path == cache_file:
                     self._own = cached
@@ -258,8 +260,8 @@ class Experiment:
     """An output folder with the records of its stages.
 
     Attributes:
-        path: the output folder.
-        folder: the folder of the records.
+        path: output folder.
+        folder: folder of the records.
     """
 
     def __init__(self, path: Path):
@@ -271,11 +273,11 @@ class Experiment:
         self._busy = f"another run_pipeline.py is at work in {path}; wait for it or stop it"
 
     def description(self) -> dict:
-        """Return preset and name; empty if nothing has been run here."""
+        """Return preset and name of the experiment; empty if nothing has been run here."""
         return read_description(self.folder / "experiment.json")
 
     def check(self, preset: str) -> None:
-        """Raise UserError if the folder holds another experiment, or other data."""
+        """Raise UserError if the folder contains another preset's experiment, or other data."""
         found = self.description().get("preset")
         if found is None and self.path.exists() and any(self.path.iterdir()):
             raise UserError(f"{self.path} holds other data; choose another --output_dir")
@@ -284,26 +286,26 @@ class Experiment:
                             "another --output_dir, or delete it")
 
     def describe(self, description: dict) -> None:
-        """Mark the folder as that of an experiment."""
+        """Mark the folder as the output folder of an experiment."""
         if self.description() != description:
             save_json(self.folder / "experiment.json", description)
 
     def digests(self, check: bool, part: str = "") -> Digests:
-        """Return the checksums that are known.
+        """Open the cache of checksums.
 
         Args:
-            check: forget them.
-            part: part whose file keeps the checksums that are computed; the pipeline's if empty.
+            check: ignore cached checksums.
+            part: part whose cache file stores new checksums; the pipeline's if empty.
         """
         own = self.folder / (f"digests_{part}.json" if part else "digests.json")
         return Digests(own, sorted(self.folder.glob("digests*.json")), check)
 
     @contextlib.contextmanager
     def opened(self, description: dict) -> Iterator[None]:
-        """Keep other processes from running stages here, and wait until none does.
+        """Context manager: lock the folder for this pipeline, after waiting for running stages.
 
         Raises:
-            UserError: if one does.
+            UserError: if another pipeline is running, or a stage still is after a minute.
         """
         self.describe(description)
         with _locked(self._pipeline_lock_file, 0, self._busy):
@@ -313,10 +315,10 @@ class Experiment:
 
     @contextlib.contextmanager
     def opened_by_job(self, part: str) -> Iterator[None]:
-        """Keep other jobs from this part of a stage, and everything but jobs from the folder.
+        """Context manager: lock a part of a stage for this job, and the folder for cluster jobs.
 
         Raises:
-            UserError: if one is at work.
+            UserError: if another job runs this part, or a pipeline is running.
         """
         busy = f"another job is at work on {part} in {self.path}; wait for it or cancel it"
         with (_locked(self._pipeline_lock_file, 0, self._busy, shared=True),
@@ -325,27 +327,30 @@ class Experiment:
 
     @contextlib.contextmanager
     def stage_lock(self) -> Iterator[TextIO]:
-        """Held by running stages, which can outlive a killed pipeline for a moment; yields the
-        locked file."""
+        """Context manager: hold the lock of running stages; yields the locked file.
+
+        Stages can briefly outlive a killed pipeline.
+        """
         with _locked(self.stage_lock_file, SECONDS_TO_WAIT, self._busy, shared=True) as file:
             yield file
 
     @contextlib.contextmanager
     def beginning(self, stage: str) -> Iterator[None]:
-        """One job of an array at a time decides whether to start the stage from scratch."""
+        """Context manager: let one job of an array at a time decide whether to start the stage
+        from scratch."""
         with _locked(self.folder / f"begin_{stage}.lock", SECONDS_TO_BEGIN,
                      f"another job has not begun with {stage} yet"):
-            os.listdir(self.folder)  # makes a network file system look for other nodes' files
+            os.listdir(self.folder)  # makes a network file system refresh its directory cache
             yield
 
     def log_name(self, number: int, stage: str) -> str:
         return f"logs/{number:02d}_{stage}.log"
 
     def record(self, stage: str) -> Record | None:
-        """Return the record of a stage; None if there is none, or a damaged one."""
+        """Return the record of a stage; None if it is missing or damaged."""
         try:
             content = read_description(self.folder / f"stage_{stage}.json")
-            content.pop("versions", None)  # written before code was recorded
+            content.pop("versions", None)  # from records written before code was recorded
             content["basis"] = CacheKey(**{**content["basis"],
                                            "argv": tuple(content["basis"]["argv"])})
             return typed(Record, content, stage)
@@ -356,20 +361,22 @@ class Experiment:
         save_json(self.folder / f"stage_{stage}.json", dataclasses.asdict(record))
 
     def recorded_outputs(self) -> set[Path]:
-        """Return all files in the records, including those of stages that no preset has now."""
+        """Return all files in the records, including those of stages that no longer exist."""
         names = (path.stem.removeprefix("stage_") for path in self.folder.glob("stage_*.json"))
         return {self.path / name for record in filter(None, map(self.record, names))
                 for name in record.outputs}
 
     def last_at_work(self, stage: str) -> float:
-        """Return when a stage or a part of it last ran, in seconds since the epoch. A running
-        stage touches its log all the time."""
+        """Return the time at which a stage or a part of it last ran, in seconds since the epoch.
+
+        It is the modification time of the logs, which running stages touch continually.
+        """
         pattern = re.compile(rf"\d+_{re.escape(stage)}(_shard_\d+|_join)?\.log")
         return max((path.stat().st_mtime for path in self.path.glob("logs/*.log")
                     if pattern.fullmatch(path.name)), default=0.0)
 
     def attempt(self, part: Part) -> JobAttempt | None:
-        """Return the last attempt of a job; None if there was none, or its file is damaged."""
+        """Return the last attempt at a part of a stage; None if its file is missing or damaged."""
         try:
             return typed(JobAttempt, read_description(self.folder / f"job_{part.name}.json"),
                          part.name)
@@ -380,22 +387,22 @@ class Experiment:
         save_json(self.folder / f"job_{part.name}.json", dataclasses.asdict(attempt))
 
     def shards_done(self, stage: str, shards: int, key: str) -> set[int]:
-        """Return the shards of a stage that jobs have completed for this cache key."""
+        """Return the numbers of the shards that jobs have completed for a cache key's digest."""
         attempts = {part.shard: self.attempt(part) for part in Part(stage, shards).of_shards()}
         return {shard for shard, attempt in attempts.items() if attempt is not None
                 and (attempt.status, attempt.shards, attempt.key) == (DONE, shards, key)}
 
     def shard_files(self, stage: str) -> list[Path]:
-        """Return the files of the attempts at shards of a stage."""
+        """Return the files that record attempts at the shards of a stage."""
         return list(self.folder.glob(f"job_{stage}_shard_*.json"))
 
     def note_report(self, files: Iterable[Path]) -> None:
-        """Keep the names of the files of the report."""
+        """Store the names of the report's files."""
         save_json(self._report_file, {"files": sorted(
             str(path.relative_to(self.path)) for path in files if path.is_file())})
 
     def remove_report(self, folder: Path) -> None:
-        """Delete the noted files in the report's folder, and no others."""
+        """Delete the files in the report's folder whose names are stored, and no others."""
         try:
             names = read_description(self._report_file).get("files", [])
         except UserError:
@@ -407,15 +414,16 @@ class Experiment:
 
 @contextlib.contextmanager
 def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iterator[TextIO]:
-    """Hold a lock, which the system releases however the process ends; yields its file.
+    """Context manager: hold a lock, released by the system when the process ends; yields its file.
 
     Args:
-        seconds: time to wait for it.
-        busy: message if it is not free by then.
-        shared: let others hold it as well who also share it.
+        path: lock file.
+        seconds: longest time to wait for the lock.
+        busy: error message if the lock is still held then.
+        shared: acquire a shared lock instead of an exclusive one.
 
     Raises:
-        UserError: if it is not free; if its file is no regular file.
+        UserError: if the lock is not free, or its file is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:

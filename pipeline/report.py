@@ -1,7 +1,6 @@
 """Reports on an experiment: tables in the terminal, and ``report/index.html``.
 
-The page opens from disk. It refers to files where the stages have written them, and lists what is
-missing.
+The page opens from disk. It links to the files written by the stages, and lists missing ones.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ SHOWN_STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Medium:
-    """A file that is shown.
+    """A file that the page shows.
 
     Attributes:
-        kind: picture, film or link.
-        source: its address, as seen from the page.
-        name: of the file, or of the document.
-        poster: address of the picture that is shown until a film plays; "" if there is none.
+        kind: "picture", "film" or "link".
+        source: URL relative to the page.
+        name: name of the file or document.
+        poster: URL of the image that is shown before a video plays; "" if there is none.
     """
 
     kind: str
@@ -69,7 +68,13 @@ class Medium:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Files with their caption; ``missing`` says why there are none."""
+    """Files with a caption.
+
+    Attributes:
+        caption: what the files show.
+        media: the files.
+        missing: reason why there are no files; "" if there are some.
+    """
 
     caption: str
     media: list[Medium]
@@ -78,12 +83,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class SectionContent:
-    """What a section shows.
+    """Contents of a section of the page.
 
     Attributes:
-        answer: sentence with the numbers of this run.
-        figure, tools, more: as in ``Section``.
-        table: the table of a section that has one.
+        answer: sentence with the results of this run.
+        figure: see ``Section``.
+        tools: see ``Section``.
+        more: see ``Section``.
+        table: table of the section; None if it has none.
     """
 
     answer: str
@@ -95,15 +102,15 @@ class SectionContent:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table under a section.
+    """A table in a section.
 
     Attributes:
-        caption: what it shows.
-        header: names of the columns, of which the first are text.
-        rows: of cells.
-        text_columns: number of the columns that hold text.
-        folded: rows that are shown on request.
-        folded_caption: what they are.
+        caption: what the table shows.
+        header: names of the columns; columns with text come first.
+        rows: rows of cells.
+        text_columns: number of columns with text.
+        folded: further rows, shown on request.
+        folded_caption: caption of the further rows.
     """
 
     caption: str
@@ -116,7 +123,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A stage in the table of stages."""
+    """Row of the table of stages."""
 
     name: str
     status: str
@@ -129,12 +136,12 @@ class Row:
 
 
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
-    """Write the page from what lies in the output folder; returns its path.
+    """Write the page from the contents of the output folder; returns its path.
 
-    Files of an earlier report are deleted; others in its folder stay.
+    Files of an earlier report are deleted; other files in its folder are kept.
 
     Raises:
-        UserError: if the folder is a link.
+        UserError: if the folder of the report is a symbolic link.
     """
     folder = experiment.path / REPORT
     if folder.is_symlink():
@@ -181,7 +188,15 @@ def _write(path: Path, page: str) -> None:
 
 def _content(output: Path, section: Section, done: Collection[str], names: set[str],
              results: Mapping[str, str]) -> SectionContent:
-    """What a section shows of the stages that this preset has."""
+    """Return the contents of a section for the stages of this preset.
+
+    Args:
+        output: output folder.
+        section: the section.
+        done: names of the stages that are done.
+        names: names of all stages of the preset.
+        results: result of each stage, by name.
+    """
     def parts(files: Sequence[Files]) -> list[Part]:
         return [_part(output, each, done, names) for each in files if each.stage in names]
 
@@ -217,7 +232,7 @@ def _medium(output: Path, path: Path) -> Medium:
 
 
 def _poster(output: Path, film: Path) -> str:
-    """The address of a new picture of a film; "" if the film is damaged."""
+    """Write the poster image of a video; returns its URL, or "" if the video is damaged."""
     poster = Path("posters") / film.relative_to(output).with_suffix(".jpg")
     try:
         write_poster(output / REPORT / poster, film)
@@ -227,7 +242,7 @@ def _poster(output: Path, film: Path) -> str:
 
 
 def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
-    """The Markdown files in the folders of those that sections show."""
+    """Return the Markdown files that sections show, and all others in the same folders."""
     shown = [path for section in page.sections for files in section.files
              if files.stage in done
              for pattern in files.patterns for path in output.glob(pattern)]
@@ -236,17 +251,17 @@ def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
 
 
 def _page_of(output: Path, document: Path) -> str:
-    """The name of the page that shows a Markdown file."""
+    """Return the file name of the page that shows a Markdown file."""
     folder = document.relative_to(output).parent
     return f"{'_'.join(folder.parts)}_{document.stem}.html"
 
 
 def render_document(output: Path, document: Path) -> markupsafe.Markup:
-    """A Markdown file of an analysis as HTML.
+    """Convert a Markdown file of an analysis to HTML.
 
-    It holds names that somebody chose. Its own HTML is shown as text, but for line breaks and
-    anchors. Links lead from the report's folder to files or to places in the page; a link or a
-    picture with a scheme, such as ``https:``, is shown as text.
+    The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
+    line breaks and anchors. Links are made relative to the report's folder; links and images with a
+    scheme, such as ``https:``, are shown as text.
     """
     reader = markdown.Markdown(extensions=["tables"])
     reader.preprocessors.deregister("html_block")
@@ -258,7 +273,7 @@ def render_document(output: Path, document: Path) -> markupsafe.Markup:
 
 
 class _OwnMarkup(InlineProcessor):
-    """The HTML that reports have: line breaks and anchors."""
+    """Parse the embedded HTML that reports contain: line breaks and anchors."""
 
     PATTERN = r'<br>|<a id="([a-z0-9_-]+)"></a>'
 
@@ -268,7 +283,7 @@ class _OwnMarkup(InlineProcessor):
 
 
 class _Links(Treeprocessor):
-    """Turns addresses in a document into those in its page, and links elsewhere into text."""
+    """Convert links of a document to those of its page, and external links to text."""
 
     def __init__(self, output: Path, document: Path):
         super().__init__()
@@ -278,7 +293,7 @@ class _Links(Treeprocessor):
         for element in root.iter():
             name = {"a": "href", "img": "src"}.get(element.tag, "")
             target = element.get(name)
-            if target is None:  # an anchor leads nowhere
+            if target is None:  # an anchor without a link
                 continue
             address = self._moved(html.unescape(target))
             if address is not None:
@@ -289,7 +304,8 @@ class _Links(Treeprocessor):
             element.attrib.clear()
 
     def _moved(self, address: str) -> str | None:
-        """The address in the page; None if it is not a file beside or below the document."""
+        """Return the link for the page; None unless it leads to a file in the document's folder
+        or below it."""
         if address.startswith("#"):
             return address
         path = unquote(address.partition("#")[0])
@@ -313,7 +329,7 @@ def _row(experiment: Experiment, stage: Stage) -> Row:
 
 
 def _table(output: Path, section: str, done: Collection[str]) -> Table | None:
-    """The table of a section that has one."""
+    """Return the table of a section; None if it has none."""
     if section == "simulator" and "loss_over_time" in done:
         return _loss_table(output)
     if section == "interventions" and "interventions" in done:
@@ -322,7 +338,7 @@ def _table(output: Path, section: str, done: Collection[str]) -> Table | None:
 
 
 def _loss_table(output: Path) -> Table:
-    """The image error of each predictor at the first steps."""
+    """Return the table of the image error of each predictor at the first steps."""
     table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
     table = table[(table["kind"] == IMAGE_MSE) & table["step"].between(1, SHOWN_STEPS)]
     means = table.pivot(index="predictor", columns="step", values="mean")
@@ -334,7 +350,7 @@ def _loss_table(output: Path) -> Table:
 
 
 def _effects_table(output: Path) -> Table:
-    """Table of the effect of each direction on each outcome."""
+    """Return the table of the effects of each direction on each outcome."""
     table = comparison_store(output / FOLDERS.interventions).read("effects")
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
@@ -351,8 +367,12 @@ def _effects_table(output: Path) -> Table:
 
 
 def _draw_training_curve(output: Path, agent_file: str | None) -> None:
-    """Draw the training curve of the analysed agent from the log next to its file, or of the agent
-    that was trained here."""
+    """Plot the training curve of the analysed agent, from the log next to its file.
+
+    Args:
+        output: output folder.
+        agent_file: file of the agent; None for the agent that was trained here.
+    """
     if agent_file is None:
         runs = sorted((output / "agent").glob("**/log.csv"))
         folder = runs[-1].parent if runs else None
@@ -364,7 +384,7 @@ def _draw_training_curve(output: Path, agent_file: str | None) -> None:
 
 
 def _write_saliency_strips(output: Path, folder: Path) -> None:
-    """Pictures of the first samples, step by step: frames above what raises what."""
+    """Write image strips of the first samples: frames above the saliency of several functions."""
     files = SaliencyFolder(output / "samples" / "informed_init")
     for number in files.samples.numbers()[:STRIP_SAMPLES]:
         described = sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
@@ -382,7 +402,7 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
 
 
 def print_plan(pipeline: Pipeline) -> None:
-    """Print what would be done, why, and with which command."""
+    """Print what each stage would do, why, and the equivalent command."""
     verbs = {UP_TO_DATE: "is up to date", CONTINUE: "would be continued", RUN: "would run",
              SKIPPED: "is skipped"}
     placeholders: dict[str, str] = {}
@@ -397,7 +417,7 @@ def print_plan(pipeline: Pipeline) -> None:
 
 
 def print_table(outcomes: Sequence[StageOutcome]) -> None:
-    """Print a line per stage: what was done, time, size, result, and why."""
+    """Print one line per stage: action, time, size, result and reason."""
     verbs = {UP_TO_DATE: "up to date", CONTINUE: "continued", RUN: "ran", SKIPPED: "skipped"}
     rows = [("stage", "", "time", "size", "result", "because")]
     for outcome in outcomes:
@@ -409,7 +429,12 @@ def print_table(outcomes: Sequence[StageOutcome]) -> None:
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Print rows of cells in columns, of which those in ``right`` are aligned to the right."""
+    """Print rows of cells in aligned columns.
+
+    Args:
+        rows: rows of cells.
+        right: indices of the columns that are aligned to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.rjust(width) if place in right else cell.ljust(width)
@@ -417,7 +442,7 @@ def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 
 def figures(record: Record | None) -> tuple[str, str, str]:
-    """Return time, size and result of a stage as far as they are known."""
+    """Return time, size and result of a stage; "" for values that are not known."""
     if record is None:
         return "", "", ""
     return (duration(record.seconds), size(record.bytes) if record.status == DONE else "",
@@ -425,7 +450,7 @@ def figures(record: Record | None) -> tuple[str, str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time, such as 4.2 s, 3 min 20 s or 2 h 5 min."""
+    """Format a duration in seconds, such as 4.2 s, 3 min 20 s or 2 h 5 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

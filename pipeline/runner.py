@@ -1,4 +1,4 @@
-"""Deciding which stages of an experiment have to run, and running them."""
+"""Decide which stages of an experiment must run, and run them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from pipeline.stage import MADE_BY, PathResolver, Stage
 
 UP_TO_DATE, CONTINUE, RUN, SKIPPED = "up to date", "continue", "run", "skipped"
 NOT_RUN = "it has not been run yet"
-SECONDS_OF_CLOCKS = 2  # by which modification times of files may be off
+SECONDS_OF_CLOCKS = 2  # tolerance of modification times, for clocks that differ
 EARLIER = "_earlier"  # suffix of a folder that is set aside
-MODULE_PACKAGES = ("maze", "attribution", "generative")  # whose scripts are run with python -m
+MODULE_PACKAGES = ("maze", "attribution", "generative")  # scripts in these run with python -m
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Whether to run, continue or skip a stage, and why.
+    """Decision whether to run, continue or skip a stage.
 
     Attributes:
-        action: UP_TO_DATE, CONTINUE, RUN (from scratch) or SKIPPED (it was not selected).
-        why: reason, in words.
-        basis: cache key of the stage; None where it is not known yet.
+        action: UP_TO_DATE, CONTINUE, RUN (from scratch) or SKIPPED (not selected).
+        why: reason for the decision.
+        basis: cache key of the stage; None if it is not known yet.
     """
 
     action: str
@@ -67,7 +67,14 @@ NOT_SELECTED = Decision(SKIPPED, "not selected")
 
 @dataclasses.dataclass(frozen=True)
 class StageOutcome:
-    """Result of a stage in this call."""
+    """Outcome of a stage in this run of the pipeline.
+
+    Attributes:
+        stage: the stage.
+        decision: whether it was run, and why.
+        status: exit status; 0 if it was not run.
+        record: record of the stage; None if it was never run.
+    """
 
     stage: Stage
     decision: Decision
@@ -76,21 +83,23 @@ class StageOutcome:
 
 
 class Pipeline:
-    """The stages of an experiment, in their order, over its output folder.
+    """The stages of an experiment and their records in its output folder.
 
     Args:
-        stages: all stages.
+        experiment: output folder with the records.
+        stages: all stages, in order.
+        places: resolver of placeholders in flags and file names.
         selected: names of the stages to run.
-        hyperparams: contents of the YAML files of parameters that the stages were made from;
-            their scripts get the same.
-        force: run the selected stages again, whatever their records say.
+        hyperparams: contents of the YAML parameter files that the stages were created from; passed
+            to their scripts.
+        force: run the selected stages again even if their records are valid.
         check_contents: read every file, even if size and modification time are unchanged.
-        part: part of the one selected stage that this job of a cluster does; other jobs may run
-            other stages meanwhile.
+        part: part of the single selected stage that this cluster job runs; other jobs may run
+            other stages at the same time.
 
     Attributes:
         digests: checksums of files.
-        received: signals that asked to stop.
+        received: stop signals that were received.
     """
 
     def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
@@ -101,16 +110,19 @@ class Pipeline:
         self._part = part
         self.received: list[int] = []
         self.digests = experiment.digests(check_contents, part.name if part else "")
-        # As it is now: the process that stages are forked from imports it when the first begins.
+        # Read now: the fork server imports the code when the first stage starts.
         self._code = code_of({stage.script for stage in stages})
 
     def plan(self) -> Iterator[tuple[Stage, Decision]]:
-        """Decide about every stage, without running any.
+        """Decide about every stage without running any.
 
-        The output of a stage that would run is not known, so all stages that read it are planned
-        as well; they are skipped after all if the contents come out the same.
+        The output of a stage that would run is not known yet, so all stages that read it are
+        planned, too; they are skipped in the end if the contents turn out to be unchanged.
+
+        Yields:
+            Each stage and its decision.
         """
-        unsettled: dict[str, str] = {}  # stages that would run, and how
+        unsettled: dict[str, str] = {}  # stages that would run, and how their output changes
         for stage in self.stages:
             source = next((name for name in self.sources(stage) if name in unsettled), None)
             if stage.name not in self._selected:
@@ -126,12 +138,15 @@ class Pipeline:
             yield stage, decision
 
     def run(self) -> Iterator[StageOutcome]:
-        """Run the selected stages that need it; ends with the first that does not finish.
+        """Run the selected stages that are not up to date; stop after the first that fails.
+
+        Yields:
+            The outcome of each stage.
 
         Raises:
-            UserError: if a stage would clear a file that no stage has written.
+            UserError: if a stage would delete a file that no stage has written.
         """
-        for stage, decision in self.plan():  # before the work, not hours later
+        for stage, decision in self.plan():  # check before any work, not hours later
             if decision.action == RUN:
                 self._check_files(stage)
         for stage in self.stages:
@@ -147,17 +162,18 @@ class Pipeline:
         self.digests.save()
 
     def run_part(self, job: str, torchrun: Torchrun | None = None) -> int:
-        """Do a job's part of its stage, unless that is complete; returns the exit status.
+        """Run a job's part of its stage, unless it is complete; returns the exit status.
 
         The first job of an array decides whether the stage starts from scratch. A shard has a
         ``JobAttempt`` instead of a record; the job that joins the shards completes the record.
 
         Args:
-            job: the job's number at the scheduler.
-            torchrun: how the script runs in several processes.
+            job: number of the job in the scheduler.
+            torchrun: settings of a distributed training; None for a single process.
 
         Raises:
-            UserError: if shards are to be joined that are not complete, or an input is missing.
+            UserError: if shards cannot be joined because some are incomplete, or an input is
+                missing.
         """
         assert self._part is not None
         part, last = self._part, self.experiment.attempt(self._part)
@@ -201,7 +217,7 @@ class Pipeline:
             decision = self.decide(stage)
             begun = self._begin(stage, decision) if decision.action != UP_TO_DATE else None
             self.digests.save()
-            last = self.experiment.attempt(part)  # none if the stage has just begun
+            last = self.experiment.attempt(part)  # None if the stage was just started from scratch
         attempt = dataclasses.replace(attempt, key=decision.key)
         if last is not None and (last.shards, last.key) == (attempt.shards, attempt.key):
             attempt = dataclasses.replace(attempt, seconds=last.seconds)
@@ -216,15 +232,16 @@ class Pipeline:
         return dataclasses.replace(attempt, seconds=round(attempt.seconds + seconds, 1)), status
 
     def accept(self) -> Iterator[str]:
-        """Record that the selected stages are valid as they are, without running them.
+        """Mark the selected stages as valid in spite of changed inputs, without running them.
 
-        A stage that was interrupted is continued when it is run next, in spite of the changes.
+        An interrupted stage is continued in its next run, in spite of the changes.
 
         Yields:
-            A sentence per stage.
+            One sentence per stage, for the user.
 
         Raises:
-            UserError: if one has not been run or lacks an output; then none is accepted.
+            UserError: if a stage has not been run or an output is missing; then no stage is
+                accepted.
         """
         accepted = []
         for stage in self.stages:
@@ -241,7 +258,7 @@ class Pipeline:
         self.digests.save()
 
     def _accepted(self, stage: Stage, decision: Decision) -> Record:
-        """Return the record of a stage as if it had been made from the present inputs."""
+        """Return the record of a stage as if it had been run with the current inputs."""
         record, folder = self.experiment.record(stage.name), self.experiment.path
         if record is None or decision.basis is None:
             raise UserError(f"{stage.name} cannot be accepted: {NOT_RUN}")
@@ -256,7 +273,7 @@ class Pipeline:
         return self._with_outputs(stage, record) if record.status == DONE else record
 
     def decide(self, stage: Stage) -> Decision:
-        """Compare the record of a stage with its present cache key.
+        """Compare the record of a stage with its current cache key.
 
         Raises:
             UserError: if an input is missing.
@@ -281,7 +298,7 @@ class Pipeline:
         return Decision(UP_TO_DATE, f"valid since {record.date}", basis)
 
     def command(self, stage: Stage) -> str:
-        """Return the command line that does the same."""
+        """Return the command line that is equivalent to a stage."""
         package = stage.script.partition(".")[0]
         script = (["-m", stage.script] if package in MODULE_PACKAGES
                   else [f"{stage.script.replace('.', '/')}.py"])
@@ -333,13 +350,13 @@ class Pipeline:
         return status
 
     def _begin(self, stage: Stage, decision: Decision) -> tuple[list[str], Record]:
-        """Record that a stage runs, and clear its outputs if it starts from scratch.
+        """Record that a stage runs, and delete its outputs if it starts from scratch.
 
         Returns:
             The flags of its script, and the record.
 
         Raises:
-            UserError: if a file would be cleared that no stage has written.
+            UserError: if a file would be deleted that no stage has written.
         """
         assert decision.basis is not None
         experiment, part = self.experiment, self._part
@@ -352,7 +369,7 @@ class Pipeline:
             if is_divided:
                 why = last.why
             if is_divided or not experiment.shard_files(stage.name):
-                # What shards have made can only be continued in as many shards.
+                # Partial results of shards can only be continued with the same number of shards.
                 continued = stage.continued(argv, experiment.path)
         if continued is None:
             self._check_files(stage)
@@ -370,7 +387,7 @@ class Pipeline:
 
     def _run_script(self, stage: Stage, verb: str, record: Record, argv: list[str],
                     torchrun: Torchrun | None = None) -> tuple[int, float]:
-        """Run a stage's script, or a part of its work; returns the exit status and the seconds."""
+        """Run the script of a stage or a part; returns exit status and wall time in seconds."""
         name = self._part.name if self._part else stage.name
         print(f"\n{name}: {verb}, because {record.why}", flush=True)
         begin, log = time.monotonic(), self.experiment.path / record.log
@@ -396,21 +413,22 @@ class Pipeline:
                              for path in files},
             bytes=sum(path.stat().st_size for path in files), result=stage.result(folder))
 
-    # Clearing the outputs of a stage that starts from scratch
+    # Deletion of the outputs of a stage that starts from scratch
 
     def _files_of(self, stage: Stage) -> list[Path]:
-        """Return all files and links where a stage writes, hidden ones included."""
+        """Return all files and links that match a stage's outputs, including hidden ones."""
         paths = [inner for path in matches(self.experiment.path, stage.clears or stage.outputs)
                  for inner in (path, *(() if path.is_symlink() else path.rglob("*")))]
         return [path for path in paths if path.is_symlink() or not path.is_dir()]
 
     def _check_files(self, stage: Stage) -> None:
-        """Check that the stages have written everything that one would clear.
+        """Check that all files that a stage would delete were written by stages.
 
-        Files of an unfinished stage are not recorded; they were modified while it ran.
+        Files of an unfinished stage are not recorded; they are recognised by modification times
+        within its run.
 
         Raises:
-            UserError: naming another file.
+            UserError: if there is another file; the message names it.
         """
         experiment = self.experiment
         own = experiment.recorded_outputs()
@@ -431,19 +449,19 @@ class Pipeline:
                                 "delete it when it runs again; move it elsewhere")
 
     def _set_aside(self, stage: Stage, last: Record | None) -> tuple[str, ...]:
-        """Rename the files of an earlier training, until its successor is complete.
+        """Set the files of an earlier training aside until the new training is complete.
 
         Returns:
-            The names of the files that are set aside, now or before.
+            Names of all files that are set aside, by this call or before.
 
         Raises:
-            UserError: if another file has their new name.
+            UserError: if the new name of a folder is already taken.
         """
         folder = self.experiment.path
         paths = [path for path in matches(folder, stage.clears) if path.is_dir()]
         if last is None or last.status != DONE or not paths or stage.name not in MADE_BY.values():
             return last.earlier if last is not None else ()
-        self._remove_earlier(stage, last)  # of a run that was killed when it was complete
+        self._remove_earlier(stage, last)  # left over if a complete run was killed before deletion
         moves = [(path, path.with_name(f"{path.name}{EARLIER}")) for path in paths]
         for _, aside in moves:
             if aside.is_symlink() or aside.exists():
@@ -459,7 +477,7 @@ class Pipeline:
         return names
 
     def _remove_earlier(self, stage: Stage, record: Record) -> None:
-        """Delete the files of an earlier training, but no others next to them."""
+        """Delete the files of an earlier training that were set aside, and no others."""
         folder = self.experiment.path
         for name in stage.clears:
             aside = folder / f"{name}{EARLIER}"
@@ -470,7 +488,7 @@ class Pipeline:
                     path.unlink()
                 elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
                     path.rmdir()
-            with contextlib.suppress(OSError):  # it is not empty, or not there
+            with contextlib.suppress(OSError):  # the folder is not empty, or does not exist
                 aside.rmdir()
 
 
@@ -479,7 +497,7 @@ def _now() -> str:
 
 
 def _meaning(status: int) -> str:
-    """Return the status of a record, for a script's exit status."""
+    """Convert the exit status of a script to the status of a record."""
     return DONE if status == 0 else STOPPED if status > 128 else FAILED
 
 
@@ -490,7 +508,7 @@ def _unmatched(folder: Path, patterns: Sequence[str]) -> str | None:
 
 
 def _remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Delete what matches, including unfinished work in its folders."""
+    """Delete all paths that match patterns, including unfinished work in matching folders."""
     for path in reversed(matches(folder, patterns)):  # contents of a folder before the folder
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

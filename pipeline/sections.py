@@ -1,4 +1,4 @@
-"""The pages that tie experiments together: a question per section, and its answer."""
+"""Summary pages of experiments: each section asks a question and answers it with results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
 SMALL = "demo-minutes"  # parameter set whose sizes are too small for claims
-SHIPPED = "pretrained/coinrun_hard/"  # agent that the full-size numbers are for
+SHIPPED = "pretrained/coinrun_hard/"  # agent of the full-size results
 TRAINING_CURVE = "report/training_curve.png"  # of the analysed agent, drawn by the report
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Files of a stage that a section shows; Markdown becomes a page of the report.
+    """Files of a stage that a section shows; Markdown files become pages of the report.
 
     Attributes:
-        stage: stage that writes them.
-        patterns: patterns in the output folder; the first files of each are shown.
+        stage: name of the stage that writes the files.
+        patterns: glob patterns relative to the output folder; the first files of each are shown.
         caption: what the files show.
         limit: largest number of files per pattern.
-        newest: show the last files instead of the first.
+        newest: whether to show the last files instead of the first.
     """
 
     stage: str
@@ -37,17 +37,17 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A section of the page: a question, its answer, and the files behind it.
+    """A section of the page: a question, its answer, and files that support it.
 
     Attributes:
-        anchor: its place in the address of the page.
+        anchor: fragment of the section in the page's URL.
         title: the question.
-        text: what was done, in one or two sentences.
-        answer: sentence with the results of stages, by their names in braces.
+        text: description of the method, in one or two sentences.
+        answer: sentence with placeholders for results of stages: their names in braces.
         figure: files that answer the question.
         look_for: how to read the figure.
-        full_size: what the full-size run found; "" if a small run is enough.
-        more: further files, folded.
+        full_size: results of the full-size run; "" if a small run is enough.
+        more: further files, shown on request.
         tools: interactive pages.
     """
 
@@ -63,7 +63,7 @@ class Section:
 
     @property
     def files(self) -> tuple[Files, ...]:
-        """All files, in the order of the page."""
+        """All files of the section, in the order of the page."""
         return (self.figure, *self.tools, *self.more)
 
 
@@ -243,17 +243,18 @@ SECTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A page of an experiment.
+    """Contents of the summary page of an experiment.
 
     Attributes:
-        title: of the window.
-        heading: at its head.
-        lead: a paragraph below it.
-        analysed: sentences on what is analysed.
-        sections: in order.
-        opening: films on the first screen.
-        agent_file: agent whose training curve is drawn, if its log lies next to it.
-        is_small: whether to say what the full-size run found.
+        title: title of the browser window.
+        heading: heading of the page.
+        lead: introductory paragraph below the heading.
+        analysed: sentence that names the analysed agents.
+        sections: sections, in order.
+        opening: videos at the top of the page.
+        agent_file: agent whose training curve is drawn if its log is next to it; None for the
+            agent that was trained in this run.
+        is_small: whether to show the results of the full-size run as well.
     """
 
     title: str
@@ -275,7 +276,7 @@ OPENING = (
 
 
 def page_of(preset: AnyPreset) -> Page:
-    """The page of an experiment with this preset."""
+    """Return the summary page of an experiment with a preset."""
     if isinstance(preset, MazePreset):
         return Page(
             "what do maze agents want?", "What do maze agents want, and what steers them?",

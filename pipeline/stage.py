@@ -1,9 +1,9 @@
-"""A stage of an experiment: which script, what it reads and writes, how it goes on.
+"""A stage of an experiment: its script, inputs, outputs, and how it resumes.
 
-Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
-file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained,
-``{page}``, ``{maze page}`` and ``{attribution page}`` the pages as they were built, and others are
-files that a preset gives.
+Flags and file names can contain placeholders: ``{output}`` is the output folder, ``{agent}`` the
+analysed agent and ``{simulator}`` the simulator, either of which may be trained by an earlier
+stage; ``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. Others stand
+for files given by a preset.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from pipeline.records import find
 
 OUTPUT, PAGE = "{output}", "{page}"
 MAZE_PAGE, ATTRIBUTION_PAGE = "{maze page}", "{attribution page}"
-# As they were built.
-DEFAULTS = "defaults"  # the parameter set of scripts that are given none
+DEFAULTS = "defaults"  # parameter set of scripts without --interpreting_params_name
+# Folders of the built pages by placeholder.
 PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, ATTRIBUTION_PAGE: AttributionPageFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
-# Flags that continue an interrupted stage, or None to begin again.
+# Maps flags and output folder to the flags that resume an interrupted stage; None to restart it.
 Continuation = Callable[[list[str], Path], "list[str] | None"]
 
 
 def same_command(argv: list[str], _folder: Path) -> list[str] | None:
-    """The script finds out itself what it has done already."""
+    """Resume with the same flags; for scripts that detect completed work themselves."""
     return argv
 
 
 def from_start(_argv: list[str], _folder: Path) -> list[str] | None:
-    """The script writes everything at its end, or is quick."""
+    """Restart from scratch; for scripts that are quick or write everything at the end."""
     return None
 
 
@@ -56,19 +56,18 @@ class Stage:
     """One run of one script.
 
     Attributes:
-        name: of the stage.
-        script: module of the script.
-        argv: its flags, with places.
-        outputs: patterns of the files that it writes, below the output folder; each of them is
-            matched by a file at least.
-        result: the outcome in a few words, from the output folder.
-        needs: patterns of what it reads of what earlier stages have written, by stage.
-        files: other files that it reads: AGENT, SIMULATOR, a page of PAGES.
-        parameters: those that it depends on beyond its flags, by dotted name.
-        clears: patterns of what is deleted before it runs again, if not ``outputs``.
-        continued: how it goes on when it was interrupted.
-        max_shards: into how many its work can be divided among jobs: its script takes --shard
-            and --join if it is more than 1.
+        name: name of the stage.
+        script: module name of the script.
+        argv: flags of the script, with placeholders.
+        outputs: glob patterns of the output files, relative to the output folder; at least one
+            file matches each.
+        result: function that summarises the result, given the output folder.
+        needs: glob patterns of input files written by earlier stages, by stage.
+        files: placeholders of other input files: AGENT, SIMULATOR, or a page in PAGES.
+        parameters: parameters that the script depends on in addition to its flags, by dotted name.
+        clears: glob patterns of paths to delete before a run from scratch; ``outputs`` if empty.
+        continued: function that returns the flags to resume the stage after an interruption.
+        max_shards: largest number of shards; if above 1, the script takes --shard and --join.
     """
 
     name: str
@@ -85,21 +84,22 @@ class Stage:
 
 
 class PathResolver:
-    """Fills in the places that flags and files name.
+    """Replaces the placeholders in flags and file names.
 
     Args:
-        output: the output folder.
+        output: output folder.
+        preset: preset of the experiment, which gives some of the files.
     """
 
     def __init__(self, output: Path, preset: AnyPreset):
         self._output, self._given = output, preset.given_files
 
     def sources(self, files: Sequence[str]) -> list[str]:
-        """The stages that make files."""
+        """Return the stages that create files, given as placeholders."""
         return [MADE_BY[file] for file in files if self._given.get(file, file) is None]
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
-        """Flags as the script gets them; what is not there yet stays as it is."""
+        """Replace the placeholders in flags; those of files that do not exist yet are kept."""
         filled = []
         for word in argv:
             if word in self._given:
@@ -109,10 +109,12 @@ class PathResolver:
         return filled
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
-        """Files by the names that do not change with the place where they lie.
+        """Return the files behind placeholders, with names that do not depend on their location.
+
+        Settings next to a file are included.
 
         Raises:
-            UserError: if one is missing.
+            UserError: if a file is missing.
         """
         found = []
         for name in names:
@@ -128,12 +130,12 @@ class PathResolver:
                                 + (f"yet; run {made_by} first" if made_by else f"file {path}"))
             found.append((name, path))
             settings = path.with_name(SETTINGS_NAME)
-            if settings.is_file():  # sizes of a simulator; how an agent was trained
+            if settings.is_file():  # sizes of a simulator, or training settings of an agent
                 found.append((f"{name}, {settings.name}", settings))
         return found
 
     def _path(self, place: str) -> Path | None:
-        """The file of a place; None if no stage has made it yet."""
+        """Return the file behind a placeholder; None if no stage has created it yet."""
         given = self._given[place]
         if given is not None:
             return given
@@ -148,18 +150,18 @@ class PathResolver:
 
 
 def object_parameters(game: str) -> dict[str, object]:
-    """What ``hyperparams/game_objects.yml`` says of a game, by dotted names."""
+    """Return the entries of ``hyperparams/game_objects.yml`` for a game, by dotted name."""
     section, kinds = f"game_objects.{game}", objects_of(game)
     return {section: [kind.name for kind in kinds], **flattened(
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
 
 
 def recording_parameters(param_name: str, env_name: str) -> dict[str, object]:
-    """What record.py reads of the YAML files, by dotted names.
+    """Return the parameters that record.py reads from YAML files, by dotted name.
 
     Args:
-        param_name: the set of ``hyperparams/procgen/config.yml`` whose n_envs it takes.
-        env_name: the game, whose action noise it takes.
+        param_name: parameter set of ``hyperparams/procgen/config.yml`` that defines n_envs.
+        env_name: game that the action noise is defined for.
     """
     return {**flattened(vars(load_action_noise(env_name)), "action_noise."),
             **ParameterSet(DEFAULTS).named(SwapConfig),
@@ -167,25 +169,30 @@ def recording_parameters(param_name: str, env_name: str) -> dict[str, object]:
 
 
 def agent_experiment(output: Path) -> Path:
-    """The folder with the runs of the agent's training; its name says game and experiment."""
+    """Return the folder with the training runs of the agent, named after game and experiment."""
     return next(iter(sorted(output.glob("agent/procgen/*/*"))), output / "agent")
 
 
 def simulator_experiment(output: Path) -> Path:
-    """The folder with the runs of the simulator's training."""
+    """Return the folder with the training runs of the simulator."""
     return next(iter(sorted(output.glob("simulator/results/*"))), output / "simulator")
 
 
 def number_of(pattern: str, unit: str) -> Callable[[Path], str]:
-    """The result of a stage that is the number of files of a pattern."""
+    """Return a ``Stage.result`` that counts the files matching a pattern.
+
+    Args:
+        pattern: glob pattern relative to the output folder.
+        unit: noun for the files, in the plural.
+    """
     return lambda output: f"{len(list(output.glob(pattern)))} {unit}"
 
 
 def success_rate(path: str) -> Callable[[Path], str]:
-    """The result of a stage that evaluates an agent.
+    """Return a ``Stage.result`` that reports the success rate of an evaluated agent.
 
     Args:
-        path: of what evaluate.py writes, below the output folder.
+        path: output file of evaluate.py, relative to the output folder.
     """
     def result(output: Path) -> str:
         rate = read_description(output / path).get("success_rate")

@@ -1,6 +1,6 @@
-"""The stages of the experiment, in order: which script, what it reads and writes, its parameters.
+"""Stages of the experiment, in order, with their scripts, inputs, outputs and parameters.
 
-Flags and files are text with places in it, see ``pipeline.stage``.
+Flags and file names can contain placeholders, see ``pipeline.stage``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _below(folder: str, patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{folder}/{pattern}" for pattern in patterns)
 
 
-# Saliency in the samples' folders, with and without gradients through the environment.
+# Saliency files in the samples' folders, with and without gradients through the environment.
 _ENDING = f"!samples/informed_init/sample_*/*{WITHOUT_ENV_GRADS}.*"
 DATA_OF_MAPS = (*_below("samples/informed_init", saliency_files.DATA_PATTERNS), _ENDING)
 MAPS = (*_below("samples/informed_init", (*saliency_files.DATA_PATTERNS,
@@ -82,23 +82,28 @@ COMPARISONS = (str(FOLDERS.comparison), str(FOLDERS.comparison_plots))
 
 
 def resumed_agent(_argv: list[str], folder: Path) -> list[str] | None:
-    """Continue the run from what it has saved, if it has."""
-    from agents.training import RESUME_NAME  # not needed to decide what is valid
+    """Return the flags that resume the agent's training; None if nothing was saved."""
+    from agents.training import RESUME_NAME  # deferred: not needed to decide about stages
 
     saved = sorted(agent_experiment(folder).glob(f"*/{RESUME_NAME}"))
     return ["--resume", str(saved[-1].parent)] if saved else None
 
 
 def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
-    """The same for the simulator."""
+    """Return the flags that resume the simulator's training; None if there is no checkpoint."""
     run = newest_simulator_run(simulator_experiment(folder))
     if run is None or not checkpoints(run):
         return None
-    return [*argv[:2], "--resume", str(run)]  # with the agent's file
+    return [*argv[:2], "--resume", str(run)]  # the first two words give the agent file
 
 
 def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
-    """Every stage of the experiment, in the order in which they run."""
+    """Return all stages of an experiment, in the order in which they run.
+
+    Args:
+        preset: preset of the experiment.
+        exp_name: name of the experiment.
+    """
     if isinstance(preset, MazePreset):
         return maze_stages(preset)
     if isinstance(preset, AttributionPreset):
@@ -112,14 +117,14 @@ def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
 
 
 class _Builder:
-    """Makes the stages of an experiment, a group at a time."""
+    """Builder of the stages of an experiment; each method returns one group."""
 
     def __init__(self, preset: Preset, parameters: ParameterSet, exp_name: str):
         self._preset, self._parameters, self._exp_name = preset, parameters, exp_name
-        self._sizes = {}  # of the simulator; published files leave them to the parameter set
+        self._sizes = {}  # sizes of the simulator, for published files that do not store them
         if preset.model_file and not (ROOT / preset.model_file).with_name(SETTINGS_NAME).is_file():
             self._sizes = parameters.named(SimulatorConfig)
-        # Flags that several scripts take.
+        # Flags shared by several scripts.
         self._seed = ("--seed", str(preset.seed))
         self._game = ("--env_name", preset.env_name,
                       "--distribution_mode", preset.distribution_mode)
@@ -134,7 +139,7 @@ class _Builder:
         self._of_samples = (*self._set, *self._analyses, "--samples_dir", SAMPLES)
 
     def _of(self, *prefixes: str) -> dict[str, object]:
-        """The parameters whose names begin so."""
+        """Return the parameters whose dotted names begin with one of the prefixes."""
         return self._parameters.flattened(*prefixes)
 
     def agent(self) -> list[Stage]:
@@ -263,10 +268,16 @@ class _Builder:
     def _map(self, name: str, script: str, precomputed: Path, plots: Path, section: str,
              needs: Mapping[str, tuple[str, ...]], also: tuple[str, ...] = (),
              more: tuple[str, ...] = ()) -> list[Stage]:
-        """An analysis of simulated samples, and a stage that draws its results.
+        """Return the stages that analyse simulated samples and plot the results.
 
         Args:
-            also: names of further parameters.
+            name: name of the analysis.
+            script: common prefix of the two scripts' names.
+            precomputed: folder of the results.
+            plots: folder of the figures.
+            section: section of the parameters.
+            needs: see ``Stage``.
+            also: prefixes of further parameters.
             more: further flags.
         """
         parameters = self._of(f"analysis.{section}.", "analysis.tsne_seed", *also)
@@ -303,7 +314,7 @@ class _Builder:
             also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
-        """Stages of the influences of components on components and on the agent's answers."""
+        """Return the stages on influences of components on each other, and on value and action."""
         needs = {**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS}
         parameters = self._of("analysis.saliency.", "analysis.xplots.",
                               "analysis.agent_h.num_episodes",
@@ -355,7 +366,7 @@ class _Builder:
             "interventions", "compare_interventions",
             (*self._inside, *self._set, *self._game, "--num_episodes", str(asked.num_episodes),
              *_given("--directions", asked.directions), "--num_controls", str(asked.num_controls),
-             "--seed", str(self._preset.seed + 1),  # other levels than those of the recordings
+             "--seed", str(self._preset.seed + 1),  # not the levels of the recordings
              *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),
             (f"{FOLDERS.interventions}/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
             parameters=self._of("analysis.agent_h.num_episodes",
@@ -383,7 +394,7 @@ def _given(flag: str, value: object | None) -> tuple[str, ...]:
 
 
 def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
-    """Number of saliency maps, and how alike those of different functions are."""
+    """Return a ``Stage.result``: number of saliency maps, and correlation between functions."""
     def result(output: Path) -> str:
         files = find(output, patterns)
         maps = sum(path.match("saliency_*.json") for path in files)
@@ -411,7 +422,7 @@ def _episodes(output: Path) -> str:
 
 def _held_out_loss(output: Path) -> str:
     run = newest_simulator_run(simulator_experiment(output))
-    assert run is not None  # which the stage has just written
+    assert run is not None  # the stage has just written it
     log = read_progress(run)
     return f"held-out loss {log['held_out_loss'].iloc[-1]:.4g}"
 

@@ -2,8 +2,8 @@
 
 Files in the output folder::
 
-    pipeline/submitted_<stage>.json   the jobs of a stage that were submitted last
-    logs/jobs/<stage>-<job>.out       output of a job; that of its stage is in the stage's log
+    pipeline/submitted_<stage>.json   last submitted jobs of a stage
+    logs/jobs/<stage>-<job>.out       output of a job; the output of the script is in the stage log
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from pipeline.report import duration, print_columns
 from pipeline.runner import CONTINUE, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import Stage
 
-REPORT = "report"  # the job that writes the page when the others have ended
+REPORT = "report"  # name of the job that writes the page when all others have ended
 JOB_LOGS = Path("logs") / "jobs"
 SETTLED, KEPT, LEFT, SUBMIT = "settled", "kept", "left", "submit"
-LONGEST = 70  # characters of a log's line
-_TAIL = 4000  # bytes at the end of a log
+LONGEST = 70  # maximum number of characters shown of a log line
+_TAIL = 4000  # number of bytes read at the end of a log
 
 
 @dataclasses.dataclass(frozen=True)
 class SubmittedJob:
-    """A job, or an array of jobs.
+    """A submitted job or job array.
 
     Attributes:
-        number: the scheduler's number.
-        tasks: tasks of the array; empty for a single job.
+        number: number in the scheduler.
+        tasks: indices of the array tasks; empty for a single job.
         after: numbers of the jobs that it waits for.
     """
 
@@ -58,12 +58,12 @@ class SubmittedJob:
 
 @dataclasses.dataclass(frozen=True)
 class Submitted:
-    """The jobs of a stage that were submitted together, the last of which completes it.
+    """The jobs of a stage that were submitted together; the last one completes the stage.
 
     Attributes:
-        system: "slurm" or "lsf".
+        system: name of the scheduler, "slurm" or "lsf".
         shards: number of shards of the stage; 0 if it is not divided.
-        jobs: one, or an array and the job that joins its shards.
+        jobs: a single job, or a job array and the job that joins its shards.
     """
 
     system: str
@@ -80,7 +80,7 @@ class Submitted:
 
 
 def read_submitted(experiment: Experiment, stage: str) -> Submitted | None:
-    """Return the jobs of a stage; None if there are none, or their file is damaged."""
+    """Return the submitted jobs of a stage; None if their file is missing or damaged."""
     try:
         return typed(Submitted, read_description(_submitted_file(experiment, stage)), stage)
     except UserError:
@@ -93,21 +93,21 @@ def _submitted_file(experiment: Experiment, stage: str) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """State of a stage before a submission, and what is submitted.
+    """State of a stage before a submission, and the planned action.
 
     Attributes:
         name: name of the stage.
-        decision: what a run of the pipeline would do.
+        decision: decision of the pipeline about the stage.
         sources: stages whose output it reads.
-        shards: number of shards that it is to be divided into; 0 or 1 for none.
-        done: shards that are complete already.
-        submitted: its jobs of an earlier submission.
-        action: SETTLED: complete and valid; KEPT: its jobs wait or run already; LEFT: not
-            selected; SUBMIT.
+        shards: number of shards to divide it into; 0 or 1 for an undivided stage.
+        done: numbers of the shards that are already complete.
+        submitted: jobs of an earlier submission; None if there are none.
+        action: SETTLED: complete and valid; KEPT: its jobs are already queued or running; LEFT: not
+            selected; SUBMIT: to be submitted.
         why: reason for the action.
         after: stages whose last job it waits for.
-        tasks: shards to compute.
-        cancels: numbers of jobs that would wait forever, and are cancelled first.
+        tasks: numbers of the shards to compute.
+        cancels: numbers of jobs to cancel first, because they would wait forever.
     """
 
     name: str
@@ -124,14 +124,14 @@ class StagePlan:
 
 
 def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> list[StagePlan]:
-    """Decide which stages are submitted, and which jobs are in the queue already.
+    """Decide which stages to submit, and which jobs in the queue to keep.
 
-    A job that runs is kept. One that waits is kept if everything that it waits for has succeeded,
-    or waits or runs itself; otherwise it would wait forever, and is replaced.
+    A running job is kept. A queued job is kept if all jobs that it waits for have succeeded, or are
+    queued or running themselves; otherwise it would wait forever, and is replaced.
 
     Args:
         stages: state of every stage, in order.
-        entries: the scheduler's list.
+        entries: jobs in the scheduler's list.
     """
     alive = {entry.job for entry in entries if entry.state != ENDED}
     running = {entry.job for entry in entries if entry.state == RUNNING}
@@ -156,7 +156,7 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
         is_fine = not own & hopeless and all(
             set(job.after) <= succeeded | kept | own for job in jobs)
         if is_fine and submitted and jobs and jobs[0] == submitted.jobs[0]:
-            # Nothing that it reads is made again without its waiting for that.
+            # It waits for every stage that recomputes one of its inputs.
             is_fine = {last.get(name, "to be submitted") for name in after} <= set(jobs[0].after)
         if submitted and submitted.last in own and (is_fine or own & running):
             why = (f"{'runs' if own & running else 'waits'} as job "
@@ -177,9 +177,16 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
 
 def shards_to_do(decision: Decision, shards: int, submitted: Submitted | None,
                  experiment: Experiment, stage: str) -> tuple[int, frozenset[int]]:
-    """Return the number of shards of a stage, and the shards that are complete.
+    """Return the number of shards of a stage, and the numbers of the complete shards.
 
-    A stage that was begun in shards is resumed in as many, whatever is requested now.
+    A stage that was started in shards is resumed with the same number of shards.
+
+    Args:
+        decision: decision of the pipeline about the stage.
+        shards: requested number of shards.
+        submitted: jobs of an earlier submission; None if there are none.
+        experiment: output folder with the records.
+        stage: name of the stage.
     """
     if decision.action != CONTINUE:
         return shards, frozenset()
@@ -192,8 +199,11 @@ class Submitter:
     """Submits the stages of an experiment with their dependencies, or prints the commands.
 
     Args:
-        command: words that begin the command line of every job.
-        system: "slurm" or "lsf".
+        pipeline: the stages and their records.
+        command: first words of the command line of every job.
+        system: name of the scheduler, "slurm" or "lsf".
+        name: name of the experiment, which job names begin with.
+        config: resource requests.
     """
 
     def __init__(self, pipeline: Pipeline, command: Sequence[str], system: str, name: str,
@@ -204,7 +214,7 @@ class Submitter:
         self._resources = {stage.name: config.resources(stage) for stage in pipeline.stages}
 
     def plan(self) -> list[StagePlan]:
-        """Decide what to submit, given the records and the scheduler's list."""
+        """Decide what to submit, from the records and the scheduler's list."""
         stages = []
         for stage, decision in self._pipeline.plan():
             submitted = read_submitted(self._experiment, stage.name)
@@ -218,10 +228,10 @@ class Submitter:
             stages, self._scheduler.list_jobs() if self._scheduler.is_here() else [])
 
     def submit(self, plans: Sequence[StagePlan]) -> None:
-        """Submit the stages of a plan, and the job that writes the report; print what was done.
+        """Submit the stages of a plan and the report job, and print the submitted jobs.
 
         Raises:
-            UserError: if a job is refused; it names the jobs that were submitted before.
+            UserError: if a job is refused; the message names the jobs that were submitted before.
         """
         submitted: list[str] = []
         useless = [number for plan in plans for number in plan.cancels]
@@ -252,7 +262,11 @@ class Submitter:
               "--status shows their progress, with the flags that were given here")
 
     def _submit(self, name: str, shards: int, jobs: list[Job]) -> list[str]:
-        """Submit the jobs of a stage, all or none; each waits for the one before."""
+        """Submit all jobs of a stage, or none if one is refused; each waits for its predecessor.
+
+        Returns:
+            The numbers of the jobs.
+        """
         numbers: list[str] = []
         records = []
         for job in jobs:
@@ -270,7 +284,7 @@ class Submitter:
         return numbers
 
     def show(self, plans: Sequence[StagePlan]) -> None:
-        """Print what would be submitted, with the commands; <stage> stands for a number."""
+        """Print what would be submitted, with the commands; <stage> stands for a job number."""
         kept = {plan.name for plan in plans if plan.action == KEPT}
         for plan in plans:
             if plan.action != SUBMIT:
@@ -287,11 +301,14 @@ class Submitter:
                 print(f"    {shlex.join(self._scheduler.submission(job, self._config))}")
 
     def jobs(self, plan: StagePlan, after: Sequence[str]) -> list[Job]:
-        """Return the job of a stage; or an array of jobs, if any shard is left, and a job that
-        joins them, which waits for the array once that has a number.
+        """Return the jobs of a stage.
+
+        They are a single job; or, for a divided stage, a job array for the remaining shards, if
+        any, and a job that joins the shards. ``_submit`` makes the latter wait for the array.
 
         Args:
-            after: numbers of the jobs that the first one waits for.
+            plan: plan of the stage.
+            after: numbers of the jobs that the first job waits for.
         """
         resources = self._resources[plan.name]
         argv: tuple[str, ...] = ("--only", plan.name, "--in_job", self._system, "--max_sittings",
@@ -307,7 +324,7 @@ class Submitter:
                                  resources, () if jobs else after)]
 
     def report_job(self, after: Sequence[str]) -> Job:
-        """Return the job that writes the report, whether the others succeed or fail."""
+        """Return the job that writes the report, regardless of whether the others succeed."""
         return self._job(REPORT, ("--report",), dataclasses.replace(self._config.cpu, gpus=0),
                          after, whatever=True)
 
@@ -337,14 +354,17 @@ def _described(plan: StagePlan, numbers: Sequence[str]) -> str:
 def status_of(record: Record | None, submitted: Submitted | None,
               attempts: Sequence[JobAttempt], entries: Sequence[Entry], line: str,
               waits: bool) -> tuple[str, str, str]:
-    """Return the state of a stage, its time and its progress.
+    """Return the state of a stage, its run time and its progress.
 
-    The state is done, runs, waits, stopped, failed, lost (the scheduler has forgotten a job that
-    has not ended), not submitted, or the scheduler's word for how the last job ended.
+    The state is done, runs, waits, stopped, failed, was interrupted, ended, not run, lost (a job
+    that has not ended is missing in the scheduler's list), not submitted, or the scheduler's name
+    for the final state of the last job.
 
     Args:
-        attempts: the last attempts of its jobs, those of its shards first.
-        entries: the scheduler's list of the jobs that were submitted for it.
+        record: record of the stage; None if there is none.
+        submitted: submitted jobs of the stage; None if there are none.
+        attempts: last attempts of its jobs, shards first.
+        entries: its submitted jobs in the scheduler's list.
         line: last line of its log.
         waits: whether a stage whose output it reads is unfinished.
     """
@@ -378,17 +398,19 @@ def status_of(record: Record | None, submitted: Submitted | None,
     bad = [entry.word for entry in entries if entry.word not in ("completed", "completing", "done")]
     if bad:
         return bad[-1], "", progress
-    if entries or (not own and waits):  # it ends just now, or went with those that it waited for
+    if entries or (not own and waits):  # just ending, or dropped because a dependency failed
         return "ended" if entries else "not run", "", progress if submitted.shards else ""
     return "lost", "", progress
 
 
 def print_status(experiment: Experiment, stages: Sequence[Stage],
                  sources: Callable[[Stage], Sequence[str]]) -> None:
-    """Print the status of every stage, from the records and one look at the scheduler's list.
+    """Print the status of every stage, from the records and a single query of the scheduler.
 
     Args:
-        sources: gives the stages whose output a stage reads.
+        experiment: output folder with the records.
+        stages: all stages, in order.
+        sources: function that returns the stages whose output a stage reads.
 
     Raises:
         UserError: if the scheduler does not answer, or has lost a job.
@@ -422,7 +444,7 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log; "" if it has none."""
+    """Return the last non-empty line of a log, truncated; "" if there is none."""
     if not log.is_file():
         return ""
     with open(log, "rb") as file:
