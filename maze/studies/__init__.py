@@ -1,1 +1,1 @@
-"""Studies of agents on mazes: what the scripts of this room measure."""
+"""Studies of agents on mazes: the measurements behind the scripts in ``maze``."""

@@ -1,20 +1,19 @@
-"""Behaviour of an agent in mazes: levels played to their end, and the agent's field on each.
+"""Behaviour of an agent in mazes: complete episodes, and the agent's field on each level.
 
-A result folder has::
+A result folder contains::
 
     settings.json        settings of the run
-    levels.jsonl         a line per level, in the order in which they were played; the tables are
-                         made from it
+    levels.jsonl         a line per level, in the order of play; the tables are computed from it
     episodes.csv         a row per level
     paths.npz            squares of the mouse
     regressions.csv      see prediction.py; only with --regress
-    report.md, *.png
+    report.md, *.png     report and figures
 
-``paths.npz`` has the inner row and column of the mouse in each frame of an episode, and the
-cheese's if the mouse got it. Episodes are concatenated.
+``paths.npz`` contains the inner row and column of the mouse in each frame of an episode, followed
+by those of the cheese if the mouse got it. Episodes are concatenated.
 
-Rows 1 to 5 of the table of claims are made from such folders. Row 3, agents of other regions, is
-rows 1 and 2 of each of them.
+Rows 1 to 5 of the table of claims are computed from such folders. Row 3, on agents trained with
+other regions, consists of rows 1 and 2 of each of these agents.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from stats.claims import Finding
 from stats.significance import share
 
 EPISODES_AT_A_TIME = 64
-CHEESE, REGION, NEITHER = "cheese", "region", "neither"  # which is first
+CHEESE, REGION, NEITHER = "cheese", "region", "neither"  # reached first
 GOT, EXACT_CHEESE = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes
 SUCCESS, EXACT_LABEL, PLAYED_LABEL = "gets the cheese", "exact probability", "got the cheese"
 FORKS_OUTSIDE = "forks, cheese outside the region"
 TARGET_LABELS = {GOT: PLAYED_LABEL, EXACT_CHEESE: EXACT_LABEL}
-OUTCOMES = (*AT_DECISION, *EXACT)  # of fields; NaN where a level or a run has none
+OUTCOMES = (*AT_DECISION, *EXACT)  # of fields; NaN if undefined or not computed
 COLUMNS = {"seed": int, "maze_dim": int, "kind": str, "cheese_row": int, "cheese_column": int,
            "cheese_in_region": bool, "got_cheese": bool, "steps": int, "first": str,
            **dict.fromkeys((*OUTCOMES, *FEATURES), float)}
@@ -74,15 +73,15 @@ BEHAVIOUR_FILES = Schema(
 
 @dataclasses.dataclass(frozen=True)
 class PlayedLevel:
-    """A level that was played to its end, with its field.
+    """A level with its episode and the outcomes of its field.
 
     Attributes:
-        number: its index among the levels.
-        seed: of the level.
+        number: index of the level in the run.
+        seed: seed of the level.
         level: checksum of cells, mouse and facing.
-        got_cheese: the game's own flag.
-        path: inner row and column of the mouse in each frame, and of the cheese if it was got.
-        outcomes: by OUTCOMES.
+        got_cheese: whether the mouse got the cheese, the game's own flag.
+        path: inner row and column of the mouse in each frame, then of the cheese if it was reached.
+        outcomes: outcomes of the field by name, see OUTCOMES.
     """
 
     number: int
@@ -93,20 +92,20 @@ class PlayedLevel:
     outcomes: Mapping[str, float]
 
     def row(self) -> dict[str, Any]:
-        """Return the level as a row of the journal, with None for NaN."""
+        """Return the level as a row of the journal, with None instead of NaN."""
         return {**dataclasses.asdict(self), "outcomes": {
             name: float(value) if np.isfinite(value) else None
             for name, value in self.outcomes.items()}}
 
 
 def read_levels(store: ResultStore, states: Sequence[MazeState]) -> dict[int, PlayedLevel]:
-    """Return the levels that the open folder holds, by number.
+    """Return the levels in the open folder by number.
 
     Args:
         states: all levels of this run.
 
     Raises:
-        UserError: if the journal is damaged, or is of other levels.
+        UserError: if the journal is damaged or contains other levels.
     """
     played = {}
     for row in store.rows("levels"):
@@ -128,10 +127,10 @@ def read_levels(store: ResultStore, states: Sequence[MazeState]) -> dict[int, Pl
 
 
 def playable(states: Sequence[MazeState]) -> list[MazeState]:
-    """Return the levels with one cheese, where cheese and corner can be reached.
+    """Return the levels with exactly one cheese in which cheese and corner can be reached.
 
     Raises:
-        UserError: if there is none, or two have the same seed.
+        UserError: if no level remains, or two levels have the same seed.
     """
     levels: dict[int, MazeState] = {}
     for state in states:
@@ -148,7 +147,7 @@ def playable(states: Sequence[MazeState]) -> list[MazeState]:
 
 
 def checksum(grid: Grid) -> str:
-    """Return a checksum of everything that an episode depends on."""
+    """Return a checksum of the properties of a level that an episode depends on."""
     content = f"{grid.maze_dim} {grid.facing} {' '.join(grid.to_rows())}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -156,12 +155,12 @@ def checksum(grid: Grid) -> str:
 def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
                 numbers: Sequence[int], seed: int, exact: bool, region: int
                 ) -> Iterator[PlayedLevel]:
-    """Play levels and measure their fields; yield them as their episodes end.
+    """Play levels and measure their fields; yield each level when its episode ends.
 
     Args:
         states: all levels, from :func:`playable`.
-        numbers: indices of the levels to play. With ``seed``, a level's number decides its
-            episode's actions.
+        numbers: indices of the levels to play.
+        seed: seed of the sampled actions, combined with the level's index.
         exact: whether to compute exact probabilities, which need an agent without memory.
         region: rows and columns of the top right region.
     """
@@ -184,8 +183,10 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
 
 
 def _path(episode: Episode, grid: Grid) -> np.ndarray:
-    """Inner row and column of the mouse in each frame, and of the cheese if it was got, int64
-    (frames, 2)."""
+    """Return the inner rows and columns of the mouse, one per frame, int64 (frames, 2).
+
+    If the mouse got the cheese, the cheese's square is appended.
+    """
     squares = np.floor(episode.positions[:-1, ::-1]).astype(np.int64)
     if episode.level_complete:
         squares = np.concatenate([squares, [grid.cheese]])
@@ -197,10 +198,11 @@ def _path(episode: Episode, grid: Grid) -> np.ndarray:
 
 def episodes_table(levels: Sequence[PlayedLevel], states: Sequence[MazeState],
                    region: int) -> pd.DataFrame:
-    """Return a row per level, with COLUMNS. Rows and columns of squares are those of the world.
+    """Return a row per level, with COLUMNS. Squares are in world coordinates.
 
-    ``first`` is CHEESE if the mouse got it before it was on another square of the region, REGION if
-    it was there before, NEITHER if it reached none of both. A start in the region counts.
+    ``first`` is CHEESE if the mouse reached the cheese before any other square of the region,
+    REGION if it reached another square of the region first, and NEITHER otherwise. A start inside
+    the region counts.
     """
     rows = []
     for level, state in zip(levels, states, strict=True):
@@ -218,7 +220,12 @@ def episodes_table(levels: Sequence[PlayedLevel], states: Sequence[MazeState],
 
 
 def first_of(visited: Sequence[Square], grid: Grid, inside: np.ndarray) -> str:
-    """Return CHEESE, REGION or NEITHER; ``inside`` is bool (W, W)."""
+    """Return CHEESE, REGION or NEITHER, see :func:`episodes_table`.
+
+    Args:
+        visited: squares of the mouse, in order.
+        inside: mask of the region, bool (W, W).
+    """
     for square in visited:
         if square == grid.cheese:
             return CHEESE
@@ -235,15 +242,18 @@ def paths_of(levels: Sequence[PlayedLevel]) -> dict[str, np.ndarray]:
 
 
 def mean_interval(values: pd.Series, seed: int) -> tuple[float, float, float]:
-    """Return a mean over levels with its bootstrap 95 % interval, NaN for fewer than two."""
+    """Return a mean over levels and its bootstrap 95 % interval, NaN for fewer than two levels."""
     numbers = values.to_numpy(np.float64)[None]
     low, high = ClusterBootstrap(np.arange(len(values)), seed).interval(numbers)
     return float(numbers.mean()), float(low[0]), float(high[0])
 
 
 def group_levels(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Group the table of episodes: all levels; by where the cheese is; by kind; and the forks with
-    the cheese outside the region. Empty groups, and groups of all levels, are left out."""
+    """Group the table of episodes by place of the cheese and by kind of level.
+
+    The first group contains all levels; the last one, forks with the cheese outside the region.
+    Empty groups, and further groups with all levels, are left out.
+    """
     inside = table["cheese_in_region"]
     groups = {"cheese in the region": table[inside],
               "cheese outside the region": table[~inside],
@@ -257,7 +267,7 @@ def group_levels(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Return the findings of a folder for rows 1, 2, 4 and 5.
+    """Return the findings of a folder for rows 1, 2, 4 and 5 of the table of claims.
 
     Raises:
         UserError: if a file of the folder is missing or damaged.
@@ -270,10 +280,10 @@ def read_findings(path: Path) -> list[Finding]:
 
 def make_findings(table: pd.DataFrame, regressions: pd.DataFrame | None,
                   settings: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of the tables of a folder.
+    """Compute the findings from the tables of a folder.
 
-    A run with the cheese confined fills row 1; one with the cheese anywhere row 2, and, with
-    ``--regress``, rows 4 and 5. Scores of row 4 come best first.
+    A run with confined cheese fills row 1; a run with the cheese anywhere fills row 2 and, with
+    ``--regress``, rows 4 and 5. Scores of row 4 are sorted from best to worst.
     """
     seed, region = int(settings.get("seed", 0)), int(settings.get("cheese_region", 0))
     findings: list[Finding] = []
@@ -292,7 +302,7 @@ def make_findings(table: pd.DataFrame, regressions: pd.DataFrame | None,
         add(1, f"cheese in the last {region} rows and columns", table, SUCCESS, share_of(GOT))
         return findings
     is_filtered = settings.get("levels") or any(settings.get("filters", {}).values())
-    groups = {} if is_filtered else {"cheese anywhere": table}  # else no sample of the game's
+    groups = {} if is_filtered else {"cheese anywhere": table}  # filters bias the sample
     forks = table[(table["kind"] == FORK) & ~table["cheese_in_region"]]
     if len(forks):
         groups[FORKS_OUTSIDE] = forks
@@ -312,7 +322,7 @@ def make_findings(table: pd.DataFrame, regressions: pd.DataFrame | None,
 
 
 def _regression_findings(table: pd.DataFrame, num_levels: int) -> list[Finding]:
-    """Rows 4 and 5."""
+    """Return the findings for rows 4 and 5 from the table of regressions."""
     scores, sets = [], []
     gains = table[table["quantity"].str.endswith("_gain")].set_index(
         ["target", "model", "features", "quantity"])

@@ -1,10 +1,10 @@
-"""Channels that follow the cheese: tracking scores, effects of multiplying them, probes of layers.
+"""Channels that follow the cheese: tracking scores, effects of scaling them, and layer probes.
 
 Channels are chosen by their tracking scores on one set of levels and reported on another. The
-positive and negative parts of the chosen ones are multiplied at the decision squares of forks, and
-compared with random channels of which the change is as large.
+positive and negative parts of the chosen channels are multiplied at the decision squares of forks;
+the effect is compared with that of random channels whose change is as large.
 
-Letters in shape comments: N levels, K outcomes, Q squares of a level, C H W the maps of a layer.
+Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions of a layer's output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from stats.effects import Condition, Outcome, check_starts, compare_conditions
 
 SCRIPT = "python -m maze.channels"
 CHANNELS_FILE = Path("analysis/maze/channels/channels.csv")
-NOTHING_NAME = "nothing.md"  # instead of the results of a study, if no channel was chosen
+NOTHING_NAME = "nothing.md"  # written instead of a study's results if no channel was chosen
 CHEESE, MOUSE, A_WALL = "cheese", "mouse", "wall"
 OBJECTS = (CHEESE, MOUSE, A_WALL)
 CHOOSING, REPORTING = "choosing", "reporting"  # sets of levels
@@ -56,7 +56,7 @@ OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("log_odds", "log-odds of cheese against corner"),
             Outcome("value", "value estimate (return)"),
             Outcome("stay", "P(stay)", probability=True))
-SQUARES_PER_LEVEL = 16  # that are examples of probes
+SQUARES_PER_LEVEL = 16  # examples for probes
 FREE_CELL, CHEESE_CELL, MOUSE_CELL = "square is free", "cheese in the cell", "mouse in the cell"
 GOT_CHEESE = "will get the cheese"
 
@@ -89,15 +89,19 @@ CHANNEL_FILES = Schema(
 
 
 def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, list[Square]]:
-    """Draw a level with an object on each of its squares, and without it.
+    """Render a level with an object on each of its squares, and without the object.
 
-    The cheese is put on every free square except the mouse's, in a level without other cheese; a
-    wall likewise. The mouse is put on every free square; there is no frame without it, so its
-    frames are compared with their mean.
+    The cheese is placed on every free square except the mouse's, in a level without other cheese;
+    so is a wall. The mouse is placed on every free square; since there is no frame without a mouse,
+    its frames are compared with their mean.
+
+    Args:
+        thing: one of OBJECTS.
+        state: the level.
 
     Returns:
-        Frames with the object uint8 (Q, 64, 64, 3), without it (1, 64, 64, 3), or (0, 64, 64, 3)
-        for the mouse, and the squares.
+        Frames with the object, uint8 (Q, 64, 64, 3); a frame without it, uint8 (1, 64, 64, 3), or
+        none, (0, 64, 64, 3), for the mouse; and the squares.
     """
     bare = state.with_cheese(None)
     grid = bare.grid
@@ -115,13 +119,13 @@ def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, l
 
 def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
                     states: Sequence[MazeState], name: str, seed: int) -> pd.DataFrame:
-    """Compute the tracking scores of all channels of some layers, for each object.
+    """Compute the tracking scores of all channels of some layers for each object.
 
     Args:
-        layers: maps.
+        layers: layers with cells.
         states: levels, each with at least 3 free squares.
-        name: of the set of levels.
-        seed: of the permutations.
+        name: name of the set of levels.
+        seed: seed of the permutations.
 
     Returns:
         A row per layer, object, mapping of squares to cells, and channel; see TRACKING_COLUMNS.
@@ -146,7 +150,8 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
 
 def _maps(policy: Policy, compute: Compute, layers: Sequence[Layer], thing: str, state: MazeState
           ) -> Iterator[tuple[Layer, np.ndarray, np.ndarray, list[Square]]]:
-    """Yield the maps of each layer with an object (Q, C, H, W) and without it (C, H, W)."""
+    """Yield each layer, its output with an object (Q, C, H, W) and without (C, H, W), and squares.
+    """
     frames, without, squares = frames_with(thing, state)
     frames = np.concatenate([frames, without])
     with cached(policy, [layer.name for layer in layers]) as activations:
@@ -160,12 +165,12 @@ def _maps(policy: Policy, compute: Compute, layers: Sequence[Layer], thing: str,
 def choose_channels(scores: pd.DataFrame, number: int) -> list[tuple[str, int]]:
     """Choose channels that track the cheese, as pairs of layer and channel, best contrast first.
 
-    All scores of a chosen channel are above the thresholds by chance, and the cheese stands out in
-    it more than a wall does.
+    All scores of a chosen channel exceed their chance thresholds, and its contrast is larger for
+    the cheese than for a wall.
 
     Args:
-        scores: from :func:`tracking_scores`, of one set of levels.
-        number: largest number of channels per layer.
+        scores: scores on one set of levels, from :func:`tracking_scores`.
+        number: maximum number of channels per layer.
     """
     published = scores[scores["mapping"] == PUBLISHED]
     cheese, wall = (published[published["thing"] == thing].set_index(["layer", "channel"])
@@ -184,18 +189,18 @@ def add_channel_flags(parser: Parser) -> None:
     parser.add_argument("--layer", default=LAYER, help="layer of the channels")
     parser.add_argument("--channels", nargs="+", default=[str(CHANNELS_FILE)],
                         metavar="CHANNELS",
-                        help="numbers and ranges such as 7,8,42-44, or the channels.csv of "
-                             "python -m maze.channels for those of the layer that it chose")
+                        help="numbers and ranges such as 7,8,42-44, or a channels.csv of python -m "
+                             "maze.channels, for the channels of the layer that were chosen there")
     parser.add_argument("--strongest", type=whole(1, 10**4), metavar="N",
-                        help="of a channels.csv take only the N in whose picture the cheese stands "
-                             "out most")
+                        help="use only the N channels of a channels.csv with the largest contrast "
+                             "of the cheese")
 
 
 def find_map(policy: Policy, name: str) -> Layer:
     """Return a layer that has cells.
 
     Raises:
-        UserError: if there is no such layer, or it has no cells.
+        UserError: if the agent does not have the layer, or the layer has no cells.
     """
     layer = find_layer(policy, name)
     if not layer.is_map:
@@ -207,14 +212,15 @@ def find_map(policy: Policy, name: str) -> Layer:
 
 def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, layer: Layer
                    ) -> tuple[int, ...]:
-    """Return the channels of :func:`add_channel_flags`, ascending; empty if none was chosen.
+    """Return the channels given by the flags, ascending; empty if no channel was chosen.
 
     Args:
-        strongest: largest number of channels of each ``channels.csv``, best contrast on the levels
-            of the choice first; None for all of them.
+        texts: ``--channels``: lists of channels, or paths of ``channels.csv``.
+        strongest: maximum number of channels from each ``channels.csv``, by contrast on the levels
+            on which they were chosen; None for all channels.
 
     Raises:
-        UserError: if a text is no list of channels, or the layer has no such channel.
+        UserError: if a text is not a list of channels, or the layer does not have a channel.
     """
     channels: set[int] = set()
     for text in texts:
@@ -231,12 +237,12 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
         else:
             channels |= set(parse_patch(f"zero@{layer.name}:{text}").channels or ())
     if channels:
-        Zero(layer.name, channels=tuple(sorted(channels))).select(policy, layer)  # refuses others
+        Zero(layer.name, channels=tuple(sorted(channels))).select(policy, layer)  # checks them
     return tuple(sorted(channels))
 
 
 def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
-    """Write, instead of all results, that no channel was chosen."""
+    """Write a note that no channel was chosen, in place of the results."""
     text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
     store.write("nothing", value=text + "\n")
     print(text)
@@ -246,16 +252,18 @@ def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
 
 
 class Decisions:
-    """The frames of the decision squares of forks, and what an agent does there.
+    """Frames at the decision squares of forks, and the agent's outcomes there.
 
     Args:
-        states: levels; those that are no forks are left out.
+        policy: agent.
+        compute: device, precision and memory layout.
+        states: levels; levels that are not forks are left out.
 
     Attributes:
         states: the forks.
 
     Raises:
-        UserError: if there are fewer than 10.
+        UserError: if there are fewer than 10 forks.
     """
 
     def __init__(self, policy: Policy, compute: Compute, states: Sequence[MazeState]):
@@ -267,7 +275,7 @@ class Decisions:
                                                for state in self.states])
 
     def outcomes(self) -> np.ndarray:
-        """Measure OUTCOMES, float64 (N, K), under the patches that are active."""
+        """Measure OUTCOMES under the active patches, float64 (N, K)."""
         output = run_policy(self.policy, self.compute, self._frames,
                             self.policy.initial_states(len(self._frames)))
         logs = grouped(output.log_probs.cpu().numpy())
@@ -281,20 +289,22 @@ class Decisions:
 def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
                       factors: Sequence[tuple[float, float]], reference: ReferenceSet,
                       num_controls: int, seed: int) -> pd.DataFrame:
-    """Compute the effect of each factor on each set of channels, and on random sets.
+    """Compute the effects of multiplying sets of channels, and random sets, by each factor.
 
     Args:
-        sets: channels of the layer.
-        factors: of their positive and negative parts.
+        decisions: forks on which effects are measured.
+        layer: layer of the channels.
+        sets: sets of channels.
+        factors: factors of the positive and the negative part.
         reference: frames of other levels, on which the size of a change is measured.
         num_controls: number of random sets per factor and set.
-        seed: of the random sets, the bootstrap and the sign flips.
+        seed: seed of the random sets, the bootstrap and the sign flips.
 
     Returns:
         The table of ``stats.effects.compare_conditions``, see EFFECT_COLUMNS.
 
     Raises:
-        UserError: if so many random sets cannot be drawn.
+        UserError: if not enough random sets can be drawn.
     """
     policy, std = decisions.policy, {layer.name: reference.std(decisions.policy, layer)}
     conditions: list[Condition] = []
@@ -325,10 +335,10 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
 
 def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState],
                     seed: int) -> np.ndarray | None:
-    """Draw whether an episode of each level ends with the cheese, bool (N,).
+    """Draw for each level whether an episode ends with the cheese, bool (N,).
 
-    The exact probability of each level decides, as playing it once would. None for an agent with
-    memory.
+    Sampling from the exact probability is equivalent to playing an episode. Returns None for agents
+    with memory.
     """
     if policy.recurrent:
         return None
@@ -340,18 +350,19 @@ def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState
 
 def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeState],
                  got: np.ndarray | None, seed: int, num_shuffles: int) -> pd.DataFrame:
-    """Fit linear probes of each target by layer; train, choose and test on different levels.
+    """Fit linear probes of each target by layer; train, select and test on different levels.
 
     The mouse is on a random free square, except for "will get the cheese", where it is at the
-    start. SQUARES_PER_LEVEL squares of each maze are examples of the three targets of cells (the
-    cheese's and the mouse's square among them, and others at random): the channels of the cell
-    that shows the square are read. Coordinates (R²) and "will get the cheese" are read from all
-    entries.
+    start. SQUARES_PER_LEVEL squares of each maze are examples for the three targets of cells: the
+    cheese's square, the mouse's, and random others. These probes read the channels of the cell that
+    shows the square; probes of coordinates (R²) and "will get the cheese" read the whole layer.
 
     Args:
-        layers: maps.
-        got: from :func:`draw_got_cheese`.
-        seed: of squares, splits, shuffles and bootstrap.
+        layers: layers with cells.
+        states: levels.
+        got: labels from :func:`draw_got_cheese`.
+        seed: seed of squares, splits, shuffles and bootstrap.
+        num_shuffles: number of probes with shuffled labels.
 
     Returns:
         A row per layer, target and metric; see PROBE_COLUMNS.
@@ -388,7 +399,7 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
             except UserError as error:
                 if target != GOT_CHEESE:
                     raise
-                print(f"no probe of '{GOT_CHEESE}': {error}")  # an agent that always does, or never
+                print(f"no probe of '{GOT_CHEESE}': {error}")  # too few levels of one outcome
                 continue
             tables.append(fitted.scores.assign(layer=layer.name, target=target,
                                                penalty=fitted.penalty, num_levels=len(states)))
@@ -396,7 +407,7 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
 
 
 def _draw_squares(state: MazeState, rng: np.random.Generator) -> tuple[Square, list[Square]]:
-    """Draw a square for the mouse, and the squares of a level that are examples."""
+    """Draw a square for the mouse and the example squares of a level."""
     grid = state.grid
     free = grid.squares(without_cheese=True)
     mouse = free[rng.integers(len(free))]
@@ -405,5 +416,5 @@ def _draw_squares(state: MazeState, rng: np.random.Generator) -> tuple[Square, l
     number = SQUARES_PER_LEVEL - 2
     drawn = rng.choice(len(others), number, replace=len(others) < number)
     squares = [grid.cheese, mouse, *(others[place] for place in drawn)]
-    # In random order: labels are shuffled between levels place by place.
+    # Random order, because shuffling exchanges the labels of equal positions between levels.
     return mouse, [squares[place] for place in rng.permutation(SQUARES_PER_LEVEL)]

@@ -1,7 +1,7 @@
-"""Published claims on maze agents, and the findings of an agent's studies for each of them.
+"""Published claims on maze agents, and the findings of an agent's studies on each of them.
 
-``analysis/maze/<agent>/`` has a folder per study. Of every row with a test, one number is primary;
-these are corrected together over the whole table.
+``analysis/maze/<agent>/`` contains a folder per study. Every row with a test has one primary
+number; p-values of primary numbers are corrected together over the whole table.
 
 Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
 2310.08043), "Add a top-right vector" (2023), "Behavioural statistics for a maze-solving agent"
@@ -39,22 +39,22 @@ from maze.studies.steering import STEERING_FILES
 from stats.claims import Claim, ClaimsTable, Finding, read_rows
 
 EVALUATED = "evaluated"
-PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # of the cheese
+PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # places of the cheese
 BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retargeting", "scrubbing"
 STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
 LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
 TOP_RIGHT, BOTH = "steering_top_right", "steering_both"
-ALL_RETARGETING = "retargeting_all"  # all chosen channels, where RETARGETING has the strongest
+ALL_RETARGETING = "retargeting_all"  # all chosen channels; RETARGETING uses the strongest
 STUDIES = (BEHAVIOUR, STEERING, FIELDS, SOURCES, LAYERS, ALL_LAYERS, TOP_RIGHT, BOTH, CHANNELS,
            RETARGETING, ALL_RETARGETING, SCRUBBING)
-# Of each study the file that it writes last, or instead.
+# Files that each study writes last, or instead of its results.
 _LAST = {**dict.fromkeys(STUDIES, ("report.md",)), CHANNELS: ("channels.csv",),
          **dict.fromkeys((RETARGETING, ALL_RETARGETING), ("*/targets.csv", NOTHING_NAME)),
          SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
 P_CHEESE, P_CORNER, P_OTHER = "p_cheese", "p_corner", "p_other"
 LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
           "log_odds": "log-odds of cheese against corner"}
-_NO_ENDS = (math.nan, math.nan)  # of an interval
+_NO_ENDS = (math.nan, math.nan)  # ends of a missing interval
 _NUM_FEATURES_SHOWN = 3
 
 CLAIMS = ClaimsTable({
@@ -122,13 +122,13 @@ CLAIMS = ClaimsTable({
 
 
 class StudiesFolder:
-    """The studies of one agent.
+    """Folder with the studies of one agent.
 
     Args:
-        path: holds a folder for each study.
+        path: folder with a subfolder per study.
 
     Raises:
-        UserError: if there is no such folder.
+        UserError: if the folder does not exist.
     """
 
     def __init__(self, path: Path):
@@ -137,11 +137,11 @@ class StudiesFolder:
             raise UserError(f"there is no folder {self.path} of studies of an agent")
 
     def has(self, study: str) -> bool:
-        """Whether a study is finished."""
+        """Return whether a study is finished."""
         return any(any((self.path / study).glob(name)) for name in _LAST[study])
 
     def settings(self, study: str) -> dict:
-        """Return the settings of the run that made a study."""
+        """Return the settings of a study."""
         return read_description(self.path / study / "settings.json")
 
     def num_levels(self, study: str) -> int:
@@ -150,12 +150,11 @@ class StudiesFolder:
         return len(levels) if isinstance(levels, list) else 0
 
     def evaluation(self, cheese: str) -> dict:
-        """Return the result of evaluate.py with the cheese in one of PLACES; empty if there is
-        none."""
+        """Return the result of evaluate.py with the cheese in one of PLACES; empty if missing."""
         return read_description(self.path / EVALUATED / f"{cheese}.json")
 
     def steering(self, study: str, fields: bool = False) -> pd.DataFrame:
-        """Return the effects of vectors at decision squares, or over fields (possibly none)."""
+        """Return the effects of vectors at decision squares, or over fields (may be empty)."""
         store = ResultStore(self.path / study, STEERING_FILES)
         if fields and not store.has("field_effects"):
             return store.read("effects").iloc[:0]
@@ -174,7 +173,7 @@ class StudiesFolder:
 
 
 def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
-    """Return all findings of an agent, and the reasons why rows have none.
+    """Return all findings of an agent, and the reasons for rows without findings.
 
     Raises:
         UserError: if a table is damaged.
@@ -197,7 +196,7 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
 
 
 def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 1."""
+    """Yield the findings of row 1: success rates from evaluate.py."""
     for place, levels in ((REGION, "cheese in the region"), (ANYWHERE, "cheese anywhere"),
                           (CORNER, "cheese in the corner")):
         result = folder.evaluation(place)
@@ -208,7 +207,7 @@ def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _behaviour(row: int, folder: StudiesFolder) -> Iterator[Finding]:
-    """Rows 2, 4 and 5; only numbers that were published are shown."""
+    """Yield the findings of rows 2, 4 and 5; only numbers that were published are shown."""
     findings = [finding for finding in behaviour.read_findings(folder.path / BEHAVIOUR)
                 if finding.row == row]
     of_played = f"target: {behaviour.PLAYED_LABEL}"
@@ -247,13 +246,13 @@ def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_lev
 
 
 def _contrast(measure: str, row: Any, num_levels: int) -> Finding:
-    """Return a primary finding that has no meaningful base."""
+    """Return a primary finding without a meaningful base."""
     return Finding("forks", measure, row.effect, row.low_95, row.high_95, num_levels,
                    p_holm=row.p_holm, p=row.p, p_control=row.p_control, primary=True, shown=True)
 
 
 def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> Iterator[Finding]:
-    """Rows 6 and 7; the first outcome is primary."""
+    """Yield the findings of rows 6 and 7: a level's own vector; the first outcome is primary."""
     table, num = folder.steering(STEERING), folder.num_levels(STEERING)
     label = f"own {coefficient}"
     for row in _select(table, label, P_CHEESE):
@@ -265,7 +264,7 @@ def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> 
 
 
 def _random_vectors(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 8: means over the draws of Gaussian vectors, with the range of the draws."""
+    """Yield the findings of row 8: means over Gaussian vectors, with the range over vectors."""
     table, num = folder.steering(FIELDS, fields=True), folder.num_levels(FIELDS)
     for outcome, measure in (("mean_total_variation", "mean total variation"),
                              ("into_walls", "moves into walls"), ("stay", "stays")):
@@ -281,7 +280,7 @@ def _random_vectors(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _sources(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 9."""
+    """Yield the findings of row 9: vectors of other levels."""
     table, num = folder.steering(SOURCES), folder.num_levels(SOURCES)
     for label in _labels(table):
         source = label.removesuffix(" -1")
@@ -293,14 +292,14 @@ def _sources(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _without_cheese(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 10."""
+    """Yield the finding of row 10: distance from the field of the level without cheese."""
     yield from _effect(folder.steering(FIELDS, fields=True), "own -1", "distance_to_other_level",
                        "mean total variation from the level without cheese",
                        folder.num_levels(FIELDS), primary=True)
 
 
 def _layers(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 11, each layer by itself: how many act, and the strongest."""
+    """Yield the findings of row 11 for single layers; the count and the strongest are shown."""
     table, num = folder.steering(LAYERS), folder.num_levels(LAYERS)
     table = table[~table["control"] & (table["outcome"] == P_CHEESE)]
     if len(table):
@@ -314,7 +313,7 @@ def _layers(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _all_layers(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 11, all layers at once."""
+    """Yield the finding of row 11 for all layers at once."""
     table = folder.steering(ALL_LAYERS)
     label = table["label"].iloc[0]
     yield from _effect(table, label, P_CHEESE, f"P(cheese), all layers at {label.split()[1]}",
@@ -322,7 +321,7 @@ def _all_layers(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _corner(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 12."""
+    """Yield the findings of row 12: the top right vector."""
     table, num = folder.steering(TOP_RIGHT), folder.num_levels(TOP_RIGHT)
     for label in _labels(table):
         yield from _effect(table, label, P_CORNER, f"P(corner) at {label.removeprefix('own ')}",
@@ -332,7 +331,7 @@ def _corner(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _both(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 13."""
+    """Yield the findings of row 13: cheese and top right vector together."""
     table, num = folder.steering(BOTH), folder.num_levels(BOTH)
     for label in ("cheese -1", "top right +1", "both"):
         yield from _effect(table, label, P_CORNER, f"P(corner), {label}", num)
@@ -341,7 +340,7 @@ def _both(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 14: at the layer that the other studies examine, and by layer."""
+    """Yield the findings of row 14 by layer; the layer of the other studies is shown."""
     table = folder.channels.read("channels")
     main_layer = str(folder.settings(CHANNELS).get("layer"))
     table = table[(table["thing"] == CHEESE) & (table["mapping"] == PUBLISHED)
@@ -360,7 +359,7 @@ def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 15: the channel with the best score, and the chosen ones together."""
+    """Yield the findings of row 15: the best channel, and all chosen channels together."""
     store = folder.channels
     table = (store.read("effects") if store.has("effects")
              else pd.DataFrame(columns=list(EFFECT_COLUMNS)))
@@ -372,7 +371,7 @@ def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 16: the strongest channel, whose test is the row's, or all chosen channels."""
+    """Yield the findings of row 16: the strongest channel (primary), or all chosen channels."""
     store, is_primary = folder.retargeting(study), study == RETARGETING
     for arm in store.keys("parts"):
         parts = store.read("parts", arm)
@@ -388,7 +387,7 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
         tested = (store.read("effects", arm) if store.has("effects", arm)
                   else pd.DataFrame(columns=list(JUDGED_COLUMNS)))
         tested = tested[~tested["control"].astype(bool)]
-        if len(tested):  # against each kind of control: the weaker evidence counts
+        if len(tested):  # of the two kinds of controls, the weaker evidence counts
             yield Finding.of_effect(
                 "targets with controls", f"path probability, {name}, tested",
                 tested.sort_values("p_control").iloc[-1], int(parts["levels"].max()),
@@ -396,7 +395,7 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
 
 
 def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 17."""
+    """Yield the findings of row 17: causal scrubbing."""
     store, num = folder.scrubbing, folder.num_levels(SCRUBBING)
     if store.has("table"):
         conditions, contrasts = store.read("conditions"), store.read("contrasts")
@@ -417,7 +416,7 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _probes(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 18: every layer; the best of each target is shown."""
+    """Yield the findings of row 18: probes of every layer; the best per target are shown."""
     table = folder.channels.read("probes")
     table = table[table["metric"].isin(("auc", "r2")) | (
         (table["target"] == GOT_CHEESE) & (table["metric"] == "accuracy"))]

@@ -1,11 +1,11 @@
-"""Which features of a level predict an outcome of the agent: logistic regressions.
+"""Logistic regressions of an outcome of the agent on features of the level.
 
-Source: *Behavioural statistics for a maze-solving agent* (2023), rows 4 and 5 of the findings. A
-target is a number between 0 and 1 a level: 1 where the agent got the cheese and 0 where not, or the
-exact probability that it does. Of a probability q, a level counts q times as 1 and 1 - q times as
-0, so that nothing is drawn.
+Source: *Behavioural statistics for a maze-solving agent* (2023), rows 4 and 5 of the table of
+claims. A target is a number between 0 and 1 per level: 1 if the agent got the cheese and 0 if not,
+or the exact probability of getting it. A level with probability q is fitted as a 1 with weight q
+and a 0 with weight 1 - q, so that no outcome has to be sampled.
 
-Letters in shape comments: N levels, F features, S scores, R resamplings.
+Symbols in shapes: N levels, F features, S scores, R resamples.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS
 from stats.significance import holm, sign_flip_p
 
 FOLDS = 10
-MIN_LEVELS = 10  # levels of either outcome, of which each fold then has one
-RESAMPLINGS = 400  # of levels, each with a fit
+MIN_LEVELS = 10  # levels of each outcome, so that every fold contains one
+RESAMPLINGS = 400  # bootstrap resamples of levels, each with its own fit
 NUM_SUBSETS = 200
 SINGLE, SET, ALL = "single", "set", "all"
-SETS = {  # published: the second article's, that without the feature that cost nothing, the first
-    "three": ("euc_C_T", "steps_C_D", "euc_C_D"),  # article's, and the six best single ones
+# Published sets: the second article's, the same without its redundant feature, the first
+# article's, and the six best single features.
+SETS = {
+    "three": ("euc_C_T", "steps_C_D", "euc_C_D"),
     "two": ("euc_C_T", "steps_C_D"),
     "four": ("euc_C_T", "steps_C_D", "euc_C_D", "euc_D_5x5"),
     "six": ("euc_C_5x5", "euc_C_T", "euc_C_D", "steps_C_D", "steps_C_5x5", "steps_C_T")}
@@ -38,47 +40,47 @@ SCORES = ("accuracy", "log_loss")
 COLUMNS = {"target": str, "model": str, "features": str, "quantity": str, "feature": str,
            "value": float, "low_95": float, "high_95": float, "base": float, "p": float,
            "p_holm": float}
-_SMALLEST = 1e-15  # probability in a log-loss
-_NONE = "-"  # the feature of what is no feature's
+_SMALLEST = 1e-15  # smallest probability in a log-loss
+_NONE = "-"  # feature name in rows that do not belong to a feature
 
 Fit = Callable[[np.ndarray, np.ndarray, np.ndarray], LogisticRegression]
 
 
 def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strata: np.ndarray,
                 seed: int, sets: Mapping[str, Sequence[str]] = SETS) -> pd.DataFrame:
-    """Every regression of every target.
+    """Fit and score all regressions for every target.
 
-    Scores are of predictions for levels that were not fitted: by FOLDS folds, the same ones for all
-    regressions, with means and standard deviations of the features, fits and base rate from the
-    other folds. Intervals of scores draw levels, not fits.
+    Scores are computed on held-out levels by FOLDS-fold cross-validation, with the same folds for
+    all regressions; standardisation, fits and base rate come from the training folds. Intervals of
+    scores resample levels and do not include the variation of the fits.
 
     Args:
-        features: a column a feature, two or more; a row a level.
-        targets: by name, between 0 and 1 (N,).
-        strata: whether the agent got the cheese, bool (N,): every fold has its share of both.
-        seed: of folds, bootstrap, sign flips and subsets.
-        sets: features by the name of their set.
+        features: two or more features, a row per level and a column per feature, (N, F).
+        targets: targets by name, between 0 and 1, (N,).
+        strata: whether the agent got the cheese, bool (N,); folds are stratified by it.
+        seed: seed of folds, bootstrap, sign flips and subsets.
+        sets: sets of features by name.
 
     Returns:
-        A row a number, with COLUMNS. ``model`` is SINGLE for a regression on one feature alone,
-        SET for one on a set, ALL for what concerns all features. Rows of a ``quantity``:
+        A row per number, with COLUMNS. ``model`` is SINGLE for a regression on one feature, SET
+        for a regression on a set, and ALL for numbers on all features. Values of ``quantity``:
 
-        - ``accuracy``, ``log_loss`` (nats): with a bootstrap interval over levels, and in ``base``
-          the score of the base rate.
-        - ``accuracy_gain``, ``log_loss_gain``: by how much the regression is better than the base
-          rate in the same levels, with interval, sign-flip ``p``, and ``p_holm``, corrected for
-          all gains of the table.
-        - ``coefficient``, ``intercept``: of the whole data, features standardised; of a set with
-          an interval by fits to RESAMPLINGS draws of levels.
-        - ``vif``: variance inflation factor of a feature, from the others of its set; NaN
-          where they give it away.
-        - ``share_positive``, ``share_negative``: of those of NUM_SUBSETS random subsets of the
-          features that have the feature, how many give it a coefficient of that sign.
+        - ``accuracy``, ``log_loss`` (nats): score with a bootstrap interval over levels; ``base``
+          is the score of the base rate.
+        - ``accuracy_gain``, ``log_loss_gain``: improvement over the base rate on the same levels,
+          with interval, sign-flip ``p``, and ``p_holm``, corrected for all gains of the table.
+        - ``coefficient``, ``intercept``: fit to all levels with standardised features; for sets
+          with an interval from fits to RESAMPLINGS bootstrap resamples of levels.
+        - ``vif``: variance inflation factor of a feature given the others of its set; NaN if it is
+          a linear function of them.
+        - ``share_positive``, ``share_negative``: among those of NUM_SUBSETS random subsets that
+          contain the feature, the share in which its coefficient has this sign.
 
     Raises:
-        UserError: if there are too few levels of either outcome, or a number is not finite.
+        UserError: if there are too few levels of one outcome, a feature is not finite, or a target
+            is not between 0 and 1.
     """
-    with config_context(assume_finite=True, skip_parameter_validation=True):  # half of the time
+    with config_context(assume_finite=True, skip_parameter_validation=True):  # halves the time
         return _regressions(features, targets, strata, seed, sets)
 
 
@@ -93,7 +95,7 @@ def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], stra
         raise UserError("the features of a regression hold NaN or infinity")
     folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(features, strata))
     bootstrap = ClusterBootstrap(np.arange(len(features)), seed)
-    rows, gains = [], []  # gains: (N,) for each row of one, in their order
+    rows, gains = [], []  # gains: gain of each level (N,) for every row with a gain
     for target_name, target in targets.items():
         base = _scores(_held_out(np.zeros((len(target), 0)), target, folds, None), target)
         models = {(SINGLE, name): ([name], _fit_single) for name in features.columns}
@@ -122,10 +124,10 @@ def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], stra
 
 
 def check_outcomes(target: np.ndarray, name: str) -> None:
-    """Check that there are enough levels of either outcome to fit and test on.
+    """Check that there are enough levels of each outcome for fitting and testing.
 
     Raises:
-        UserError: if there are not.
+        UserError: if there are fewer than MIN_LEVELS levels of one outcome.
     """
     either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
     if min(either) < MIN_LEVELS:
@@ -134,13 +136,15 @@ def check_outcomes(target: np.ndarray, name: str) -> None:
 
 
 def _fit_single(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
-    """The regression on one feature, with the slight squared penalty that scikit-learn has."""
+    """Fit a logistic regression with scikit-learn's default L2 penalty."""
     return LogisticRegression().fit(*_twice(values, target, counts))
 
 
 def _fit_l1(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
-    """L1 logistic regression, with scikit-learn's weight of the penalty; the intercept, which
-    its solver penalises, too, is scaled so that this does not tell."""
+    """Fit an L1 logistic regression with scikit-learn's default penalty weight.
+
+    The solver penalises the intercept, too; ``intercept_scaling`` makes this negligible.
+    """
     model = LogisticRegression(penalty="l1", solver="liblinear", intercept_scaling=10,
                                max_iter=1000, random_state=0)
     return model.fit(*_twice(values, target, counts))
@@ -148,7 +152,7 @@ def _fit_l1(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> Logis
 
 def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each level as a 1 and as a 0, with their weights; those of weight 0 are left out."""
+    """Return each level as a 1 and as a 0 with weights; examples of weight 0 are left out."""
     weights = np.concatenate([counts * target, counts * (1 - target)])
     labels = np.repeat([1, 0], len(target))
     some = weights > 0
@@ -157,10 +161,10 @@ def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
 
 def _fitted(values: np.ndarray, target: np.ndarray, fit: Fit,
             counts: np.ndarray | None = None) -> tuple[StandardScaler, LogisticRegression]:
-    """Features standardised, and the regression on them.
+    """Standardise the features and fit the regression.
 
     Args:
-        counts: how often each level is drawn (N,); once if not given.
+        counts: how often each level was drawn (N,); by default once.
     """
     counts = np.ones(len(target)) if counts is None else counts
     scaler = StandardScaler().fit(values, sample_weight=counts)
@@ -168,8 +172,10 @@ def _fitted(values: np.ndarray, target: np.ndarray, fit: Fit,
 
 
 def _held_out(values: np.ndarray, target: np.ndarray, folds: list, fit: Fit | None) -> np.ndarray:
-    """Probability of 1 of each level (N,) from the folds it is not in; without ``fit`` the mean
-    of their targets."""
+    """Predict the probability of 1 for each level from the other folds, float64 (N,).
+
+    Without ``fit`` the prediction is the mean of their targets.
+    """
     found = np.empty(len(target))
     for train, test in folds:
         if fit is None:
@@ -181,7 +187,7 @@ def _held_out(values: np.ndarray, target: np.ndarray, folds: list, fit: Fit | No
 
 
 def _scores(probability: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Accuracy and log-loss of each level (S, N), as expected where the target is no 0 or 1."""
+    """Return accuracy and log-loss of each level (S, N), as expected values for probabilities."""
     inside = probability.clip(_SMALLEST, 1 - _SMALLEST)
     return np.stack([np.where(probability >= 0.5, target, 1 - target),
                      -target * np.log(inside) - (1 - target) * np.log1p(-inside)])
@@ -189,7 +195,7 @@ def _scores(probability: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstrap
                 ) -> tuple[list[dict], list[np.ndarray]]:
-    """Rows of scores and of gains over the base rate, and the gains of each level."""
+    """Return rows of scores and gains over the base rate, and each level's gains."""
     gains = np.stack([scores[0] - base[0], base[1] - scores[1]])  # (S, N)
     values = np.concatenate([scores, gains])
     low, high = bootstrap.interval(values)
@@ -203,10 +209,10 @@ def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstra
 
 def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray, fit: Fit,
                       seed: int | None) -> list[dict]:
-    """Intercept and coefficients on standardised features, with intervals if a seed is given."""
+    """Return rows of intercept and standardised coefficients, with intervals if seeded."""
     def coefficients(counts: np.ndarray | None = None) -> np.ndarray:
         if counts is not None and not 0 < counts @ target < len(target):
-            return np.full(1 + len(names), np.nan)  # one outcome alone was drawn
+            return np.full(1 + len(names), np.nan)  # only one outcome was drawn
         model = _fitted(values, target, fit, counts)[1]
         return np.concatenate([model.intercept_, model.coef_[0]])  # (1 + F,)
 
@@ -222,7 +228,7 @@ def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarr
 
 
 def _inflation_rows(values: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Variance inflation factors; NaN where the other features give a feature away."""
+    """Return rows of variance inflation factors, NaN for linearly dependent features."""
     rows = []
     for number, name in enumerate(names):
         others, own = np.delete(values, number, axis=1), values[:, number]
@@ -234,7 +240,7 @@ def _inflation_rows(values: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 def _sign_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
                seed: int) -> list[dict]:
-    """Stability of the signs of coefficients over random subsets of the features."""
+    """Return rows with the shares of coefficient signs over random subsets of the features."""
     rng = np.random.default_rng([seed, 1])
     signs = np.full((NUM_SUBSETS, len(names)), np.nan)
     for row in signs:

@@ -1,11 +1,11 @@
-"""Retargeting: a cell of some channels is set, as if the cheese were at the square it shows.
+"""Retargeting: set a cell of some channels as if the cheese were at the square that it shows.
 
-The level's cheese is removed. Every square is a target of its own, also where several share a cell
-of the map. The outcome of a target is the normalised path probability and, of agents without
-memory, the exact probability of reaching it within the episode's steps. On the way to a target the
-mouse is never behind it, so only the squares that are reached without passing it are run.
+The level's cheese is removed. Every square is a separate target, even if several squares share a
+cell of the map. The outcomes of a target are the normalised path probability and, for agents
+without memory, the exact probability of reaching it within the episode's steps. Before it reaches
+a target, the mouse cannot be behind it, so only squares reachable without passing it are run.
 
-Letters in shape comments: R frames of a level, K channels, C H W the maps of the layer.
+Symbols in shapes: R frames of a level, K channels, C H W dimensions of the layer's output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSES_PER_BATCH = 512
 CHANNELS, CELLS = "channels", "cells"  # kinds of controls
 UNPATCHED, PATCHED = "unpatched", "patched"
 MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
-ALL = "all"  # targets, as a part
+ALL = "all"  # part that contains all targets
 OUTCOME = Outcome("path", "path probability", probability=True)
 _CONTROLS = {CHANNELS: "other channels at the same cell", CELLS: "the same channels at other cells"}
 _BINS = {("off the corner's path", "off_corner_path"):
@@ -52,7 +52,7 @@ PART_COLUMNS = {
         (UNPATCHED, PATCHED, "effect", "low_95", "high_95", "ratio", "share_larger"), float)}
 JUDGED_COLUMNS = {"arm": str, "control": bool, "outcome": str, **dict.fromkeys(
     ("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm", "p_control"), float)}
-RETARGETING_FILES = Schema(  # tables and figures of an arm stay while another one is run
+RETARGETING_FILES = Schema(  # results of an arm are kept when another arm is run
     "retargeted mazes", "python -m maze.retargeting", items={
         "levels": Entry("{}/levels/{}.csv", Table(TARGET_COLUMNS, exact=True, whole=True)),
         "controls": Entry("{}/controls/{}.csv", Table(CONTROL_COLUMNS, exact=True, whole=True)),
@@ -65,11 +65,11 @@ RETARGETING_FILES = Schema(  # tables and figures of an arm stay while another o
 
 @dataclasses.dataclass(frozen=True)
 class CellPatch:
-    """Values that the cell of a target is set to in some channels.
+    """Patch that sets the target's cell in some channels.
 
     Attributes:
-        channels: K.
-        values: value of each channel (K,).
+        channels: the K channels.
+        values: value of the cell in each channel (K,).
         others: value of the other cells of these channels; None keeps them.
     """
 
@@ -78,7 +78,7 @@ class CellPatch:
     others: float | None = None
 
     def apply(self, activations: Tensor, cell: tuple[int, int]) -> Tensor:
-        """Return activations (R, C, H, W) with a cell set."""
+        """Return a copy of activations (R, C, H, W) with a cell (row, column) set."""
         patched = activations.clone()
         chosen = list(self.channels)
         if self.others is not None:
@@ -89,14 +89,14 @@ class CellPatch:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """A target and the patch that is tried for it.
+    """A target and a patch to try for it.
 
     Attributes:
-        target: the square.
-        squares: numbers of the squares that are run (k,).
-        facings: of the mouse.
-        patch: what is set.
-        cell: where.
+        target: target square.
+        squares: indices of the squares to run (k,).
+        facings: facings of the mouse.
+        patch: patch to apply.
+        cell: cell that the patch sets, (row, column).
     """
 
     target: Square
@@ -106,15 +106,15 @@ class _Trial:
     cell: tuple[int, int]
 
     def rows(self, num_squares: int) -> np.ndarray:
-        """Numbers of the frames, facing by facing, in a level with ``num_squares`` squares."""
+        """Return the indices of the frames, facing by facing, in a level of ``num_squares``."""
         return np.concatenate([self.squares + facing * num_squares for facing in self.facings])
 
 
 def draw_targets(grid: Grid, number: int | None, rng: np.random.Generator) -> list[Square]:
-    """Return squares that the mouse can walk to, without its own, in order.
+    """Return squares that the mouse can reach, except its own, ordered by row, then column.
 
     Args:
-        number: of squares, drawn at random; None for all.
+        number: number of squares to draw at random; None for all.
     """
     steps = grid.distances(grid.mouse)
     squares = [square for square in grid.squares() if steps[square] > 0]
@@ -124,12 +124,12 @@ def draw_targets(grid: Grid, number: int | None, rng: np.random.Generator) -> li
 
 
 class RetargetedLevel:
-    """A level without its cheese, in which squares are made targets.
+    """A level without its cheese, on which targets are measured.
 
     Args:
-        forward: of the agent, split at a layer with cells.
-        layer: that layer.
-        state: the level.
+        forward: forward pass of the agent, split at a layer with cells.
+        layer: this layer.
+        state: the level, with or without cheese.
     """
 
     def __init__(self, forward: PartialForward, layer: Layer, state: MazeState):
@@ -140,7 +140,7 @@ class RetargetedLevel:
 
     @functools.cached_property
     def field(self) -> ResumedField:
-        """The frames with the mouse on every square, run up to the layer."""
+        """Forward passes up to the layer, with the mouse on every square."""
         return ResumedField(self.forward, self.state, self.grid.squares(), self.facings)
 
     @functools.cached_property
@@ -149,14 +149,15 @@ class RetargetedLevel:
                                 self.field.memory)
 
     def cell(self, square: Square) -> tuple[int, int]:
-        """The layer's cell that shows a square."""
+        """Return the layer's cell that shows a square."""
         return self.layer.cell(*square, self.grid.world_dim)
 
     def measure_targets(self, targets: Sequence[Square], patch: CellPatch | None) -> pd.DataFrame:
         """Measure the outcomes of each target; see TARGET_COLUMNS.
 
         Args:
-            patch: of its cell. None: the cheese is put there instead.
+            targets: target squares.
+            patch: patch of the target's cell; None moves the cheese to the target instead.
         """
         unpatched = self._exact(self._unpatched, targets)
         after = self._with_cheese(targets) if patch is None else self._patched(
@@ -177,8 +178,13 @@ class RetargetedLevel:
                          others: Sequence[CellPatch], rng: np.random.Generator) -> pd.DataFrame:
         """Measure path probabilities under controls; see CONTROL_COLUMNS.
 
-        Other channels are set at each target's cell, and the same ones, as often, at cells of
-        other squares.
+        There are two kinds, equally many of each: patches of other channels at the target's cell,
+        and the same patch at cells of other squares.
+
+        Args:
+            targets: target squares.
+            patch: patch of the target's cell.
+            others: patches of other channels.
         """
         trials, rows = [], []
         for target in targets:
@@ -198,7 +204,7 @@ class RetargetedLevel:
         return pd.DataFrame(rows, columns=list(CONTROL_COLUMNS)[:-1]).assign(path=paths)
 
     def _before(self, target: Square) -> np.ndarray:
-        """Numbers of the squares that the mouse can be on before a target."""
+        """Return the indices of the squares that the mouse can visit before a target."""
         cells = self.grid.cells.copy()
         cells[target] = WALL
         reached = dataclasses.replace(self.grid, cells=cells).distances(self.grid.mouse) >= 0
@@ -210,7 +216,7 @@ class RetargetedLevel:
         return Chain.of(fields).reaching(targets, self.state.timeout - self.state.time)
 
     def _patched(self, trials: Sequence[_Trial]) -> Iterator[tuple[Field, ...]]:
-        """Yield the fields of each trial."""
+        """Yield the fields of each trial, one per facing."""
         batch: list[tuple[_Trial, np.ndarray]] = []
         for number, trial in enumerate(trials, 1):
             batch.append((trial, trial.rows(len(self.field.squares))))
@@ -227,7 +233,7 @@ class RetargetedLevel:
             batch = []
 
     def _with_cheese(self, targets: Sequence[Square]) -> Iterator[tuple[Field, ...]]:
-        """Yield the fields with the cheese at each target."""
+        """Yield the fields with the cheese at each target, one per facing."""
         policy, compute = self.forward.policy, self.forward.compute
         for target in targets:
             moved = self.state.with_cheese(target)
@@ -242,11 +248,12 @@ class RetargetedLevel:
 def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return means over targets with 95 % intervals over levels; see PART_COLUMNS.
 
-    The parts are all targets, and those by squares off the corner's path and by rows of the maze.
+    The parts are all targets, groups by squares off the corner's path, and groups by rows of the
+    maze.
 
     Args:
-        targets: see TARGET_COLUMNS.
-        seed: of the bootstrap.
+        targets: measurements of the targets, see TARGET_COLUMNS.
+        seed: seed of the bootstrap.
     """
     parts = [(ALL, ALL, np.ones(len(targets), bool))]
     for (name, column), bins in _BINS.items():
@@ -273,12 +280,15 @@ def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
 def compare_controls(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Compare the effect on path probabilities with both kinds of controls at the same targets.
 
+    Targets of a level are resampled and flipped together.
+
     Args:
-        controls: see CONTROL_COLUMNS.
+        targets: measurements of the targets, see TARGET_COLUMNS.
+        controls: measurements under controls, see CONTROL_COLUMNS.
+        seed: seed of bootstrap and sign flips.
 
     Returns:
-        The table of ``stats.effects.compare_conditions``, empty with fewer than 10 levels.
-        Targets of a level are drawn and flipped together.
+        The table of ``stats.effects.compare_conditions``; empty for fewer than 10 levels.
     """
     paths = controls.pivot(index=list(_KEYS), columns=["kind", "number"], values="path")
     own = targets.set_index(list(_KEYS)).loc[paths.index]

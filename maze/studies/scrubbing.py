@@ -1,10 +1,10 @@
-"""Causal scrubbing in mazes: channels of a level are resampled from levels whose cheese is at the
-same square, or at another one.
+"""Causal scrubbing in mazes: channels resampled from levels with the same or another cheese square.
 
-The cheese of a source is put there; its mouse is on a random free square. The outcomes are sizes of
-the change of the level's field, measured on some of its squares.
+The cheese of a source level is moved to its square, and its mouse to a random free square. The
+outcomes measure the change of the target level's field on a sample of its squares.
 
-Letters in shape comments: B squares of a level, k sources, C H W the maps of the layer, M outcomes.
+Symbols in shapes: B squares of a level, k sources, C H W dimensions of the layer's output, M
+outcomes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTCOMES = {"total_variation": "mean total variation of the field",
             "cheese_change": "absolute change of P(cheese) there",
             "direction_changed": "most likely direction changed there"}
 POOL_SIZE = 400  # levels that sources are drawn from
-_TRIES = 200  # for a source
+_TRIES = 200  # maximum number of draws per source
 
 CONDITION_COLUMNS = {"channels": str, "feature": str, "outcome": str,
                      **dict.fromkeys(("mean", "low_95", "high_95"), float)}
@@ -55,12 +55,12 @@ SCRUBBING_FILES = Schema(
 
 
 class SourcePool:
-    """Levels of which sources are made.
+    """Pool of levels from which sources are drawn.
 
     Args:
-        env: the game.
-        without: seeds of the targets, none of which is used.
-        seed: of the levels.
+        env: environment configuration of the levels.
+        without: seeds of the target levels, which are excluded.
+        seed: seed of the draw of levels.
     """
 
     def __init__(self, env: EnvConfig, without: Collection[int], seed: int):
@@ -70,10 +70,15 @@ class SourcePool:
             env.distribution_mode, number, env.use_backgrounds).with_cheese(None))
 
     def frames(self, cheese: Square, same: bool, num: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw frames of levels with the cheese at a square, or elsewhere, uint8 (num, 64, 64, 3).
+        """Draw frames of source levels, uint8 (num, 64, 64, 3).
+
+        Args:
+            cheese: square of the target's cheese.
+            same: whether the sources have their cheese at this square, or at other squares.
+            num: number of frames.
 
         Raises:
-            UserError: if the square is free in too few levels.
+            UserError: if too few sources are found.
         """
         return np.stack(draw_sources(
             lambda rng: self._propose(cheese if same else None, rng), cheese, same, num,
@@ -93,15 +98,19 @@ class SourcePool:
 
 def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num_sources: int,
                 num_squares: int | None, seed: int) -> Target:
-    """Make a fork a target of scrubbing, whose outcomes are OUTCOMES.
+    """Prepare a fork as a target of scrubbing, with the outcomes OUTCOMES.
 
     Args:
-        num_squares: number of squares of the field, drawn at random; None for all. The published
-            norm of the whole field is estimated from these squares.
-        seed: of sources and squares, together with the level's.
+        forward: forward pass of the agent, split at the layer of the channels.
+        state: the level.
+        pool: levels from which sources are drawn.
+        num_sources: number of sources with the same cheese square, and with other ones.
+        num_squares: number of random squares of the field; None for all. The published norm of the
+            whole field is estimated from these squares.
+        seed: seed of sources and squares, combined with the level's seed.
 
     Raises:
-        UserError: if the level is no fork, or sources are not found.
+        UserError: if the level is not a fork, or too few sources are found.
     """
     rng = np.random.default_rng([seed, state.level_seed])
     grid = state.grid
@@ -135,6 +144,6 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
 
 
 def _probs(log_probs: np.ndarray) -> np.ndarray:
-    """Probabilities of left, down, up, right, stay, (P, 15) to (P, 5)."""
+    """Return P(left), P(down), P(up), P(right), P(stay) (P, 5) from log-probabilities (P, 15)."""
     probs = np.exp(grouped(log_probs))
     return probs / probs.sum(axis=1, keepdims=True)

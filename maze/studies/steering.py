@@ -1,23 +1,22 @@
-"""Effects of steering vectors on forks: at the decision square, and over the whole field.
+"""Effects of steering vectors on forks: at the decision square and over the whole field.
 
-The experiment: vectors are added to a layer's output, or to that of all layers, with several
-coefficients (:class:`Arms`); the probabilities of the agent's next step are measured without and
-with them, and with control vectors (:class:`Experiment`); the changes are compared with those by
-the controls (:func:`compare_arms`). All forward passes of a frame share what comes before the
-layer.
+Vectors are added to the output of one layer, or of all layers, with several coefficients
+(:class:`Arms`). The agent's next-step probabilities are measured without vectors, with them, and
+with control vectors (:class:`Experiment`); effects of vectors and controls are then compared
+(:func:`compare_arms`). All forward passes of a frame share the computation before the layer.
 
-A result folder has::
+A result folder contains::
 
     decisions/<arms>/<number>.npz     outcomes of some forks at their decision squares
-    fields/<arms>/<number>.npz        the same over the fields of forks
+    fields/<arms>/<number>.npz        outcomes over the fields of some forks
     choosing/<arms>/<number>.npz      outcomes of the forks on which layer and coefficient are
                                       chosen; see :class:`Measurements` for the arrays
     vectors/<name>.npz                steering vectors
     decisions.csv                     a row per arm and fork
     effects.csv, field_effects.csv    a row per arm and outcome
 
-Letters in shape comments: N forks, n of them at a time, B frames, D draws (the vectors, then their
-controls), A arms, K outcomes, … a layer's shape.
+Symbols in shapes: N forks, n forks per batch, B frames, D draws (the vectors, then their controls),
+A arms, K outcomes, … a layer's shape.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ from stats.effects import Condition, Outcome, compare_conditions, with_verdicts
 CONTROL_KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
                  GAUSSIAN: "Gaussian vectors of the same norm",
                  OTHERS: "vectors of levels with the thing elsewhere"}
-MAX_FORKS = 64  # at a time
-_MAX_ENTRIES = 1 << 21  # of their vectors; every control has as many
+MAX_FORKS = 64  # per batch
+_MAX_ENTRIES = 1 << 21  # entries of the vectors per batch; every control has as many
 _TO_OTHER_LEVEL = "distance_to_other_level"
 SIZES = ("in_std", "norm", "relative")
 
@@ -117,8 +116,8 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
     """Return the outcomes of fields.
 
     Args:
-        kind: of vector; its changed level's field is compared with the patched one, too.
-        exact: whether there are fields of both facings, for exact probabilities.
+        kind: optional kind of vector; adds the distance from the field of its changed level.
+        exact: whether to include exact probabilities, which need fields with both facings.
     """
     other = () if kind is None else (Outcome(
         _TO_OTHER_LEVEL, f"mean total variation from {kind.label}", probability=True),)
@@ -127,11 +126,11 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class VectorSource:
-    """Kind of vector, and which levels it is made of.
+    """Kind of a vector and the levels from which it is computed.
 
     Attributes:
-        kind: None for FIXED.
-        source: see ``maze.studies.vectors``.
+        kind: kind of the vector; None for FIXED.
+        source: source of the levels, see ``maze.studies.vectors``.
     """
 
     kind: VectorKind | None
@@ -139,7 +138,7 @@ class VectorSource:
 
     @property
     def fixed_name(self) -> str:
-        """Name of the vectors that all levels share."""
+        """Name of vectors that are shared by all levels."""
         return "given" if self.kind is None else f"{self.kind.name}_mean"
 
 
@@ -148,12 +147,12 @@ class Arms:
     """Conditions that add the same vectors at the same layer, with different coefficients.
 
     Attributes:
-        name: of their folder.
-        layer: a name, or ALL.
-        sources: of the vectors that are added together.
-        conditions: their values are the coefficients of the vectors.
-        contrast: of three conditions (one vector, the other one, both), the departure of the last
-            one from additivity.
+        name: name of the arms' folder.
+        layer: name of a layer, or ALL.
+        sources: sources of the vectors that are added together.
+        conditions: conditions whose values are the coefficients of the vectors.
+        contrast: optional condition for the interaction, if the conditions are the first vector,
+            the second vector and both.
     """
 
     name: str
@@ -168,9 +167,9 @@ class Measurements:
     """Outcomes of arms on some forks.
 
     Attributes:
-        before: without vectors, float64 (N, K).
-        after: of each draw and arm, float64 (D, A, N, K).
-        sizes: of the change, by SIZES, float64 (D, A, N, 3).
+        before: outcomes without vectors, float64 (N, K).
+        after: outcomes of each draw and arm, float64 (D, A, N, K).
+        sizes: sizes of the change of the layer's output, see SIZES, float64 (D, A, N, 3).
     """
 
     before: np.ndarray
@@ -179,14 +178,14 @@ class Measurements:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
-        """Concatenate the forks of several parts."""
+        """Concatenate measurements along the forks."""
         return cls(np.concatenate([part.before for part in parts]),
                    np.concatenate([part.after for part in parts], axis=2),
                    np.concatenate([part.sizes for part in parts], axis=2))
 
 
 class _SteeredPass:
-    """Forward passes of the same frames (B), each with vectors added at one layer, or at all."""
+    """Forward passes of the same B frames, with vectors added at one layer or at all layers."""
 
     def __init__(self, policy: Policy, compute: Compute, layer: str, frames: np.ndarray,
                  std: Mapping[str, Tensor]):
@@ -198,7 +197,7 @@ class _SteeredPass:
         return self._prefix.run_from() if self._prefix is not None else self._run_all()
 
     def with_added(self, added: Mapping[str, Tensor]) -> tuple[PolicyOutput, np.ndarray]:
-        """Add vectors (B, …), by layer; return the output and the sizes of the change (B, 3)."""
+        """Add vectors (B, …) by layer; return the output and the sizes of the change (B, 3)."""
         if self._prefix is None:
             with patched(self._policy, [Add(ALL, vector=added)], self._std) as patches:
                 output = self._run_all()
@@ -220,16 +219,17 @@ class _SteeredPass:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Agent, vectors and controls of which effects are measured.
+    """Agent, vectors and controls whose effects are measured.
 
     Attributes:
-        policy, compute: the agent; one with a memory is in its initial state.
-        pool: levels that vectors of other levels are made of.
-        fixed: vectors that all levels share, by ``VectorSource.fixed_name`` and layer.
+        policy: agent; recurrent agents are in their initial state.
+        compute: device, precision and memory layout.
+        pool: levels from which vectors of other levels are computed.
+        fixed: vectors shared by all levels, by ``VectorSource.fixed_name`` and layer.
         std: standard deviations of layers' units over a reference set, by layer.
-        control_kinds: some of CONTROL_KINDS.
-        num_controls: of each kind.
-        seed: of controls and sources.
+        control_kinds: kinds of controls, some of CONTROL_KINDS.
+        num_controls: number of controls of each kind.
+        seed: seed of controls and sources.
         region: rows of the top right region, for exact probabilities.
         exact: whether exact probabilities are measured over fields.
     """
@@ -246,13 +246,13 @@ class Experiment:
     exact: bool
 
     def max_forks(self, arms: Arms) -> int:
-        """Number of forks whose decision squares are measured at a time."""
+        """Return the number of forks whose decision squares are measured per batch."""
         entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, arms.layer))
         return max(1, min(MAX_FORKS, _MAX_ENTRIES // entries))
 
     @torch.no_grad()
     def at_decision_squares(self, arms: Arms, states: Sequence[MazeState]) -> Measurements:
-        """Measure DECISION_OUTCOMES of forks."""
+        """Measure DECISION_OUTCOMES of several forks."""
         frames = frames_at(states, [state.grid.decision_square() for state in states])
         steps = np.array([decision_steps(state.grid) for state in states])  # (n, 2)
         passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
@@ -269,7 +269,7 @@ class Experiment:
     @torch.no_grad()
     def over_field(self, arms: Arms, state: MazeState,
                    chosen: Sequence[Outcome]) -> Measurements:
-        """Measure outcomes of the field of one fork."""
+        """Measure the chosen outcomes of one fork's field."""
         grid, source = state.grid, frame_source(state)
         squares = np.array(grid.squares(without_cheese=True))
         facings = (0, 1) if self.exact else (0,)
@@ -300,11 +300,11 @@ class Experiment:
 
     def _measure(self, arms: Arms, states: Sequence[MazeState], passes: _SteeredPass,
                  fork: np.ndarray, measure: Callable[[PolicyOutput], np.ndarray]) -> Measurements:
-        """Measure outcomes without vectors, with those of each arm, and with their controls.
+        """Measure outcomes without vectors, with the vectors of each arm, and with controls.
 
         Args:
             fork: index of the fork that each frame shows (B,).
-            measure: output to outcomes (n, K).
+            measure: function from the output to the outcomes (n, K).
         """
         before, after, sizes = measure(passes.unpatched()), [], []
         for vectors in self._draws(arms, states):
@@ -324,7 +324,7 @@ class Experiment:
 
     def _draws(self, arms: Arms, states: Sequence[MazeState]
                ) -> Iterator[list[Mapping[str, np.ndarray]]]:
-        """Yield the vectors of each source (n, …) by layer, then those of each control."""
+        """Yield the vectors of all sources (n, …) by layer, then the vectors of each control."""
         own = [self._vectors(source, arms.layer, states) for source in arms.sources]
         yield [*own]
         for kind in self.control_kinds:
@@ -343,7 +343,7 @@ class Experiment:
 
     def _vectors(self, source: VectorSource, layer: str, states: Sequence[MazeState],
                  draw: int = 0) -> dict[str, np.ndarray]:
-        """Return the vector for each fork (n, …), by layer."""
+        """Return the vectors of a source for each fork (n, …) by layer."""
         names = [named.name for named in layers_named(self.policy, layer)]
         if source.kind is None or source.source in (MEAN, FIXED):
             fixed = self.fixed[source.fixed_name]
@@ -362,21 +362,25 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
                  num_controls: int, chosen: Sequence[Outcome], seed: int) -> pd.DataFrame:
     """Compute the effect of each arm and control on each outcome.
 
-    An arm is compared with each kind of controls by itself. It is claimed if it is with all of
-    them, and its ``p_control`` is the largest one.
+    An arm is compared with each kind of controls separately. It is claimed if it is claimed in
+    every comparison, and its ``p_control`` is the largest of them.
 
     Args:
-        measured: of each of the arms; the first draw is the vectors, then ``num_controls`` of each
-            kind.
-        chosen: outcomes.
-        seed: of bootstrap and sign flips.
+        arms: the arms.
+        measured: measurements of each of ``arms``; the first draw has the vectors, the others have
+            ``num_controls`` controls of each kind.
+        kinds: kinds of controls.
+        num_controls: number of controls of each kind.
+        chosen: outcomes to compare.
+        seed: seed of bootstrap and sign flips.
 
     Returns:
-        The table of ``stats.effects.compare_conditions``, with a column ``controls`` (kind, of
-        controls), ``norm`` and ``relative`` (mean sizes), and ``p_<kind>`` for arms.
+        The table of ``stats.effects.compare_conditions``, with the columns ``controls`` (the kind,
+        for controls), ``norm`` and ``relative`` (mean sizes of the change), and ``p_<kind>`` for
+        arms.
 
     Raises:
-        UserError: if there are fewer than 10 forks, or 2 controls.
+        UserError: if there are fewer than 10 forks, or fewer than 2 controls.
     """
     before, pairs = measured[0].before, list(zip(arms, measured))
     directions = [result for pair in pairs for result in _results(*pair)]
@@ -411,7 +415,7 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
 
 
 class _Result(NamedTuple):
-    """A condition with its outcomes (N, K) and its mean size of change, by SIZES (3,)."""
+    """A condition with its outcomes (N, K) and the mean sizes of its change (3,), see SIZES."""
 
     condition: Condition
     outcomes: np.ndarray
@@ -420,17 +424,17 @@ class _Result(NamedTuple):
 
 def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
              ) -> list[_Result]:
-    """Return the arms of a draw, and the contrast.
+    """Return the results of each condition of a draw, and of the contrast.
 
     Args:
-        control: name of the draw; empty for the vectors themselves.
+        control: name of the control; empty for the vectors themselves.
     """
     conditions: list[Condition] = [*arms.conditions]
     after = [*measured.after[draw]]
     sizes = [*measured.sizes[draw].mean(axis=1)]
     if arms.contrast is not None:
         one, other, both = after
-        # As far from the unpatched outcomes as both are from the sum of each alone.
+        # Unpatched outcomes plus the departure of both vectors from the sum of their effects.
         after.append(measured.before + both - one - other + measured.before)
         conditions.append(arms.contrast)
         sizes.append(sizes[-1])
@@ -441,8 +445,7 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
 
 
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
-    """Choose, among the arms with the same sources, the one with the largest mean change of the
-    log-odds."""
+    """Return, for each combination of sources, the arm with the largest mean log-odds change."""
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
     for group, result in zip(arms, measured):
@@ -456,8 +459,7 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
 
 def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
                     seeds: Sequence[int]) -> pd.DataFrame:
-    """Return a row per arm and fork, the unpatched one first: ``arm``, ``seed`` and the outcomes.
-    """
+    """Return a row per arm and fork, unpatched rows first: ``arm``, ``seed`` and outcomes."""
     names = [outcome.name for outcome in DECISION_OUTCOMES]
     parts = [("unpatched", measured[0].before)]
     for group, result in zip(arms, measured):

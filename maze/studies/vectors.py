@@ -1,13 +1,14 @@
-"""Vectors that steer an agent on mazes, and the levels that they are made of.
+"""Steering vectors for mazes, and the levels from which they are computed.
 
-A vector is the difference that a change of a maze makes at a layer, with the mouse at the start:
-the cheese, or a path from the maze's corner to that of the world. It is used on the level that it
-was made of, or on others, by where the changed place lies there.
+A vector is the difference of a layer's output between two versions of a maze, with the mouse at the
+start: with and without the cheese, or with and without a path from the maze's corner to the
+world's. It is used on the same level, or on other levels with the cheese or corner at a given
+position relative to it.
 
 Sources: *Understanding and controlling a maze-solving policy network* (2023), *Add a top-right
 vector* (2023).
 
-Letters in shape comments: N levels, … a layer's shape.
+Symbols in shapes: N levels, … a layer's shape.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from maze.field.fields import frames_at
 from maze.level.grid import Grid, Square
 from maze.level.state import MazeState, stock_state
 
-LAYER = "embedder.block2.res1.resadd"  # the published one
+LAYER = "embedder.block2.res1.resadd"  # the published layer
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # source of a given vector, which is the same for all levels
@@ -46,19 +47,18 @@ def cheese_pair(state: MazeState) -> Pair:
     """Return the level with its cheese and without it, with the mouse at inner (0, 0).
 
     Raises:
-        UserError: unless the level has exactly one cheese, which is elsewhere.
+        UserError: if there is not exactly one cheese, or it is at the start.
     """
     with_cheese = state.with_mouse(state.grid.start)
-    with_cheese.grid.cheese  # noqa: B018  refuses none and several
+    with_cheese.grid.cheese  # noqa: B018  raises for none or several
     return with_cheese, with_cheese.with_cheese(None)
 
 
 def top_right_pair(state: MazeState) -> Pair:
-    """Return the level with a path to the world's corner and without it, with the mouse at inner
-    (0, 0).
+    """Return the level with and without a path to the world's corner, mouse at inner (0, 0).
 
     Raises:
-        UserError: as ``MazeState.with_top_right_path``.
+        UserError: if the maze fills the world.
     """
     at_start = state.with_mouse(state.grid.start)
     return at_start.with_top_right_path(), at_start
@@ -66,15 +66,15 @@ def top_right_pair(state: MazeState) -> Pair:
 
 @dataclasses.dataclass(frozen=True)
 class VectorKind:
-    """A change of a maze that a vector stands for.
+    """Kind of a steering vector, given by a change of the maze.
 
     Attributes:
-        name: of the vector.
-        label: of the changed level, for tables.
-        pair: maps a level to the level with the cheese or path, and the one without.
-        place: where the cheese or path lies.
-        changed: index in the pair of the level that is not the original one.
-        coefficient: with which a level's own vector is usually added.
+        name: name of the vector.
+        label: label of the changed level in tables.
+        pair: maps a level to its versions with and without the cheese or path.
+        place: maps a grid to the square of the cheese, or where the path begins.
+        changed: index of the changed level in the pair.
+        coefficient: usual coefficient of a level's own vector.
     """
 
     name: str
@@ -97,7 +97,7 @@ VECTOR_KINDS = {kind.name: kind for kind in (CHEESE, TOP_RIGHT)}
 
 def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                   states: Sequence[MazeState]) -> dict[str, np.ndarray]:
-    """Return the vector of each level at each layer, float32 (N, …)."""
+    """Return the vector of each level, float32 (N, …), by layer."""
     frames, without = pair_frames([kind.pair(state) for state in states])
     activations = activations_of(policy, np.concatenate([frames, without]), layers)
     return {name: (values[:len(frames)] - values[len(frames):]).cpu().numpy()
@@ -105,7 +105,7 @@ def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
 
 
 def pair_frames(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
-    """Return frames of the levels of pairs: uint8 (N, 64, 64, 3) each."""
+    """Return frames of the first and of the second levels of pairs, uint8 (N, 64, 64, 3) each."""
     first, second = (frames_at(states, [state.grid.mouse for state in states])
                      for states in zip(*pairs))
     return first, second
@@ -113,7 +113,7 @@ def pair_frames(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
 
 def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                  states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """Return the mean of the vectors of levels, by layer; levels without a pair are left out.
+    """Return the mean vector over levels, by layer; levels without a pair are left out.
 
     Raises:
         UserError: if no level has a pair.
@@ -137,7 +137,7 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
     """Return the vector of two levels, by layer: the first level's frame minus the second's.
 
     Raises:
-        UserError: if there are not two levels of one mode.
+        UserError: if there are not exactly two levels, or their modes differ.
     """
     if len(states) != 2:
         raise UserError(f"--vector takes two levels as a pair, not {len(states)}")
@@ -155,10 +155,10 @@ def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
     """Return the vectors of a file, by layer.
 
     Args:
-        layers: names; None for all layers of the file.
+        layers: names of layers; None for all layers of the file.
 
     Raises:
-        UserError: if the file is missing or damaged, is of another agent, or lacks a layer.
+        UserError: if the file is missing or damaged, belongs to another agent, or lacks a layer.
     """
     vectors, agent = read_vectors(path), weights_sha256(policy)
     chosen = [find_layer(policy, name) for name in layers or vectors]
@@ -168,20 +168,26 @@ def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
     return {layer.name: vectors[layer.name] for layer in chosen}
 
 
-# -------------------------------------------------------------------------- levels that they are of
+# ----------------------------------------------------------------------------------- source levels
 
 
 def offset_source(squares: int) -> str:
-    """Name the source of vectors of levels where the place is offset by ``squares`` squares, in
-    rows or columns, whichever are more."""
+    """Return the name of a source: levels whose place is offset by a number of squares.
+
+    Args:
+        squares: offset in rows or in columns, whichever is larger.
+    """
     return f"{_OFFSET}{squares}"
 
 
 def draw_pool(env: EnvConfig, without: set[int], size: int, seed: int) -> list[MazeState]:
-    """Draw the levels that vectors of other levels are made of.
+    """Draw the levels from which vectors of other levels are computed.
 
     Args:
-        without: seeds of measured levels, none of which is used.
+        env: environment configuration of the levels.
+        without: seeds of measured levels, which are excluded.
+        size: number of levels.
+        seed: seed of the random draw.
     """
     seeds = [number for number in env.draw_levels(size + len(without), seed)
              if number not in without]
@@ -191,15 +197,18 @@ def draw_pool(env: EnvConfig, without: set[int], size: int, seed: int) -> list[M
 
 def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequence[MazeState],
                  seed: int, draw: int = 0) -> MazeState | None:
-    """Return the level that the vector for a target is made of; None if the pool has none.
+    """Return the level from which the vector for a target is computed; None if the pool has none.
 
-    The cheese is put on the right square of a random level in which that square is free. For the
-    path to the world's corner, the level is one whose own corner lies there.
+    For the cheese, this is a random level in which a suitable square is free, with the cheese moved
+    there. For the path to the world's corner, it is a level whose corner is at a suitable square.
 
     Args:
-        source: OWN, SAME_SQUARE, OTHER (the place is another one), or ``offset_source``.
-        seed: decides which level, together with the target's seed and the draw.
-        draw: number of the level, if several are drawn for a target.
+        kind: kind of the vector.
+        source: OWN, SAME_SQUARE, OTHER (any other square), or from :func:`offset_source`.
+        target: level on which the vector is used.
+        pool: levels to draw from.
+        seed: seed of the draw, combined with the target's seed and ``draw``.
+        draw: index of the draw, if several levels are drawn for a target.
     """
     if source == OWN:
         return target
@@ -225,25 +234,25 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
 
 
 def add_own_vector_flags(parser: Parser) -> None:
-    """Add the flags for the conditions of :func:`own_vectors`."""
+    """Add the flags for :func:`own_vectors`."""
     parser.add_argument("--vectors", nargs="+", choices=tuple(VECTOR_KINDS), default=[],
                         help="arms that add each level's own cheese vector or top right vector")
     parser.add_argument("--coefficients", nargs="+", type=float,
-                        help="of --vectors, one each; -1 for cheese and 1 for top_right if not "
-                             "given")
-    parser.add_argument("--layer", default=LAYER, help="of --vectors")
+                        help="coefficients of --vectors, one each; if not given, -1 for cheese and "
+                             "1 for top_right")
+    parser.add_argument("--layer", default=LAYER, help="layer to which --vectors are added")
 
 
 def own_vectors(args: argparse.Namespace, policy: Policy,
                 states: Sequence[MazeState]) -> dict[str, Add]:
-    """Return the patches that the flags ask for, by name, such as "cheese -1".
+    """Return the patches selected by the flags, by name, such as "cheese -1".
 
     Args:
         states: all levels that may be run, with different seeds.
 
     Raises:
-        UserError: if two levels have the same seed, there are not as many coefficients as vectors,
-            a condition is asked for twice, or there is no such layer.
+        UserError: if two levels have the same seed, the numbers of coefficients and vectors differ,
+            a vector is repeated with the same coefficient, or the agent does not have the layer.
     """
     if args.vectors and len({state.level_seed for state in states}) < len(states):
         raise UserError("two of the levels have the same seed, and --vectors are told apart by "
@@ -269,7 +278,7 @@ def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequen
     [layer] = layers_named(policy, layer_name)
     vectors = dict(zip((state.level_seed for state in states),
                        level_vectors(policy, [layer.name], kind, states)[layer.name]))
-    nothing = np.zeros(layer.shape, np.float32)  # of rows that pad a batch
+    nothing = np.zeros(layer.shape, np.float32)  # for rows that pad a batch
 
     def of_batch(info: BatchInfo) -> np.ndarray:
         return np.stack([vectors.get(level, nothing) for level in info.level.tolist()])
