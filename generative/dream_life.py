@@ -1,8 +1,8 @@
-"""Outcomes of the agent's further life in the simulator ("dream") and in the real game.
+"""Outcomes when the agent continues a recording in the simulator ("dream") and in the real game.
 
-Both worlds begin from the same recorded frames, half of which lie shortly before the end of an
-episode. The recorded hidden state enters the agent, which takes its most likely action from then
-on.
+Both worlds start from the same recorded frames, half of which lie shortly before the end of an
+episode. The agent starts with the recorded hidden state and takes its most likely action at every
+step.
 
 Letters in shape comments: N starts, T steps, E episodes, D agent hidden state, A actions.
 """
@@ -36,19 +36,19 @@ from stats.bootstrap import ClusterBootstrap
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
 HORIZONS = (16, 32)  # actions
 BEFORE_END = range(4, 13)  # actions between a start and the recorded end
-BATCH = 20  # starts at a time
+BATCH = 20  # starts per batch
 TIME_LIMIT = 1000  # steps after which Procgen ends an episode
-POSITIVE = 0.1  # smallest reward at the end of a dream, in units of the recorded coin's reward
+POSITIVE = 0.1  # threshold of a positive reward at the end of a dream, in units of the coin reward
 
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """What happened after one start in one world.
+    """Outcome of one start in one world.
 
     Attributes:
         outcome: the first of ``OUTCOMES`` to happen.
-        step: number of actions after which it happened; the horizon if nothing did.
-        actions: actions that the agent took (at most T,), int64.
+        step: number of actions until the outcome; the horizon if it is ``neither``.
+        actions: actions that the agent took, int64 (at most T,).
     """
 
     outcome: str
@@ -56,16 +56,16 @@ class Life:
     actions: np.ndarray
 
     def within(self, horizon: int) -> str:
-        """Outcome after at most ``horizon`` actions."""
+        """Outcome within ``horizon`` actions."""
         return self.outcome if self.step <= horizon else NEITHER
 
 
 @dataclasses.dataclass(frozen=True)
 class LifeStart(WindowPlace):
-    """A recorded frame from which both worlds begin, and at which the agent acts first.
+    """A recorded frame from which both worlds start, and at which the agent first acts.
 
     Attributes:
-        near_end: whether it was chosen because the recorded episode ends soon after it.
+        near_end: whether the frame was chosen because the recorded episode ends soon after it.
     """
 
     near_end: bool = False
@@ -77,7 +77,7 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
 
     Args:
         episodes: numbers on disk of the episodes to draw from.
-        number: number of starts; each frame is drawn once at most.
+        number: number of starts; each frame is drawn at most once.
 
     Raises:
         UserError: if the episodes have too few frames.
@@ -102,10 +102,10 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
 
 
 def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
-    """Return the largest reward of recorded episodes, which is that of their coin.
+    """Return the largest reward of recorded episodes, which is the reward of their coin.
 
     Raises:
-        UserError: if there is none above 0.
+        UserError: if no reward is above 0.
     """
     largest = max(float(dataset.folder.steps(episode)["reward"].max()) for episode in episodes)
     if largest <= 0:
@@ -120,7 +120,7 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
     """Let the agent play in the simulator.
 
     A coin is a simulated reward of at least half of ``reward``, or an end with a positive reward. A
-    death is an end (probability of at least 0.5) without one.
+    death is an end (probability of at least 0.5) without a positive reward.
 
     Args:
         reward: reward of a recorded coin.
@@ -149,8 +149,8 @@ def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Li
     """Find the first outcome in a simulation whose step t shows the frame after t actions.
 
     Args:
-        rewards: in units of the coin's (T + 1,).
-        ends: probability of the end (T + 1,).
+        rewards: rewards in units of the coin's reward (T + 1,).
+        ends: probability that the episode ends (T + 1,).
     """
     happens = np.flatnonzero((rewards >= 0.5) | (ends >= 0.5))
     if not len(happens):
@@ -162,13 +162,14 @@ def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Li
 @contextlib.contextmanager
 def games_at(folder: RolloutFolder, places: Sequence[WindowPlace],
              ) -> Iterator[tuple[LevelSlots, torch.Tensor]]:
-    """Replay recordings up to a frame each.
+    """Replay recorded episodes, each up to the frame given by its place.
 
     Yields:
-        The games, and the recorded states that enter the agent at the frames (N, D).
+        The games, and the agent's recorded hidden states before these frames (N, D).
 
     Raises:
-        UserError: if a replay shows other frames than the recording, naming episode and step.
+        UserError: if a replay deviates from the recorded frames; the message names episode and
+            step.
     """
     slots = LevelSlots(recorded_game(folder), len(places))
     try:
@@ -186,10 +187,11 @@ def games_at(folder: RolloutFolder, places: Sequence[WindowPlace],
 @torch.no_grad()
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
-    """Let the agent play in the real game, which is replayed to each start.
+    """Let the agent play in the real game, which is replayed up to each start.
 
     Raises:
-        UserError: if a replay shows other frames than the recording, naming episode and step.
+        UserError: if a replay deviates from the recorded frames; the message names episode and
+            step.
     """
     policy, horizon = simulator.agent.policy, max(HORIZONS)
     actions: list[list[int]] = [[] for _ in starts]
@@ -217,10 +219,10 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
     """Let the agent play in both worlds from all starts.
 
     Returns:
-        A row per start: ``episode``, ``frame``, ``near_end``; by world (``real``, ``dream``) the
-        outcome within each horizon, the ``step`` of the first outcome and the ``actions``,
-        separated by spaces; ``diverges`` is the number of actions before the first that differs,
-        infinite if none does before one of the lives ends.
+        A row per start: ``episode``, ``frame``, ``near_end``; for each world (``real``, ``dream``)
+        the outcome within each horizon, the ``step`` of the first outcome and the ``actions``,
+        separated by spaces; and ``diverges``, the number of actions before the first difference,
+        infinite if the actions are equal until one of the lives ends.
 
     Raises:
         UserError: see ``live_in_game``.
@@ -244,7 +246,7 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
 
 
 def divergence(actions: np.ndarray, others: np.ndarray) -> float:
-    """Number of equal actions before the first that differs; infinite if none does."""
+    """Number of equal actions before the first difference of two sequences; infinite if none."""
     shared = min(len(actions), len(others))
     differs = np.flatnonzero(actions[:shared] != others[:shared])
     return float(differs[0]) if len(differs) else math.inf
@@ -257,11 +259,11 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         table: from ``compare_lives``.
 
     Returns:
-        By the starts ``all``, ``near_end`` and ``anywhere``: per horizon the ``confusion`` (rows
-        are the real outcomes, columns the dreamt ones), ``agreement`` and ``kappa`` with their
-        95 % intervals over episodes (None where not defined); the ``actions`` of each world as
-        shares; ``action_difference``, half the sum of their absolute differences; and
-        ``median_divergence``, None where more than half of the lives never diverge.
+        For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
+        ``confusion`` (rows are real outcomes, columns dreamt outcomes), ``agreement`` and ``kappa``
+        with 95 % intervals over episodes (None where undefined); ``actions``, the share of each
+        action in each world; ``action_difference``, half the sum of their absolute differences; and
+        ``median_divergence``, None if more than half of the lives never diverge.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),
@@ -294,7 +296,7 @@ def _estimate(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
     """Evaluate a function of the confusion matrix, with its 95 % interval over episodes.
 
     Args:
-        cells: which cell of the matrix each start is in, one-hot (N, 9).
+        cells: cell of the matrix that each start belongs to, one-hot (N, 9).
     """
     sums = by_episode(episodes, cells.T)  # (E, 9)
     ends = (np.full(2, np.nan) if bootstrap.num_episodes < 2 else
@@ -304,14 +306,14 @@ def _estimate(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
 
 
 def agreement(confusion: np.ndarray) -> np.ndarray:
-    """Share on the diagonal of confusion matrices, flattened (…, 9)."""
+    """Share on the diagonal (…,) of flattened confusion matrices (…, 9)."""
     matrix = confusion.reshape(*confusion.shape[:-1], len(OUTCOMES), -1)
     return np.trace(matrix, axis1=-2, axis2=-1) / matrix.sum(axis=(-2, -1))
 
 
 def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
-    """Agreement beyond chance (Cohen 1960) of confusion matrices, flattened (…, 9); NaN where
-    chance agrees always."""
+    """Agreement beyond chance (…,) (Cohen 1960) of flattened confusion matrices (…, 9); NaN where
+    chance agreement is 1."""
     matrix = confusion.reshape(*confusion.shape[:-1], len(OUTCOMES), -1)
     total = matrix.sum(axis=(-2, -1))
     chance = (matrix.sum(axis=-1) * matrix.sum(axis=-2)).sum(axis=-1) / total**2

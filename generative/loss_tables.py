@@ -1,4 +1,4 @@
-"""Tables of the loss against the simulated step: means with intervals, and comparisons.
+"""Tables of the loss over simulated steps: means with intervals, and comparisons of predictors.
 
 Letters in shape comments: T simulated steps, N windows.
 """
@@ -31,23 +31,23 @@ from generative.loss_over_time import (
 from stats.association import correlation
 from stats.bootstrap import ClusterBootstrap
 
-IMAGE_MSE = "image_mse"  # a kind of the table only: the image loss per colour value of a pixel
+IMAGE_MSE = "image_mse"  # only in the table: mean squared error per colour value
 COMPARED_STEPS = range(2, 11)
-_CONSTANT = 1e-6  # range of values that do not vary
+_CONSTANT = 1e-6  # range up to which values count as constant
 
 
 def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
-    """Summarise a result: a row for each step that a window reaches, predictor and kind.
+    """Summarise a result: a row for each step reached by a window, predictor and kind.
 
     Returns:
         The columns ``step`` (counted from 0, whose label is the last initial frame),
-        ``predictor``, ``kind``, ``windows`` that reach the step (and show the object), ``mean``
-        over them, ``standard_deviation`` between them, and the ends ``low_95`` and ``high_95`` of
-        the mean's interval. Of the kinds ``value_correlation`` and ``other_value_correlation`` the
-        mean is Pearson's correlation over the windows; where one of the values is constant there
-        is no row. Of the kind ``psnr_of_mean_error`` it is the PSNR in dB of the mean squared
-        error, and of ``psnr_margin`` the PSNR of the simulator with the recorded actions above
-        that of the predictor, window by window.
+        ``predictor``, ``kind``, ``windows`` (number of windows that reach the step and show the
+        object, if any), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
+        ``high_95``, the ends of the mean's interval. For the kinds ``value_correlation`` and
+        ``other_value_correlation``, the mean is Pearson's correlation over the windows; there is no
+        row if one of the values is constant. For ``psnr_of_mean_error`` it is the PSNR in dB of the
+        mean squared error, and for ``psnr_margin`` the mean difference in PSNR between the
+        simulator with the recorded actions and the predictor, on the same windows.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     pixel_errors = {(predictor, IMAGE_MSE): loss * 2 / np.prod(FRAME_SHAPE)
@@ -67,7 +67,7 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
             spread = values.std(ddof=1) if len(values) > 1 else np.nan
             rows.append((step, predictor, kind, num_windows[step], values.mean(), spread,
                          low[step], high[step]))
-            if kind == MSE:  # a monotonic function of a mean has the interval's ends as its own
+            if kind == MSE:  # a monotonic function maps the ends of the mean's interval
                 rows.append((step, predictor, PSNR_OF_MEAN_ERROR, num_windows[step],
                              psnr(values.mean()), np.nan, psnr(high[step]), psnr(low[step])))
     for kind, values, counted in (
@@ -81,7 +81,7 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
 
 def _value_correlations(kind: str, values: dict[str, np.ndarray], counted: np.ndarray,
                         episodes: np.ndarray, seed: int) -> list[tuple]:
-    """Rows of the table: correlation of an agent's values with those on the recorded frames."""
+    """Rows of the table: correlations of an agent's values with its values on recorded frames."""
     rows = []
     for predictor in values:
         if predictor == RECORDED:
@@ -99,14 +99,14 @@ def _value_correlations(kind: str, values: dict[str, np.ndarray], counted: np.nd
 
 @dataclasses.dataclass(frozen=True)
 class BaselineComparison:
-    """Whether the simulator's images are better than another predictor's.
+    """Comparison of the simulator's image loss with another predictor's.
 
     Attributes:
         predictor: the other predictor.
-        steps: steps among COMPARED_STEPS that windows reach.
+        steps: steps in COMPARED_STEPS that any window reaches.
         better: number of steps at which the simulator's mean image loss is lower.
-        clearly: number of steps at which the 95 % interval of the difference, window by window,
-            lies on the simulator's side.
+        clearly: number of steps at which the 95 % interval of the paired difference lies entirely
+            in the simulator's favour.
     """
 
     predictor: str

@@ -21,12 +21,12 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.simulator import ALL_WINDOWS, Simulation, Start
 
-CAMERA_KNEE = 0.25  # pixels per step, where the camera's loss goes from quadratic to linear
+CAMERA_KNEE = 0.25  # error in pixels per step where the loss turns from quadratic to linear
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScales:
-    """Factors of the losses, named as the published flags."""
+    """Weights of the losses, named after the published flags."""
 
     obs: float = 1.0
     hx: float = 1.0
@@ -49,15 +49,16 @@ class SimulatorLosses:
     """The weighted terms of the loss, and their total.
 
     Attributes:
-        image: 0.5 times the sum of squared errors over a frame, before the clamp (T, B).
-        reward: 0.5 times the squared error (T, B).
-        terminal: binary cross-entropy (T, B).
-        agent_state: 0.5 times the sum of squared errors, 0 after the first terminal step (T, B).
+        image: 0.5 times the sum of squared errors of the unclamped image (T, B).
+        reward: 0.5 times the squared error of the reward (T, B).
+        terminal: binary cross-entropy of the terminal (T, B).
+        agent_state: 0.5 times the sum of squared errors of the agent's hidden state, 0 after the
+            first terminal step (T, B).
         kl: balanced KL divergence of posterior and prior (T, B).
-        update: norm of the change of h (T, B).
+        update: norm of the change in h (T, B).
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
-        first_hidden: squared error of the agent's first state, as a sum (B,).
-        first_action: cross-entropy of the action that enters the first step (B,).
+        first_hidden: sum of squared errors of the agent's initial hidden state (B,).
+        first_action: cross-entropy of the first step's input action (B,).
         camera: smooth L1 error of the camera's velocity, 0 from the first terminal step on
             (T, B); None in the vector architecture.
     """
@@ -75,39 +76,40 @@ class SimulatorLosses:
 
     @property
     def per_step(self) -> Tensor:
-        """Sum of the terms that each step has (T, B)."""
+        """Sum of all per-step terms (T, B)."""
         total = (self.image + self.reward + self.terminal + self.agent_state + self.kl
                  + self.update)
         return total if self.camera is None else total + self.camera
 
     def until_end(self, terminals: Tensor) -> SimulatorLosses:
-        """Mask images from the first terminal step on, and rewards and terminals after it.
+        """Mask the image loss from the first terminal step on, and the reward and terminal losses
+        after it.
 
         Args:
-            terminals: labels, 0 or 1 (T, B).
+            terminals: terminal labels, 0 or 1 (T, B).
         """
         alive = until_first_terminal(terminals)  # (T, B)
         return dataclasses.replace(self, image=self.image * (alive * (1 - terminals)),
                                    reward=self.reward * alive, terminal=self.terminal * alive)
 
     def means(self) -> dict[str, Tensor]:
-        """Each term as it enters the total (): summed over time, averaged over the batch."""
+        """Terms as they enter the total, each (): summed over time, averaged over the batch."""
         return {name: (term.sum(dim=0) if term.ndim == 2 else term).mean()
                 for name, term in vars(self).items() if term is not None}
 
     @property
     def total(self) -> Tensor:
-        """The minimised loss (): summed over time, averaged over the batch."""
+        """Total loss (): summed over time, averaged over the batch."""
         start = (self.first_hidden + self.first_action).mean()
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
     def share_of_total(self, share: float) -> Tensor:
-        """Loss () whose gradients, summed over the parts of a batch, are those of ``total``.
+        """Loss () whose gradients, summed over the parts of a batch, equal those of ``total``.
 
-        The bottleneck term is that of the whole batch already.
+        The bottleneck term covers the whole batch, so it is not scaled.
 
         Args:
-            share: share of the batch's windows that this part has.
+            share: share of the batch's windows in this part.
         """
         start = (self.first_hidden + self.first_action).mean()
         return share * (self.per_step.sum(dim=0).mean() + start) + self.bottleneck
@@ -121,20 +123,21 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
 
     Args:
         pixel_weights: weights of the squared errors of the images (T, B, H, W); None for 1.
-        all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
-            part of one; None if they are all.
-        true_camera: velocity and displacement of the camera (T, B, 4); None: its loss is 0.
+        all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers a
+            part of it; None if it covers all windows.
+        true_camera: velocity and displacement of the camera (T, B, 4); None sets its loss to 0.
         agent_windows: windows in which the agent acted, every n-th window of the whole batch. The
             loss of its state is divided by their share, so that its mean over the batch estimates
             the mean over all windows.
 
     Raises:
-        ValueError: if the pass has no posterior, or ``true_camera`` is given and it has no camera.
+        ValueError: if the simulation has no posterior, or no camera although ``true_camera`` is
+            given.
     """
     if simulation.posterior_logits is None:
         raise ValueError("the KL loss needs a pass with true images")
     start, alive = simulation.start, until_first_terminal(batch.terminals)  # alive: (T, B)
-    vectors = start.bottleneck_vec if all_vectors is None else all_vectors  # (B of all, V)
+    vectors = start.bottleneck_vec if all_vectors is None else all_vectors  # (B_all, V)
 
     squared_images = (simulation.raw_images - batch.images).square()  # (T, B, C, H, W)
     if pixel_weights is not None:
@@ -168,24 +171,25 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
 
 
 def until_first_terminal(terminals: Tensor) -> Tensor:
-    """1 up to and including the first terminal step, 0 after it; (T, B) to (T, B)."""
+    """Return a mask (T, B): 1 up to and including the first terminal step (T, B), 0 after it."""
     ended_before = terminals.cumsum(dim=0) - terminals
     return (ended_before == 0).to(terminals)
 
 
 def balanced_kl(posterior_logits: Tensor, prior_logits: Tensor, balance: float) -> Tensor:
-    """(1 - balance)·KL(post ‖ sg(prior)) + balance·KL(sg(post) ‖ prior), summed over S.
+    """Compute the balanced KL divergence of posterior and prior, summed over S.
 
-    sg is stop-gradient: the two terms have the same value but train one distribution each
-    (Hafner et al. 2021, "Mastering Atari with discrete world models", algorithm 2).
+    (1 - balance)·KL(post ‖ sg(prior)) + balance·KL(sg(post) ‖ prior), where sg is stop-gradient:
+    the two terms have the same value but train one distribution each (Hafner et al. 2021,
+    "Mastering Atari with discrete world models", algorithm 2).
 
     Args:
-        posterior_logits: (T, B, S, K).
-        prior_logits: (T, B, S, K).
-        balance: share that trains the prior.
+        posterior_logits: logits of the posterior (T, B, S, K).
+        prior_logits: logits of the prior (T, B, S, K).
+        balance: share of the loss that trains the prior.
 
     Returns:
-        Nats (T, B).
+        Divergence in nats (T, B).
     """
     to_posterior = _kl(posterior_logits, prior_logits.detach())
     to_prior = _kl(posterior_logits.detach(), prior_logits)
@@ -198,14 +202,18 @@ def _kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses, vectors: Tensor) -> dict[str, Tensor]:
-    """Compute the logged figures of a batch, named as in ``runs.MEASURES``, each ().
+    """Compute the logged metrics of a batch, named as in ``runs.MEASURES``, each ().
 
-    Losses are as they enter the total. Entropies and ``kl_nats`` are nats per step, summed over the
-    latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
-    the batch: 0 if all are the same, about 1.41 if they are spread over the sphere.
+    Losses are given as they enter the total. Entropies and ``kl_nats`` are in nats per step, summed
+    over the latent variables. ``vector_distance`` is the mean distance between two bottleneck
+    vectors of the batch: 0 if all are equal, about 1.41 if they are spread over the sphere.
 
     Args:
-        vectors: bottleneck vectors of the whole batch, of which the simulation may be a part.
+        vectors: bottleneck vectors of the whole batch (B_all, V), of which the simulation may cover
+            a part.
+
+    Raises:
+        ValueError: if the simulation has no posterior.
     """
     if simulation.posterior_logits is None:
         raise ValueError("the KL divergence needs a pass with true images")
@@ -224,9 +232,10 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def vector_crowding(vectors: Tensor) -> Tensor:
-    """log Σᵢⱼ exp(mᵢⱼ), mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 off the diagonal and 1 on it; (B, V) to ().
+    """Measure the crowding () of vectors (B, V) on the unit sphere.
 
-    Least when the vectors of a batch are spread over the whole sphere.
+    log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 off the diagonal and 1 on it; smallest when the
+    vectors are spread over the whole sphere.
     """
     unit = functional.normalize(vectors, dim=-1)
     closeness = 2 * unit @ unit.T - 2  # (B, B)
@@ -241,20 +250,21 @@ def _update_norms(start: Start, env_h: Tensor) -> Tensor:
 
 _LEVELS = 8  # bins per colour channel
 _FRAMES = 2000  # number of frames in which colours are counted
-_LARGEST = 30.0  # limit of a weight before scaling: colours that hardly occur are noise
+_LARGEST = 30.0  # upper limit of a weight before scaling: very rare colours are noise
 
 
 class PixelWeights:
-    """Weights of pixels by how rarely their colour occurs; their mean over the frames is 1.
+    """Weights of pixels by the rarity of their colour; the mean weight over the frames is 1.
 
     Small objects can matter to an agent: a coin is 20 of 4 096 pixels. Their share of the squared
-    error is as small, so a simulator can ignore them. Where colours are few, as in Procgen without
-    backgrounds, weighting by the rarity of colours raises it (after the rebalancing of colours in
-    Zhang, Isola and Efros 2016, "Colorful image colorization", section 2.2).
+    error is just as small, so a simulator can ignore them. If there are few colours, as in Procgen
+    without backgrounds, weighting by the rarity of colours increases this share (following the
+    rebalancing of colours in Zhang, Isola and Efros 2016, "Colorful image colorization", section
+    2.2).
 
     Args:
         shares: share of each colour among the pixels (levels³,), on the device of the images.
-        rarity: exponent; 0 gives all pixels the same weight, 1 all colours.
+        rarity: exponent; 0 weights all pixels equally, 1 all colours.
     """
 
     def __init__(self, shares: Tensor, rarity: float):
@@ -263,7 +273,7 @@ class PixelWeights:
         self._weights = (weights / (weights * shares).sum()).float()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (…, 3, H, W) in [0, 1] to weights (…, H, W)."""
+        """Return the weights (…, H, W) of images (…, 3, H, W) in [0, 1]."""
         return self._weights[_colours((images * 255).round().long())]
 
 
@@ -272,7 +282,7 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
 
     Args:
         windows: window numbers.
-        seed: seed of the choice of frames.
+        seed: seed of the random choice of frames.
     """
     chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]
     total = torch.zeros(_LEVELS ** 3, dtype=torch.float64)
@@ -283,6 +293,6 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
 
 
 def _colours(values: Tensor) -> Tensor:
-    """Bin of each pixel's colour (…, H, W), from channels (…, 3, H, W) between 0 and 255."""
+    """Bin of each pixel's colour (…, H, W), from images (…, 3, H, W) with values 0 to 255."""
     red, green, blue = (values * _LEVELS // 256).unbind(dim=-3)
     return (red * _LEVELS + green) * _LEVELS + blue

@@ -1,5 +1,5 @@
-"""Networks of the published architecture: encoder, recurrent cell and decoder, and the choices that
-pass gradients between them.
+"""Networks of the published architecture: encoder, recurrent cell, decoder, and straight-through
+samplers.
 
 The cell is a recurrent state-space model with discrete latents (Hafner et al. 2021, "Mastering
 Atari with discrete world models", section 2) and a layer-norm GRU. Under autocast, matrix products
@@ -30,7 +30,7 @@ Draw = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LatentSampler:
-    """Choice of z from its logits.
+    """Samples z from its logits, or takes its mode.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
@@ -38,7 +38,7 @@ class LatentSampler:
         generator: source of the random numbers, on the device of the logits; None for torch's
             default.
         part: windows of the batch that the logits belong to, and the size of the batch: each window
-            then gets the same draws as in the whole batch. None if they are the whole batch.
+            then gets the same draws as in the whole batch. None if the logits are a whole batch.
     """
 
     how: Literal["sample", "mode"] = "sample"
@@ -56,10 +56,10 @@ class LatentSampler:
         "Mastering Atari with discrete world models", algorithm 1).
 
         Args:
-            logits: (…, S, K), unnormalised; (B, S, K) if they are a part of a batch.
+            logits: unnormalised logits (…, S, K); (B, S, K) if they are a part of a batch.
 
         Returns:
-            One-hot (…, S, K).
+            One-hot variables (…, S, K).
         """
         probs = torch.softmax(logits, dim=-1)  # (…, S, K)
         if self.how == "mode":
@@ -77,8 +77,7 @@ class LatentSampler:
 class PresetDraw:
     """Draws each variable from its distribution, with given random numbers.
 
-    The draws of a row therefore do not depend on the other rows of the batch, as they do with a
-    generator.
+    Unlike with a generator, the draws of a row do not depend on the other rows of the batch.
 
     Args:
         uniform: random numbers in [0, 1) for each variable of each draw (draws, B, S).
@@ -88,7 +87,7 @@ class PresetDraw:
         self._uniform = iter(uniform)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose S one-hot variables (B, S, K), as ``LatentSampler`` does."""
+        """Choose one-hot variables (B, S, K) from logits (B, S, K), as ``LatentSampler`` does."""
         probs = torch.softmax(logits, dim=-1)  # (B, S, K)
         passed = probs.cumsum(dim=-1) <= next(self._uniform).unsqueeze(-1)
         classes = passed.sum(dim=-1).clamp(max=probs.shape[-1] - 1)  # (B, S)
@@ -101,7 +100,7 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 def most_likely_action(log_probs: Tensor) -> Tensor:
-    """One-hot arg-max (…, A) with the gradient of the log-probabilities (…, A)."""
+    """Return the arg-max as one-hot (…, A), with the gradient of the log-probabilities (…, A)."""
     best = functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).to(log_probs)
     return straight_through(best, log_probs)
 
@@ -117,7 +116,7 @@ class _ClampWithGradientOne(torch.autograd.Function):
 
 
 def clamp_image(image: Tensor) -> Tensor:
-    """Clamp to [0, 1], with a gradient of 1 everywhere."""
+    """Clamp an image to [0, 1], with a gradient of 1 everywhere."""
     return _ClampWithGradientOne.apply(image)
 
 
@@ -153,7 +152,7 @@ class BottleneckEncoder(nn.Module):
 
     Args:
         image_channels: C.
-        rnn_hidden_size: size of the GRU over the frames.
+        rnn_hidden_size: hidden size of the GRU over the frames.
         vec_size: V.
     """
 
@@ -182,7 +181,7 @@ def on_unit_sphere(vectors: Tensor) -> Tensor:
 
 
 class Converter(nn.Sequential):
-    """linear, ELU, linear, ELU, linear; both hidden layers are (in + out) // 2 wide."""
+    """MLP with two hidden ELU layers of width (in_size + out_size) // 2."""
 
     def __init__(self, in_size: int, out_size: int):
         hidden = (in_size + out_size) // 2
@@ -190,12 +189,12 @@ class Converter(nn.Sequential):
                          nn.Linear(hidden, out_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, in_size) to (B, out_size), float32 even under autocast."""
+        """Map x (B, in_size) to (B, out_size), float32 even under autocast."""
         return super().forward(x).float()
 
 
 class FrameEmbedding(nn.Module):
-    """Embeds images (N, C, 64, 64) in [0, 1] for the posterior: (N, E)."""
+    """Embeds images (N, C, 64, 64) in [0, 1] as vectors (N, E) for the posterior."""
 
     def __init__(self, image_channels: int):
         super().__init__()
@@ -213,12 +212,12 @@ NORM_EPS = 1e-3
 
 
 def norm_layer(size: int, layer_norm: bool) -> nn.Module:
-    """Layer norm, or the identity if the configuration has none."""
+    """Return a layer norm, or the identity if ``layer_norm`` is False."""
     return nn.LayerNorm(size, eps=NORM_EPS) if layer_norm else nn.Identity()
 
 
 class LayerNormGRUCell(nn.Module):
-    """One step of a GRU with layer-normalised gates and no other biases."""
+    """A GRU cell with layer-normalised gates; the layer norms have the only biases."""
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
@@ -239,10 +238,10 @@ class LayerNormGRUCell(nn.Module):
 
 
 class EnvironmentCell(nn.Module):
-    """The parts of one environment step.
+    """Recurrent cell of the environment.
 
-    They are separate methods because a forward pass with known actions and frames runs
-    ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once, and only
+    The parts of a step are separate methods because a forward pass with known actions and frames
+    runs ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once, and only
     ``advance`` and ``posterior_logits`` in its loop.
     """
 
@@ -291,7 +290,7 @@ _HEAD_WIDTH = 400
 
 
 class ImageDecoder(nn.Module):
-    """Decodes states (N, H + S·K) to images (N, C, 64, 64)."""
+    """Decodes states (N, H + S·K) into images (N, C, 64, 64)."""
 
     def __init__(self, in_size: int, image_channels: int, depth: int):
         super().__init__()
@@ -311,9 +310,9 @@ class ImageDecoder(nn.Module):
 
 
 def _transposed_conv_of_one_pixel(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply ``layer`` to images of one pixel, (N, C_in) to (N, C_out, k, k).
+    """Apply a transposed convolution to one-pixel images, (N, C_in) to (N, C_out, k, k).
 
-    On one pixel it is a matrix product, which is about fifteen times as fast on a CPU.
+    For one pixel, this is a matrix product, which is about fifteen times as fast on a CPU.
     """
     weight = layer.get_parameter("weight").permute(0, 2, 3, 1)  # (C_in, k, k, C_out)
     out = (x @ weight.flatten(1)).unflatten(1, weight.shape[1:])
@@ -321,7 +320,7 @@ def _transposed_conv_of_one_pixel(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 class Head(nn.Sequential):
-    """An MLP with layer-normalised hidden layers; (N, in_size) to (N, out_size)."""
+    """MLP with layer-normalised hidden layers, (N, in_size) to (N, out_size)."""
 
     def __init__(self, in_size: int, hidden_layers: int, out_size: int, layer_norm: bool):
         layers = []
@@ -333,7 +332,7 @@ class Head(nn.Sequential):
 
 
 class Decoder(nn.Module):
-    """Image, reward and terminal from [h, z]."""
+    """Decodes image, reward and terminal from [h, z]."""
 
     def __init__(self, config: SimulatorConfig):
         super().__init__()
@@ -346,8 +345,8 @@ class Decoder(nn.Module):
         """Decode states.
 
         Args:
-            h: (N, H).
-            z: one-hot (N, S, K).
+            h: deterministic states (N, H).
+            z: one-hot latent variables (N, S, K).
 
         Returns:
             Images (N, C, 64, 64), nominally in [0, 1] but not clamped; rewards (N,) in the unit of

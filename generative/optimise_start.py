@@ -1,8 +1,8 @@
-"""Optimise the simulator's start vector, by gradients through the rollout, for a target.
+"""Optimise start vectors of the simulator for targets, by gradients through the rollout.
 
 Targets are outputs of the agent (value, log_prob_up, policy for all log-probabilities), directions
 of its hidden state (hx_direction_3, hx_direction_3_pca, hx_direction for all of --direction_ids),
-units (hidden_state:12, embedder.block3.res2.resadd:5; a layer alone for all of its units), and
+units (hidden_state:12, embedder.block3.res2.resadd:5; a layer name alone for all of its units), and
 moves from one action to another (from_left_to_up). The same command resumes a killed run.
 """
 
@@ -63,11 +63,11 @@ from interventions.flags import (
 from interventions.projector import Projector
 
 STARTS_AT_A_TIME = 32
-_CHOSEN = 4  # stream of random numbers, in addition to the seed
+_CHOSEN = 4  # random stream; part of the generator's seed
 
 
 def weight(text: str) -> float:
-    """argparse type: a number from 0 up."""
+    """argparse type: a finite number of at least 0."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number from 0 up, not {text}")
@@ -80,42 +80,42 @@ def parser() -> Parser:
                         at_a_time=STARTS_AT_A_TIME)
     flags.set_defaults(precision="float32")  # gradients are differences of small numbers
     flags.add_argument("--targets", nargs="+", default=["value"], metavar="TARGET",
-                       help="one or several, see above")
+                       help="one or several targets, see above")
     flags.add_argument("--num_targets", type=count,
-                       help="draw so many of the targets; all if not given")
+                       help="number of targets to draw at random; all if not given")
     flags.add_argument("--aims", nargs="+", choices=AIMS, default=[MAXIMISE],
                        help="maximise the targets, minimise them, or both")
     flags.add_argument("--step", type=from_zero,
                        help="simulated step at which a target is read, from 0; the last of the "
                             "parameter set's common_timesteps if not given")
-    flags.add_argument("--num_starts", type=count, default=4, help="starts of an order")
-    flags.add_argument("--iterations", type=from_zero, default=40, help="steps of the search")
+    flags.add_argument("--num_starts", type=count, default=4, help="starts per objective")
+    flags.add_argument("--iterations", type=from_zero, default=40, help="optimiser steps")
     flags.add_argument("--learning_rate", type=float, default=0.02,
-                       help="of Adam, for the entries of the vector, whose length is 1")
+                       help="learning rate of Adam, for the entries of the unit vectors")
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
-                       help="factors of the distance from where recorded starts lie, and of the "
-                            "surprise that the episode has not ended; each gives a folder of its "
-                            "own, 0 searches everywhere")
+                       help="weights of the penalty on distance from the recorded starts and on "
+                            "the surprisal that the episode has not ended; each has its own "
+                            "output folder, 0 leaves the search unconstrained")
     flags.add_argument("--diversity", type=weight, default=1.0,
-                       help="factor of the crowding of an order's starts")
+                       help="weight of the penalty on crowding among an objective's starts")
     flags.add_argument("--num_recorded", type=count, default=2000,
-                       help="recorded starts, which say where starts lie and what is usual; fewer "
-                            "if there are not so many")
+                       help="maximum number of recorded starts, from which the density of starts "
+                            "and the scale of the targets are estimated")
     flags.add_argument("--best_of", type=count, default=1000,
-                       help="so many of them are compared with the starts that are found; searches "
-                            "begin from the others")
+                       help="number of recorded starts that optimised starts are compared with; "
+                            "searches begin from the others")
     flags.add_argument("--no_real_game", action="store_true",
                        help="do not replay the nearest recorded starts in the real game")
     add_direction_ids_flag(flags, "--direction_ids", "directions that hx_direction stands for")
     add_direction_type_flag(flags)
     add_direction_flags(flags)
     flags.add_argument("--output_dir", type=Path,
-                       help="<generated_data_dir>/made_to_order if not given")
+                       help="output folder; <generated_data_dir>/made_to_order if not given")
     flags.add_argument("--generated_data_dir", key="generated_data_dir",
-                       help="folder with the folders of simulated samples")
+                       help="parent of the folders of simulated samples")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="throw away what the output folder holds")
+                       help="delete the previous contents of the output folder")
     return flags
 
 
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     dataset.check_agent(args.agent_file, simulator.agent.policy)
     recording = None if args.no_real_game else RolloutFolder(Path(common.data_dir))
     if recording is not None:
-        try:  # now and not after the search
+        try:  # fail before the search, not after it
             recorded_game(recording)
         except UserError as error:
             raise UserError(f"{error}; --no_real_game leaves the real game out") from None
@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                    compute: Compute) -> tuple[tuple[Target, ...], dict | None]:
-    """Targets named by the flags, and the checksums of the files of their directions."""
+    """Targets named by the flags, and the checksums of their direction files."""
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
     if any(name.startswith(DIRECTION) for name in args.targets):
         projector, matrices = Projector.load_for(

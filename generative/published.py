@@ -1,18 +1,19 @@
-"""Simulator files: reads and writes the published layout. No other module knows its keys.
+"""Simulator files in the published layout. No other module knows its keys.
 
 Files of the spatial architecture, which has no published layout, have an entry ``architecture``
 and use our tensor names. The following describes files of the vector architecture.
 
 A file is a dict with ``gen_model_state_dict``; it does not contain the agent. Published files have
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
-``decoder.vecobs.*``. Our networks lack them, but the published code refuses a file without them. So
-they are written again: with the values that were read if ``unused`` is passed on, and zeros
-otherwise, which, unlike random values, make equal simulators equal files and cannot be mistaken for
-trained weights.
+``decoder.vecobs.*``. Our networks lack them, but the published code refuses a file without them.
+They are therefore written as well: with the values that were read if ``unused`` is passed, and as
+zeros otherwise. Unlike random values, zeros give equal simulators equal files and cannot be
+mistaken for trained weights.
 
-``optimizer_state_dict`` belongs to an Adam over all tensors of the layout in their order, as in the
-published code, without the agent. The unused weights have no moments. In a running process, the
-optimiser has the used weights only, in the order of ``Simulator.trainable_parameters``.
+``optimizer_state_dict`` is the state of an Adam optimiser over all tensors of the layout in their
+order, without the agent, as in the published code. The unused weights have no moments. In a running
+process, the optimiser has the used weights only, in the order of
+``Simulator.trainable_parameters``.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from generative.networks import Head
 from generative.simulator import Simulator
 
 _KEY, _OPTIMIZER, _ARCHITECTURE = "gen_model_state_dict", "optimizer_state_dict", "architecture"
-_VECOBS_LAYERS = 4  # of the unused head, whatever the other heads have
+_VECOBS_LAYERS = 4  # hidden layers of the unused head, independent of the other heads
 
 _STEPPER = "agent_env_stepper."
 _GRU = f"{_STEPPER}gru.layers.0."
 _DECODER = f"{_STEPPER}decoder."
 _SECOND_DECODER = "conv_out."
 
-# Parts of published keys in the order of a published file, level by level; other parts are in the
-# order of torch and of numbers.
+# Parts of published keys in the order of a published file, level by level; numbers are ascending,
+# and other parts stay in torch's order.
 _ORDER = (
     "conv_in", "encoder", "bottleneck_vec_converter_env", "bottleneck_vec_converter_agent_h",
     "bottleneck_vec_converter_action", "conv_out", "agent_env_stepper",
@@ -53,7 +54,7 @@ _ORDER = (
     "weight_ih", "weight_hh", "ln_reset", "ln_update", "ln_newval",
     "image", "reward", "terminal", "vecobs")
 
-# Prefix of our names, prefix of the published ones; the first match counts.
+# Pairs of our prefix and the published one; the first match counts.
 _PREFIXES = (
     (r"encoder\.blocks\.(\d)\.norm", r"encoder.image_embedder.nets.\1.normalize"),
     (r"encoder\.blocks\.(\d)\.skip", r"encoder.image_embedder.nets.\1.conv_sc"),
@@ -106,7 +107,7 @@ class PublishedSimulator:
 def published_name(name: str) -> str:
     """Published key of one of our parameters."""
     image_layer = re.fullmatch(r"decoder\.image\.layers\.(\d)\.(weight|bias)", name)
-    if image_layer:  # two layers come before ours there: the linear one and a reshape
+    if image_layer:  # preceded in the published layout by the linear layer and a reshape
         return f"{_DECODER}image.model.{int(image_layer[1]) + 2}.{image_layer[2]}"
     for ours, theirs in _PREFIXES:
         renamed, count = re.subn("^" + ours, theirs, name)
@@ -119,12 +120,13 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     """Read a simulator file, ours or a published one.
 
     Args:
-        config: the sizes that it was trained with, which are not in the file.
-        policy: the agent that it was trained with.
+        config: sizes that the simulator was trained with, which are not in the file.
+        policy: agent that the simulator was trained with.
 
     Raises:
-        UserError: if the file is missing, truncated, or not a simulator; a tensor that is
-            missing, unknown or of the wrong shape is named. Or if the agent does not fit.
+        UserError: if the file is missing, truncated, or not a simulator file; if a tensor is
+            missing, unknown or of the wrong shape (the message names it); or if the agent does not
+            fit.
     """
     tensors, more = _weights(path)
     architecture = more.pop(_ARCHITECTURE, "vector")
@@ -158,7 +160,7 @@ def published_state(simulator: Simulator,
     """Weights of a simulator on the CPU with every key of the published layout.
 
     Args:
-        unused: from ``load_published``, to write back what was read; missing keys are zeros.
+        unused: unused tensors from ``load_published``; missing tensors are zeros.
     """
     state = {_file_name(simulator, name): tensor.detach().cpu()
              for name, tensor in _own_tensors(simulator).items()}
@@ -183,8 +185,8 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
 
     Args:
         unused: see ``published_state``.
-        optimizer_state: state dict of an Adam over ``simulator.trainable_parameters()``; without
-            one, that of a new Adam is written.
+        optimizer_state: state dict of an Adam over ``simulator.trainable_parameters()``; None
+            writes the state of a new Adam.
         more: further entries of the file.
     """
     state = published_state(simulator, unused)
@@ -202,7 +204,7 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
 
 
 def _file_name(simulator: Simulator, name: str) -> str:
-    """Key of one of our tensors in a file."""
+    """Key under which a file stores one of our tensors."""
     return name if simulator.config.is_spatial else published_name(name)
 
 
@@ -218,7 +220,7 @@ def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:
     layout = shapes
     if not simulator.config.is_spatial:
         layout = _in_published_order({**shapes, **_unused_shapes(simulator)})
-    if num_adam_parameters(optimizer) == len(shapes):  # our files from before they had this layout
+    if num_adam_parameters(optimizer) == len(shapes):  # our older, shorter layout
         layout = shapes
     elif num_adam_parameters(optimizer) != len(layout):
         return None
@@ -228,12 +230,12 @@ def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:
 
 
 def save_compact(path: Path, source: Path) -> None:
-    """Copy a simulator file, keeping only the weights that are used, in half precision.
+    """Copy a simulator file, keeping only the used weights, in half precision.
 
-    ``load_published`` reads it; the published code does not.
+    ``load_published`` can read the copy; the published code cannot.
 
     Raises:
-        UserError: if ``source`` is missing, truncated, or no simulator.
+        UserError: if ``source`` is missing, truncated, or not a simulator file.
     """
     tensors, more = _weights(source)
     unused = (_SECOND_DECODER, f"{_DECODER}vecobs.")
@@ -247,7 +249,7 @@ def is_compact(path: Path) -> bool:
     """Whether a file was written by ``save_compact``: it holds weights in half precision only.
 
     Raises:
-        UserError: if it is no simulator file.
+        UserError: if it is not a simulator file.
     """
     tensors, more = _weights(path)
     return not more.keys() - {_ARCHITECTURE} and all(
@@ -255,7 +257,7 @@ def is_compact(path: Path) -> bool:
 
 
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors of a simulator file, and its further entries."""
+    """Read the tensors of a simulator file, and its further entries."""
     more = load_tensors(path, "simulator file")
     tensors = more.pop(_KEY, None)
     if not isinstance(tensors, dict):

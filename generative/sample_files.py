@@ -5,14 +5,14 @@ Layout, as published except for the files marked *::
     sample_00000/ims.npy              frames
     sample_00000/rews.npy, dones.npy, agent_values.npy, agent_hs.npy, agent_logprobs.npy,
                  env_hs.npy, bottleneck_vec.npy      see SampleArrays
-    sample_00000/actions.npy *        actions that entered the steps
-    sample_00000/origin.json *        start of the sample, and the action that was forced
+    sample_00000/actions.npy *        input actions of the steps
+    sample_00000/origin.json *        start of the sample, and the forced action
     videos/sample_00000.mp4
     videos/start_00000.mp4 *          nine samples of one start, one per direction
     recording.json *                  settings of the samples
 
-A sample is complete under its final name. Shards (``common.shards``) write the same files;
-``recording.json`` follows when they are joined, by whichever process opens the folder first.
+A sample with its final name is complete. Shards (``common.shards``) write the same files;
+``recording.json`` is written when they are joined, by the first process that opens the folder.
 
 Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
 deterministic state of the environment, V bottleneck vector.
@@ -61,7 +61,7 @@ SAMPLES = Schema(
         "start_video": Entry("videos/start_{}.mp4", File())},
     informative=("versions", "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
-# Files of a folder of samples that later stages read.
+# Files in a sample folder that later stages read.
 PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
             *(f"sample_*/{name}.npy" for name in _NAMES.values()))
 
@@ -71,16 +71,16 @@ class SampleArrays:
     """One sample, or several samples with an additional leading dimension.
 
     Attributes:
-        frames: uint8 (T, H, W, C).
-        rewards: in the unit of the recorded data, float32 (T,).
+        frames: simulated frames, uint8 (T, H, W, C).
+        rewards: rewards in the unit of the recorded data, float32 (T,).
         terminals: probability that the episode ends, float32 (T,).
         values: the agent's values, float32 (T,).
-        hidden_states: the agent's states after each step, float32 (T, D).
+        hidden_states: the agent's hidden states after each step, float32 (T, D).
         log_probs: log-probabilities of the agent's actions, float32 (T, A).
-        env_h: float32 (T, E).
-        bottleneck_vec: float32 (V,).
-        actions: actions that entered the steps, int64 (T,). Unless actions are forced, the action
-            that the agent chooses at a step enters the next step.
+        env_h: deterministic states of the environment, float32 (T, E).
+        bottleneck_vec: bottleneck vector, float32 (V,).
+        actions: input actions of the steps, int64 (T,). Unless actions are forced, the action that
+            the agent chooses at a step is the input of the next step.
     """
 
     frames: np.ndarray
@@ -94,7 +94,7 @@ class SampleArrays:
     actions: np.ndarray
 
     def __getitem__(self, row: int) -> SampleArrays:
-        """One of several samples."""
+        """Return one of several samples."""
         return SampleArrays(**{field: array[row] for field, array in vars(self).items()})
 
 
@@ -105,10 +105,10 @@ class SampleOrigin:
     Attributes:
         start: number of the start; samples of a folder with the same start differ only in the
             manual action.
-        window: window of the recorded data; None for a random start, as the next two.
-        episode: episode of the recorded data.
-        frame: frame of that episode that the first simulated step shows.
-        manual_action: name of the action that entered every step, or None.
+        window: number of the recorded window; None for a random start.
+        episode: number of the recorded episode; None for a random start.
+        frame: frame of the episode that the first simulated step shows; None for a random start.
+        manual_action: name of the action forced at every step, or None.
     """
 
     start: int
@@ -130,8 +130,8 @@ class SampleFolder(NumberedStore):
     """Reads a folder of samples, or writes to it after ``open_samples``.
 
     Args:
-        path: the folder. Shards that recorded in it are joined.
-        joined: False to leave shards as they are.
+        path: the folder; shards recorded in it are joined.
+        joined: False to leave shards unjoined.
 
     Raises:
         UserError: if a shard is missing.
@@ -146,14 +146,14 @@ class SampleFolder(NumberedStore):
         return self.file_of("sample", number)
 
     def description(self) -> dict:
-        """Settings of the samples; empty for published ones, which do not store them."""
+        """Settings of the samples; empty for published samples, which do not store them."""
         return read_description(self.settings_file)
 
     def numbers(self) -> list[int]:
         """Numbers of the samples in the folder, in ascending order.
 
         Raises:
-            UserError: if there is none.
+            UserError: if there are no samples.
         """
         numbers = sorted(int(key) for key in self.keys("sample") if key.isdecimal())
         if not numbers:
@@ -161,7 +161,7 @@ class SampleFolder(NumberedStore):
         return numbers
 
     def require(self, numbers: Sequence[int]) -> None:
-        """Raise UserError if a sample is missing, naming the first one."""
+        """Raise UserError if a sample is missing; the message names the first."""
         present = self.numbers()
         absent = sorted(set(numbers) - set(present))
         if absent:
@@ -170,10 +170,11 @@ class SampleFolder(NumberedStore):
                             f"between {present[0]} and {present[-1]}, see --sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
-        """Read one sample; a published one has no actions, which are then all -1.
+        """Read one sample; published samples do not store actions, which are then all -1.
 
         Raises:
-            UserError: naming the file that is missing, damaged, or does not fit the others.
+            UserError: if a file is missing, damaged, or inconsistent with the others; the message
+                names it.
         """
         arrays = self.read("sample", number)
         arrays.setdefault("actions", np.full(len(arrays["ims"]), -1))
@@ -183,7 +184,7 @@ class SampleFolder(NumberedStore):
         """Stack several samples, by default all.
 
         Raises:
-            UserError: see ``numbers`` and ``sample``; or if their shapes differ.
+            UserError: see ``numbers`` and ``sample``; or if the shapes of the samples differ.
         """
         numbers = self.numbers() if numbers is None else numbers
         samples = [self.sample(number) for number in numbers]
@@ -231,7 +232,7 @@ def open_samples(path: Path, settings: dict, overwrite: bool = False, shard: Sha
     """Create a folder of samples, or resume one with the same settings.
 
     Args:
-        overwrite: delete what the folder holds.
+        overwrite: delete the previous contents of the folder.
         shard: part of the samples that this process records.
         num_samples: number of samples of all shards together.
         batch_size: number of consecutive samples that one shard records.
@@ -249,11 +250,11 @@ def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
     """Join the samples that shards have recorded in a folder, unless they are joined already.
 
     Args:
-        num_samples: number of samples that the folder should have.
+        num_samples: number of samples that the folder should have; None for any number.
 
     Raises:
-        UserError: naming a shard or a sample that is missing; or if shards have recorded another
-            number of samples.
+        UserError: if a shard or a sample is missing (the message names it), or the shards have
+            recorded another number of samples.
     """
     folder = SampleFolder(path, joined=False)
 

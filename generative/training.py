@@ -1,9 +1,8 @@
-"""Train a simulator: batches, figures, checkpoints, videos, stopping and resuming.
+"""Train a simulator: batches, metrics, checkpoints, videos, stopping and resuming.
 
-A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
-the same weights and the same figures as leaving it alone. On several processes
-(``common.distributed``), which share the windows of every batch, it gives those of one process,
-up to the rounding of sums.
+A run is a pure function of its settings: on a CPU, a run that is stopped anywhere and resumed gives
+the same weights and metrics as an uninterrupted run. Several processes (``common.distributed``)
+share the windows of every batch and give the results of one process, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ class SimulatorTraining:
         folder: the run's folder. If it holds checkpoints, the run resumes from the newest one;
             otherwise the run is new, and the attribute ``folder`` has a number appended if another
             run has this name.
-        settings: what to train.
-        compute: where to compute.
-        world: the processes that train together; each makes its own run in the same folder, into
-            which rank 0 writes.
+        settings: settings of the run.
+        compute: device and precision.
+        world: processes that train together; each creates its own run with the same folder, but
+            only rank 0 writes to it.
 
     Raises:
-        FolderInUse: if another process is at work in the folder.
+        FolderInUse: if another process uses the folder.
         UserError: if the data, the agent or a file to start from cannot be used, or there are more
             processes than windows in a batch.
     """
@@ -126,7 +125,7 @@ class SimulatorTraining:
         compute.place(simulator)
         self._parameters = simulator.trainable_parameters()
         is_graph = compute.device.type == "cuda" and not world.is_distributed
-        # A CUDA graph reads the learning rate and the share of true cameras on the GPU.
+        # A CUDA graph reads the learning rate and the share of true cameras from GPU memory.
         lr = torch.tensor(training.lr, device=compute.device) if is_graph else training.lr
         self._true_camera_share = torch.zeros((), device=compute.device)
         self.optimizer = torch.optim.Adam(self._parameters, lr=lr, fused=True, capturable=is_graph)
@@ -139,7 +138,7 @@ class SimulatorTraining:
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
         self._graph = GraphedStep(self._generator) if is_graph else None
         self.batches, self._elapsed = 0, 0.0
-        self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
+        self._unlogged: list[dict[str, Tensor]] = []  # metrics of the batches since the last row
         if saved and published:
             self._load_state({**published.more, "optimizer_state_dict": published.moments},
                              start_file)
@@ -156,7 +155,7 @@ class SimulatorTraining:
         self._session_start = self._saved_at = time.monotonic()
 
     def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
-        """Fill in the motion of the camera in the recorded game."""
+        """Fill in ``pixels_per_square`` from the recorded game."""
         if not config.is_spatial:
             return config
         scale = config.pixels_per_square
@@ -174,7 +173,7 @@ class SimulatorTraining:
         return dataclasses.replace(config, pixels_per_square=scale)
 
     def _some_frames(self, windows: np.ndarray) -> Tensor:
-        """Frames (N, C, H, W) in [0, 1] of some windows, without black ones."""
+        """Read frames (N, C, H, W) in [0, 1] of some windows, except black frames."""
         chosen = np.random.default_rng(self.settings.seed).permutation(windows)[:_BASIS_FRAMES]
         frames = torch.cat([
             self.dataset.batch(chosen[begin:begin + 100]).frames[self.dataset.num_init_steps - 1]
@@ -201,7 +200,7 @@ class SimulatorTraining:
         self.batches, self._elapsed = state["batches"], state["wall_time"]
 
     def _load_trained_weights(self, weights: object, path: Path) -> None:
-        """Restore the trained weights to resume from; the file's simulator has their average."""
+        """Restore the trained weights; the file's simulator has their moving average instead."""
         shapes = [parameter.shape for parameter in self._parameters]
         if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
             raise UserError(f"the run cannot be resumed from {path}: 'trained_weights' is missing "
@@ -210,7 +209,7 @@ class SimulatorTraining:
 
     @property
     def _figures(self) -> tuple[str, ...]:
-        """Names of the logged figures of a batch."""
+        """Names of the logged metrics of a batch."""
         return "gradient_norm", *measures_of(self.settings.simulator)
 
     @contextlib.contextmanager
@@ -246,12 +245,12 @@ class SimulatorTraining:
         """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
 
         Returns:
-            0 when the run is finished, 128 + the signal's number when it was stopped, in whichever
-            process. Either way its state is saved.
+            0 if the run is finished, 128 + the signal's number if any process received a signal. In
+            both cases, the state is saved.
 
         Raises:
-            NonFiniteLoss: the last good checkpoint stays as it was.
-            LostProcess: if another process has ended; what was saved before is kept.
+            NonFiniteLoss: if the gradient became infinite or NaN; the last checkpoint is kept.
+            LostProcess: if another process has ended; earlier checkpoints are kept.
         """
         training, world = self.settings.training, self.world
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
@@ -259,7 +258,7 @@ class SimulatorTraining:
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch, stopped = -1, 0
         if self.batches and world.is_main and not self._film.exists():
-            self._write_film()  # a kill came between the checkpoint and its film
+            self._write_film()  # the run was killed between a checkpoint and its video
         try:
             with (deferred_signals("batch", second_acts=not world.is_distributed) as received,
                   Progress(self.num_batches, "batch", self.batches) as progress):
@@ -291,7 +290,8 @@ class SimulatorTraining:
 
     def _forward(self, windows: AlignedBatch, generator: torch.Generator, num: int
                  ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
-        """Losses of this process's windows of a batch of ``num``, and figures of the batch."""
+        """Compute losses of this process's part of a batch of ``num`` windows, and metrics of the
+        whole batch."""
         world, config, training = self.world, self.settings.simulator, self.settings.training
         own = world.local_slice(num)
         part = (own, num) if world.is_distributed else None
@@ -319,7 +319,7 @@ class SimulatorTraining:
         return losses, world.mean(figures, self._share(num))
 
     def _vector_noise(self, generator: torch.Generator, num: int) -> Tensor:
-        """Noise (num, V) of the same norm for every second vector, none for the others."""
+        """Draw noise (num, V) of the same norm for every second vector, 0 for the others."""
         noise = torch.randn(num, self.settings.simulator.bottleneck_vec_size,
                             device=self.compute.device, generator=generator)
         noise = noise * (self.settings.training.vector_noise
@@ -328,18 +328,19 @@ class SimulatorTraining:
         return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
-        """Which of this process's windows of a batch of ``num`` are simulated from the prior."""
+        """Mask of the windows simulated from the prior, in this process's part of a batch of
+        ``num`` windows."""
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)
 
     def _share(self, num: int) -> float:
-        """This process's share of ``num`` windows."""
+        """This process's share of a batch of ``num`` windows."""
         own = self.world.local_slice(num)
         return (own.stop - own.start) / num
 
     def one_batch(self, windows: Windows) -> dict[str, Tensor]:
-        """Take one step of the optimiser, and return the figures of the whole batch, each ().
+        """Take one optimiser step and return the metrics of the whole batch by name, each ().
 
         Args:
             windows: this process's windows of the batch.
@@ -370,7 +371,7 @@ class SimulatorTraining:
         return figures
 
     def _step(self, windows: Windows) -> Tensor:
-        """Take a step of the optimiser; returns the ``_figures`` (F,)."""
+        """Take one optimiser step and return the values of the metrics in ``_figures`` (F,)."""
         num = self._order.batch_size
         losses, figures = self._forward(align(windows, self.settings.simulator), self._generator,
                                         num)
@@ -399,7 +400,7 @@ class SimulatorTraining:
                             for name in self._figures[1:]}}
 
     def _save(self) -> None:
-        """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
+        """Write a checkpoint and a video, and delete old checkpoints."""
         if self._lock is None:
             return
         self._lock.check()
@@ -424,7 +425,8 @@ class SimulatorTraining:
 
     @torch.no_grad()
     def _write_film(self) -> None:
-        """Held-out windows: the truth, its reconstruction, and imagination from true actions."""
+        """Write a video of held-out windows: truth, reconstruction, and imagination with the true
+        actions."""
         config = self.settings.simulator
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
@@ -450,7 +452,7 @@ def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
 
 
 class _Speed:
-    """Frames per second, and the share of the time spent waiting for data."""
+    """Measures frames per second, and the share of time spent waiting for data."""
 
     def __init__(self, reader: BatchReader, frames_per_batch: int):
         self._reader, self._frames_per_batch = reader, frames_per_batch
@@ -461,7 +463,7 @@ class _Speed:
         self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
 
     def since_last_time(self) -> dict[str, float]:
-        """By column name."""
+        """Return the measurements since the last call, by column name."""
         seconds = time.perf_counter() - self._start
         speed = {"frames_per_second": self.batches * self._frames_per_batch / seconds,
                  "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
