@@ -26,7 +26,7 @@ setup(
     packages=[*find_packages(exclude=["tests", "tests.*", "tools", "benchmarks"]), *DATA],
     package_data={name: ["*"] for name in DATA},
     py_modules=SCRIPTS,
-    # Editable installations append the root to the import path, so output folders that are named
-    # like a package cannot hide it.
+    # Editable installations append the root to the import path, so that output folders with the
+    # name of a package do not hide the package.
     options={"editable_wheel": {"mode": "compat"}},
 )

@@ -1,18 +1,18 @@
-"""Speed of training and recording, compared with a plain variant of the same mathematics, and the
-cost of hooks.
+"""Speed of training and recording, compared with a plain variant of the same algorithm, and cost of
+hooks.
 
-The plain variant computes in float32 on contiguous tensors and takes the training pass one time
-step after the other, with the default memory of the C library, as a direct transcription of the
-algorithm would be run. Candidates are measured in turns, because machines differ and drift, each
-in a process of its own.
+The plain variant is a direct transcription of the algorithm: it computes in float32 on contiguous
+tensors, runs the training pass one time step at a time, and uses the default memory settings of
+the C library. Candidates are measured alternately, because the speed of a machine drifts, and in
+separate processes.
 
     python -m benchmarks.agent            everything, about fifteen minutes on two cores
     python -m benchmarks.agent wrappers   one part: wrappers, training, kickstarting, edits,
                                           recording, memory, hooks or scan
 
-``hooks`` compares forward passes inside scopes with passes outside, on one thread. ``scan`` patches
-each of 32 channels of four layers on 100 frames; next to it a scan of full passes on one layer,
-which computes what lies before the patched layer again and again.
+``hooks`` compares forward passes with and without scopes of patches, on one thread. ``scan``
+patches each of 32 channels of four layers on 100 frames; for comparison, one layer is also scanned
+with full passes, which recompute the layers before the patched one each time.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 en
 STEPS = CONFIG.n_envs * CONFIG.n_steps
 VAL_INTERVAL = 10
 REPEATS = 2
-EPISODE_STEPS = 20  # of a good agent in easy mazes whose cheese is in its corner
+EPISODE_STEPS = 20  # episode length of a good agent in easy mazes with the cheese in the corner
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
-HOOKED_FRAMES, HOOKED_REPEATS = 16, 150  # frames as where episodes are played
+HOOKED_FRAMES, HOOKED_REPEATS = 16, 150  # a batch size that is typical of playing episodes
 SCANNED_FRAMES = 100
 SCANNED_LAYERS = ("embedder.block2.res1.resadd", "embedder.block2.res2.resadd",
                   "embedder.block3.res1.resadd", "embedder.block3.res2.resadd")
@@ -73,7 +73,7 @@ SCANNED_LAYERS = ("embedder.block2.res1.resadd", "embedder.block2.res2.resadd",
 
 def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
                  compute: Compute) -> PolicyOutput:
-    """The plain training pass: one call of the policy per time step."""
+    """Run the plain training pass: one call of the policy per time step."""
     hidden, outputs = rollout.hidden[envs], []
     for frames, masks in zip(rollout.frames[:, envs], rollout.masks[:, envs]):
         output = policy(to_images(frames, compute.channels_last), hidden, masks)
@@ -84,8 +84,13 @@ def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
 
 
 class Training:
-    """A variant of training; called, it plays a rollout, updates on it, and returns the seconds
-    of both."""
+    """A variant of training. A call collects a rollout, updates the policy on it, and returns both
+    durations in seconds.
+
+    Args:
+        plain: whether to use the plain variant.
+        taught: whether to train with a teacher (kickstarting).
+    """
 
     def __init__(self, plain: bool, taught: bool = False):
         torch.manual_seed(0)
@@ -114,7 +119,11 @@ class Training:
 
 
 def training_times(**variants: tuple) -> dict[str, tuple[float, float]]:
-    """Median seconds of rollout and update of variants of training."""
+    """Measure the median duration of rollout and update of variants of training, in seconds.
+
+    Args:
+        variants: arguments of ``Training`` by name.
+    """
     candidates = {name: Candidate(Training, *args) for name, args in variants.items()}
     times = measure_in_turns(candidates, REPEATS)
     for candidate in candidates.values():
@@ -138,7 +147,7 @@ def measure_training() -> None:
 
 
 def measure_kickstarting() -> None:
-    """An update with a teacher of the student's size, compared with one without."""
+    """Compare training with and without a teacher of the student's size."""
     seconds = {name: sum(times) for name, times in training_times(
         taught=(False, True), alone=(False,)).items()}
     say(f"kickstarting, with a teacher: {STEPS / seconds['taught']:.0f} steps/s")
@@ -147,10 +156,10 @@ def measure_kickstarting() -> None:
 
 
 def measure_edits() -> None:
-    """The time of moving the cheese of every new level, as a share of that of training."""
+    """Measure the time of moving the cheese in every new level, as a share of the training time."""
     worlds = {name: ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit)
               for name, edit in (("plain", None), ("edited", CheeseRegion(5)))}
-    # Nobody acts, so all levels stay new, and each observation edits them again.
+    # No action is taken, so all levels remain new, and each observation edits them again.
     times = medians(measure_in_turns(
         {name: lambda world=world: cost_of(world.observe).seconds
          for name, world in worlds.items()}, 20, warmup=0))
@@ -206,7 +215,7 @@ def measure_recording() -> None:
 
 
 def measure_memory() -> None:
-    """Peak memory of one update at the size of `hard-rec`."""
+    """Measure the peak memory of one update with the parameter set `hard-rec`."""
     config = load_agent_config("hard-rec")
     say(f"memory: {cost_apart(one_large_update).memory:.2f} GB at its peak with {config.n_envs} x "
         f"{config.n_steps}")

@@ -3,22 +3,23 @@ shipped agent of CoinRun. ``benchmarks.pages`` measures the pages themselves.
 
     python -m benchmarks.attributions                    everything, about 40 minutes
     python -m benchmarks.attributions loop               one part, see below
-    python -m benchmarks.attributions --num_frames 512   in small: times are of as many frames
+    python -m benchmarks.attributions --num_frames 512   smaller: measure on 512 frames
 
-features     the script on three layers
-attribution  the script for the value at each of three layers
-outputs      the value and 15 outputs of the policy at block3, compared with the value alone
-export       the page of the value at three layers and the policy at block3
-demo         the attribution stages of the preset demo with its small recording, and its page
-loop         a plain loop (one output, one node and 64 frames at a time, with the part before the
-             layer computed again at each), compared with ours with as many nodes
-causes       levels played with and without looking for the causes of failures, in turns; goal: 80 %
-             of the speed
+features     feature computation on three layers
+attribution  attribution of the value at each of three layers
+outputs      attribution of the value and the policy's 15 outputs at block3, compared with the value
+             only
+export       page of the attributions of the value at three layers and of the policy at block3
+demo         attribution stages of the preset demo on its small recording, and its page
+loop         plain loop (one output, one node and 64 frames at a time, recomputing the layers before
+             the bottleneck each time), compared with our implementation with the same nodes
+causes       playing of levels with and without attribution of failures, alternately; goal: 80 % of
+             the speed
 checks       all checks of the value's attributions to two layers; goal: 1 000 frames in 10 minutes
-starts       the search for an optimised start, with the shipped simulator; goal: 5 seconds
+starts       search for an optimised start with the shipped simulator; goal: 5 seconds
 
-Candidates are measured in one run; processor time is more reliable than wall time if other work is
-done on the machine.
+Candidates are compared within one run. Processor time is more reliable than wall time if other
+processes run on the machine.
 """
 
 from __future__ import annotations
@@ -62,18 +63,18 @@ from generative import optimise_start
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 LAYERS = ("block1", "block2", "block3")
 NUM_FRAMES, TRAJECTORY_STEPS, EPISODE_FRAMES = 4096, 512, 60
-LOOP_FRAMES = 128  # on which the plain loop is measured, since it takes long
-NUM_LEVELS, ROUNDS, NUM_SLOTS = 256, 3, 64  # of the causes of failures
+LOOP_FRAMES = 128  # frames for the plain loop, which is slow
+NUM_LEVELS, ROUNDS, NUM_SLOTS = 256, 3, 64  # sizes of the part "causes"
 CHECKED_FRAMES = 1000
-NUM_STARTS = (1, 5)  # of one target; their difference gives the cost of a start
+NUM_STARTS = (1, 5)  # numbers of starts; the difference in cost gives the cost per start
 
 
 class Scripts:
-    """Runs the scripts on a recording, each in a process of its own, and prints their cost.
+    """Runner of scripts on a recording, each in a separate process; prints their costs.
 
     Args:
-        folder: folder for their results.
-        data: the recording.
+        folder: folder for the results.
+        data: folder of the recording.
     """
 
     def __init__(self, folder: Path, data: Path):
@@ -118,7 +119,7 @@ class Scripts:
 
 
 def measure_scripts(scripts: Scripts, parts: tuple[str, ...], num_frames: int) -> None:
-    """The parts features, attribution, outputs and export, which share features."""
+    """Measure the parts features, attribution, outputs and export, which share features."""
     layers = LAYERS if {"features", "attribution", "export"} & set(parts) else LAYERS[-1:]
     scripts.features("features", "whole", layers, num_frames)
 
@@ -140,7 +141,7 @@ def measure_scripts(scripts: Scripts, parts: tuple[str, ...], num_frames: int) -
 
 
 def measure_demo(scripts: Scripts) -> None:
-    """The attribution stages of the preset demo, except for the recording."""
+    """Measure the attribution stages of the preset demo, except for the recording."""
     layers = ("block2", "block3")
     total = sum(cost.cpu for cost in (
         scripts.features("demo", "demo", layers, 512),
@@ -151,7 +152,7 @@ def measure_demo(scripts: Scripts) -> None:
 
 def plain_loop(policy: Policy, bottleneck: Bottleneck, outputs: tuple[Output, ...],
                frames: RecordedFrames, integration: Integration) -> np.ndarray:
-    """Attributions (K, B, C, H, W) by the plain loop."""
+    """Compute the attributions of K outputs on B frames (K, B, C, H, W) with the plain loop."""
     images, entering, actions = map(torch.from_numpy,
                                     (frames.frames, frames.entering, frames.actions))
     name = bottleneck.layer.name
@@ -178,7 +179,7 @@ def plain_loop(policy: Policy, bottleneck: Bottleneck, outputs: tuple[Output, ..
 
 
 def with_cpu_time(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
-    """Return the result of some work, and its processor time."""
+    """Call a function; return its result and its processor time in seconds."""
     start = time.process_time()
     return work(), time.process_time() - start
 
@@ -203,11 +204,11 @@ def measure_loop(scripts: Scripts) -> None:
                 attributor.run_prefix(piece.frames, piece.entering), piece.actions,
                 np.ones(len(outputs))).values for piece in pieces], axis=1)
 
-        ours()  # kernels are prepared
+        ours()  # warm-up: prepares kernels
         fast, seconds = with_cpu_time(ours)
         plain, longer = with_cpu_time(functools.partial(plain_loop, policy, bottleneck, outputs,
                                                         frames, integration))
-        # Where rounding decides whether a unit is active, single cells differ.
+        # Single cells differ if rounding decides whether a unit is active.
         assert np.abs(fast - plain).sum() < 1e-3 * np.abs(plain).sum()
         say(f"{len(frames.frames)} frames, {len(outputs)} outputs at {name}: {seconds:.2f} s of "
             f"processor time, plain loop {longer:.2f} s, {longer / seconds:.1f} times as long")
@@ -225,7 +226,7 @@ def measure_causes() -> None:
         PlayOptions(keep_frames=False))
 
     def rate(lengths: Callable[[], Iterator[int]]) -> float:
-        """Environment steps per second of processor time."""
+        """Return the environment steps per second of processor time."""
         start = time.process_time()
         return sum(lengths()) / (time.process_time() - start)
 
@@ -262,10 +263,10 @@ PARTS = ("features", "attribution", "outputs", "export", "demo", "loop", "causes
 def main() -> None:
     parser = parser_of(__doc__, PARTS)
     parser.add_argument("--num_frames", type=int,
-                        help=f"frames to measure (default: {NUM_FRAMES}; checks: "
+                        help=f"number of frames to measure on (default: {NUM_FRAMES}; checks: "
                              f"{CHECKED_FRAMES})")
     parser.add_argument("--data_dir", type=Path,
-                        help="recording of the agent; one is made if not given")
+                        help="recording of the agent; by default a new one is made")
     args = parser.parse_args()
     parts, num_frames = (args.part,) if args.part else PARTS, args.num_frames or NUM_FRAMES
     torch.manual_seed(0)

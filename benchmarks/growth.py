@@ -1,12 +1,12 @@
-"""How the time of each stage grows with its work, and what a second process gains.
+"""Scaling of each stage's duration with the amount of work, and speedup by a second process.
 
-Each script is run as its users run it, with one thread, on three sizes; a straight line through the
-times says what the start of a script costs and what a unit of its work does. The largest size is
-then divided among two processes: stages that a cluster divides as two shards at the same time, the
-trainings by torchrun. Prints a table in Markdown; time is wall time, so nothing else may run.
+Each script is run from the command line with one thread on three sizes; a straight line fitted to
+the durations gives the cost of starting the script and the cost per unit of work. The largest size
+is then divided among two processes: two parallel shards, or two ranks of torchrun for trainings. A
+Markdown table is printed. Durations are wall times, so no other work may run.
 
     python -m benchmarks.growth                    everything, about 20 minutes on two cores
-    python -m benchmarks.growth record             one stage, after what it needs
+    python -m benchmarks.growth record             one stage, after preparing its inputs
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from benchmarks.harness import AGENT, ROOT, SIMULATOR, parser_of, say
 
 SET = ("--interpreting_params_name", "demo")
 INSIDE = ("--agent_file", str(AGENT), *SET)
-RECORDED, SIMULATED = 120, 32  # that later stages read
+RECORDED, SIMULATED = 120, 32  # episodes and samples that later stages read
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage and how it is called.
+    """A stage and its command line.
 
     Attributes:
-        script: of the root, without its ending.
-        unit: of its work, in the plural.
-        sizes: that are measured, in these units.
-        arguments: for a size and a new folder to write to.
-        torchrun: whether processes share one training; else each does a shard.
-        divides: whether a second process can help at all.
+        script: name of the script in the root folder, without suffix.
+        unit: unit of work, in the plural.
+        sizes: measured amounts of work, in these units.
+        arguments: returns the arguments for a size and a new output folder.
+        torchrun: whether two processes share a training by torchrun; otherwise each runs a shard.
+        divides: whether the work can be divided among processes.
     """
 
     script: str
@@ -51,7 +51,11 @@ class Stage:
 
 
 def stages(work: Path) -> dict[str, Stage]:
-    """All stages; later ones read what was made in ``work`` at first."""
+    """Return all stages by name.
+
+    Args:
+        work: folder with the recording and the samples that stages read.
+    """
     data, samples = work / "recorded" / "data", work / "simulated"
     simulated = (*INSIDE, "--model_file", str(SIMULATOR), "--data_dir", str(data))
     return {
@@ -81,7 +85,7 @@ def stages(work: Path) -> dict[str, Stage]:
 
 
 def copied(samples: Path, folder: Path) -> Path:
-    """A copy of the samples, into which saliency is written; two shards share one."""
+    """Copy the samples, to which saliency is added, unless another shard has already done so."""
     target = folder / "samples"
     if not target.exists():
         subprocess.run(["cp", "-r", str(samples), str(target)], check=True)
@@ -98,7 +102,7 @@ def command(stage: Stage, size: int, folder: Path, *more: str,
 
 
 def seconds_of(*commands: Sequence[str]) -> float:
-    """Wall time of commands that run beside each other."""
+    """Run commands in parallel, and return the wall time in seconds."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     begin = time.perf_counter()
     running = [subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
@@ -110,7 +114,7 @@ def seconds_of(*commands: Sequence[str]) -> float:
 
 
 def measure(name: str, stage: Stage, work: Path) -> None:
-    """Print a row of the table."""
+    """Measure a stage and print its row of the table."""
     times = []
     for size in stage.sizes:
         folder = work / f"{name}_{size}"

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: candidates in processes of their own, costs, the command line."""
+"""Helpers of the benchmarks: candidates in separate processes, costs, and the command line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ NO_ARGUMENTS = contextlib.nullcontext[tuple](())
 
 
 class Candidate:
-    """A variant of some work in a process of its own, so that the memory of one variant does not
-    affect another.
+    """A variant of some work, run in a separate process so that the variants' memory settings do
+    not affect each other.
 
     Args:
-        make: called there with ``args``; its result is called for every call of the candidate.
+        make: function that is called with ``args`` in the process and returns the work; each call
+            of the candidate calls the work.
+        args: arguments of ``make``.
     """
 
     def __init__(self, make: Callable[..., Callable], *args: object):
@@ -39,14 +41,14 @@ class Candidate:
         return self.begin(*args).result()
 
     def begin(self, *args: object) -> Future:
-        """Start a call and return at once; the future has its result."""
+        """Start a call without waiting, and return a future of its result."""
         return self._process.submit(_work, *args)
 
     def close(self) -> None:
         self._process.shutdown()
 
 
-_made: Callable = print  # in the process of a candidate: its work
+_made: Callable = print  # the work, in the process of a candidate
 
 
 def _prepare(make: Callable[..., Callable], args: tuple) -> None:
@@ -60,14 +62,17 @@ def _work(*args: object) -> Any:
 
 def measure_in_turns(candidates: Mapping[str, Callable], repeats: int, *args: object,
                      warmup: int = 1) -> dict[str, list]:
-    """Call candidates in turns, because machines differ and drift.
+    """Call candidates alternately, because the speed of a machine drifts.
 
     Args:
+        candidates: functions by name.
+        repeats: number of measured calls of each candidate.
         args: arguments of every call.
-        warmup: rounds that are not counted, in which memory is taken and kernels are prepared.
+        warmup: number of initial rounds without measurement, which allocate memory and prepare
+            kernels.
 
     Returns:
-        The results of each candidate.
+        The results of each candidate, by name.
     """
     results: dict[str, list] = {name: [] for name in candidates}
     for repeat in range(warmup + repeats):
@@ -79,7 +84,7 @@ def measure_in_turns(candidates: Mapping[str, Callable], repeats: int, *args: ob
 
 
 def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median of the results of each candidate."""
+    """Return the median of the results of each candidate."""
     return {name: median(values) for name, values in results.items()}
 
 
@@ -88,7 +93,7 @@ class Cost:
     """Cost of some work.
 
     Attributes:
-        seconds: wall time, which other work on the machine lengthens.
+        seconds: wall time in seconds, which other work on the machine increases.
         cpu: processor time in seconds.
         memory: peak memory of the process so far, in gigabytes.
     """
@@ -103,14 +108,14 @@ class Cost:
 
 
 def cost_of(work: Callable[..., object], *args: object) -> Cost:
-    """Return the cost of a call."""
+    """Call a function and return the cost of the call."""
     start, cpu = time.perf_counter(), time.process_time()
     work(*args)
     return Cost(time.perf_counter() - start, time.process_time() - cpu, peak_memory())
 
 
 def cost_apart(work: Callable[..., object], *args: object) -> Cost:
-    """Return the cost of a call in a process of its own."""
+    """Call a function in a separate process and return the cost of the call."""
     candidate = Candidate(functools.partial, cost_of, work)
     try:
         return candidate(*args)
@@ -119,49 +124,57 @@ def cost_apart(work: Callable[..., object], *args: object) -> Cost:
 
 
 def run_script(main: Callable[[list[str]], int | None], *argv: object) -> None:
-    """Run a script's ``main``, which must succeed."""
+    """Run a script's ``main`` with arguments.
+
+    Raises:
+        RuntimeError: if its exit status is not 0.
+    """
     status = main([str(word) for word in argv])
     if status:
         raise RuntimeError(f"{main.__module__} ended with {status}")
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 3) -> float:
-    """Wall time of the fastest of several calls, in seconds."""
+    """Return the wall time of the fastest of several calls, in seconds."""
     return min(cost_of(work).seconds for _ in range(repeats))
 
 
 def peak_memory() -> float:
-    """Peak memory in gigabytes. This is the kernel's figure of this program: ``getrusage`` of a
-    process that another one started gives the size of the starter, where that was larger."""
+    """Return the peak memory of this process in gigabytes, from the kernel's VmHWM.
+
+    ``getrusage`` would return the memory of the parent process if that was larger.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024 / 1e9
 
 
 def size_of(folder: Path) -> float:
-    """Size of the files in a folder, in megabytes."""
+    """Return the total size of the files in a folder, in megabytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 def say(text: str) -> None:
-    """Print a line at once, also into a file."""
+    """Print a line and flush it."""
     print(text, flush=True)
 
 
 def parser_of(description: str | None, parts: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark whose parts can be measured one by one."""
+    """Return the argument parser of a benchmark whose parts can be selected."""
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
+    parser.add_argument("part", nargs="?", choices=parts, help="measure only this part")
     return parser
 
 
 def run_parts(description: str | None, parts: Mapping[str, Callable[..., None]],
               setup: AbstractContextManager[tuple] = NO_ARGUMENTS) -> None:
-    """Run a benchmark: the part that the command line names, or all of them.
+    """Run the part of a benchmark that the command line selects, or all parts.
 
     Args:
-        setup: yields the arguments of every part.
+        description: description of the benchmark for ``--help``.
+        parts: functions that measure the parts, by name.
+        setup: context manager that yields the arguments of every part.
     """
     part = parser_of(description, tuple(parts)).parse_args().part
     say(f"{torch.get_num_threads()} threads, torch {torch.__version__}")

@@ -1,11 +1,11 @@
-"""Time and memory of the analysis of hidden states, step by step, and how they grow.
+"""Duration and peak memory of each step of the analysis of hidden states, and their growth.
 
-The states are synthetic, with 40 groups of unequal size, 64 units and a few states far from all
-others. Each size runs in a process of its own, so that the peak of memory is its own.
+The states are synthetic, with 64 units, 40 groups of unequal size and a few outliers. Each number
+of states runs in a separate process, so that peak memory is measured separately.
 
     python -m benchmarks.hidden_state_analysis                  10 000 and 100 000 states
-    python -m benchmarks.hidden_state_analysis --million        1 000 000 as well
-    python -m benchmarks.hidden_state_analysis --sizes 10000    these sizes
+    python -m benchmarks.hidden_state_analysis --million        also 1 000 000 states
+    python -m benchmarks.hidden_state_analysis --sizes 10000    10 000 states
     python -m benchmarks.hidden_state_analysis --agreement      compare fast with exact methods
 """
 
@@ -45,7 +45,7 @@ AGREEMENT_STATES, AGREEMENT_NEIGHBOURS = 3_000, 15
 
 
 def synthetic_states(number: int) -> np.ndarray:
-    """States in (-1, 1) like those of a GRU, float32 (number, UNITS)."""
+    """Draw synthetic states in (-1, 1), like those of a GRU, float32 (number, UNITS)."""
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(GROUPS, 2.0))
     group = rng.choice(GROUPS, number, p=shares)
@@ -60,14 +60,19 @@ def synthetic_states(number: int) -> np.ndarray:
 
 
 def measure(number: int, clustering: str) -> dict[str, dict]:
-    """Analyse ``number`` states; returns the seconds of each step and the peak memory so far."""
+    """Analyse ``number`` synthetic states.
+
+    Returns:
+        Duration ("seconds") and peak memory so far ("peak", in GB) by step, and facts of the
+        analysis under "facts".
+    """
     config = dataclasses.replace(ParameterSet("defaults").get(AgentHiddenConfig),
                                  clustering=clustering)
     states = synthetic_states(number)
     costs: dict[str, dict] = {"states": {"seconds": 0.0, "peak": peak_memory()}}
 
     class MeasuredResults(StepResults):
-        """Results that keep the seconds and the peak of memory of each step."""
+        """Results that also store the duration and peak memory of each step."""
 
         def step(self, name: str, compute: Callable[[], StepResult]) -> dict[str, Any]:
             begin = time.perf_counter()
@@ -85,7 +90,7 @@ def measure(number: int, clustering: str) -> dict[str, dict]:
 
 
 def measure_agreement() -> None:
-    """Print how the methods for many states compare with exact ones on few."""
+    """Print the agreement of the methods for many states with exact methods, on few states."""
     states = synthetic_states(AGREEMENT_STATES)
     standardised = standardizer_of(states).standardise(states)
     rows = principal_components(standardised, 32).coordinates(standardised)
@@ -112,10 +117,10 @@ def measure_agreement() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--million", action="store_true", help="1 000 000 states as well")
+    parser.add_argument("--million", action="store_true", help="also analyse 1 000 000 states")
     parser.add_argument("--clustering", default="agglomerative")
     parser.add_argument("--agreement", action="store_true",
-                        help="compare with exact methods instead")
+                        help="compare fast with exact methods instead")
     args = parser.parse_args()
     if args.agreement:
         measure_agreement()
@@ -129,7 +134,7 @@ def main() -> None:
 
 
 def print_table(results: dict[int, dict]) -> None:
-    """Print seconds, peak memory, and the power of the number of states by which time grows."""
+    """Print duration, peak memory, and the exponent of the growth of duration with size."""
     for size, costs in results.items():
         facts = costs.pop("facts")
         total = sum(step["seconds"] for step in costs.values())

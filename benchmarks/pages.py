@@ -1,16 +1,17 @@
 """Speed of the interpretability panel and of the attribution page in headless Chromium.
 
-    python -m benchmarks.pages                  everything, five to seven minutes, and 0.5 GB
+    python -m benchmarks.pages                  everything; five to seven minutes and 0.5 GB
     python -m benchmarks.pages steps            one part: panel, steps or long
     python -m benchmarks.pages --keep FOLDER    write the pages there and keep them
     python -m benchmarks.pages --num_samples 400 panel
 
-``panel``: 4 000 samples of 10 steps with 18 saliency types, and 20 000 recorded states. ``steps``
-and ``long`` are attribution pages: 8 trajectories of 512 steps, with three layers of IMPALA's
-sizes, their activations, and a second output at the last layer; and 32 trajectories of 1 000 steps
-with the value alone. The numbers are random, about as sparse as real ones; the writers are the
-pages' own. Times are measured by the page itself, from disk, the panel's from a server as well; for
-a step also the processor time of the page's thread, which other work on the machine affects less.
+``panel`` has 4 000 samples of 10 steps, 18 saliency types and 20 000 recorded states. The other
+parts are attribution pages: ``steps`` has 8 trajectories of 512 steps, three layers of IMPALA's
+sizes, their activations, and a second output at the last layer; ``long`` has 32 trajectories of
+1 000 steps and the value only. The data are random, about as sparse as real data, and written by
+the pages' export code. Durations are measured in the page, opened from disk, and for the panel also
+from a server. For a step, the processor time of the page's thread is also reported, which other
+work on the machine affects less.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from benchmarks.harness import cost_of, parser_of, say, size_of
 from tools.browser import SHOWN, opened_page, running_browser, served
 
 FRAME = 64
-FRAME_NOISE, SALIENCY_NOISE = 7, 3  # pixels of the noise that is enlarged to a picture
+FRAME_NOISE, SALIENCY_NOISE = 7, 3  # side of the noise in pixels before it is enlarged
 VIEW = {"viewport": {"width": 1500, "height": 1100}}
-# Milliseconds since the address was requested; what is shown by now is drawn with this frame.
+# Milliseconds since the URL was requested, measured when the current view is drawn.
 NOW = "() => new Promise(requestAnimationFrame).then(() => performance.now())"
-# Ends when the pictures of the step are on their canvases, which are drawn before the next frame.
+# Durations in milliseconds; each ends when the step's images have been drawn on their canvases.
 STEPPING = """async ([repeats, forward, first]) => {
     const times = []
     for (let i = 0; i < repeats; i++) {
@@ -71,7 +72,7 @@ STEPPING = """async ([repeats, forward, first]) => {
 
 
 def opening_times(address: str, work: Callable[[Browser, Page], None], **context: object) -> str:
-    """Open a page three times, work on it, and return how long it took to open."""
+    """Open a page three times, call ``work`` on it, and return the opening times as text."""
     openings = []
     for _ in range(3):
         with running_browser() as browser, opened_page(browser, address, **context) as page:
@@ -81,13 +82,13 @@ def opening_times(address: str, work: Callable[[Browser, Page], None], **context
 
 
 def noise(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A picture uint8 (FRAME, FRAME, 3)."""
+    """Return an image of noise, enlarged from (size, size, 3) to uint8 (FRAME, FRAME, 3)."""
     coarse = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((FRAME, FRAME), Image.Resampling.BILINEAR))
 
 
 def moving(picture: np.ndarray, num_steps: int, pixels: int) -> np.ndarray:
-    """A picture that moves sideways, uint8 (T, FRAME, FRAME, 3)."""
+    """Return frames of an image moving sideways, uint8 (num_steps, FRAME, FRAME, 3)."""
     return np.stack([np.roll(picture, pixels * t, axis=1) for t in range(num_steps)])
 
 
@@ -108,7 +109,7 @@ FILTERING = """async () => {
 
 
 def panel_content(num_samples: int) -> PanelContent:
-    """A panel of random numbers and pictures."""
+    """Return the content of a panel with random numbers and images."""
     rng = np.random.default_rng(0)
     rows = num_samples * NUM_STEPS
     walks = rng.normal(size=(num_samples, NUM_STEPS, NUM_ICS)).astype(np.float32).cumsum(axis=1)
@@ -138,7 +139,7 @@ def panel_content(num_samples: int) -> PanelContent:
 
 
 def measure_panel(folder: Path, num_samples: int) -> None:
-    """Print how fast the panel opens and works."""
+    """Measure and print the size, opening time and response times of the panel."""
     panel = PanelFolder(folder)
     if not panel.page_file.exists():
         content = panel_content(num_samples)
@@ -190,7 +191,7 @@ CHOOSING = """async ([name, number]) => {
     await new Promise(requestAnimationFrame)
     return performance.now() - begin
 }"""
-# Frames a second that are seen to change while the page plays.
+# Number of frame changes per second while the page plays.
 PLAYING = """async (seconds) => {
     const shown = () => document.querySelector('.step b').textContent
     document.querySelector('[aria-label=play]').click()
@@ -207,11 +208,12 @@ PLAYING = """async (seconds) => {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large a page is.
+    """Size of an attribution page.
 
     Attributes:
-        trajectories, steps: how many, and steps of each.
-        others: outputs at the last layer beside the value.
+        trajectories: number of trajectories.
+        steps: number of steps per trajectory.
+        others: number of outputs at the last layer in addition to the value.
     """
 
     trajectories: int
@@ -223,7 +225,7 @@ SIZES = {"steps": Size(8, 512, 1), "long": Size(32, 1000, 0)}
 
 
 def page_content(size: Size) -> PageContent:
-    """A page of random numbers and pictures."""
+    """Return the content of an attribution page with random numbers and images."""
     rng = np.random.default_rng(0)
     total = size.trajectories * size.steps
     outputs = (PageOutput("value", "value"),
@@ -277,7 +279,7 @@ def page_content(size: Size) -> PageContent:
 
 
 def _cells(rng: np.random.Generator, side: int) -> np.ndarray:
-    """Attributions of 64 steps (64, side, side, F + 1): few large ones, and many small ones."""
+    """Draw attributions (64, side, side, NUM_FEATURES + 1) of 64 steps, few of which are large."""
     shape = (64, side, side, NUM_FEATURES + 1)
     return (rng.normal(size=shape) * rng.exponential(size=shape)**2 / 40).astype(np.float32)
 
@@ -295,7 +297,7 @@ def _examples(rng: np.random.Generator, side: int, stride: int) -> dict:
 
 
 def memory_of(browser: Browser) -> float:
-    """Megabytes of the processes that show pages, their share of what is shared included."""
+    """Return the memory of the largest renderer process in megabytes (proportional set size)."""
     session = browser.new_browser_cdp_session()
     found = session.send("SystemInfo.getProcessInfo")["processInfo"]
     sizes = []
@@ -307,13 +309,17 @@ def memory_of(browser: Browser) -> float:
 
 
 def processor_time(session: CDPSession) -> float:
-    """Seconds that the page's thread has worked."""
+    """Return the processor time of the page's thread so far, in seconds."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
 
 def stepping(page: Page, where: str) -> None:
-    """Print how long a step takes."""
+    """Measure and print the duration of a step.
+
+    Args:
+        where: name of the layer shown, for the output.
+    """
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.evaluate(STEPPING, [10, FORWARD, FORWARD])
@@ -326,7 +332,7 @@ def stepping(page: Page, where: str) -> None:
 
 
 def measure_page(path: Path, size: Size) -> None:
-    """Print how fast an attribution page opens and works, and the memory it takes."""
+    """Measure and print the opening time, response times and memory of an attribution page."""
     folder = AttributionPageFolder(path)
     say(f"{size.trajectories} trajectories of {size.steps} steps")
     if not folder.page_file.exists():
@@ -368,8 +374,8 @@ PARTS = ("panel", *SIZES)
 def main() -> None:
     parser = parser_of(__doc__, PARTS)
     parser.add_argument("--num_samples", type=int, default=NUM_SAMPLES,
-                        help="samples of the panel")
-    parser.add_argument("--keep", type=Path, help="folder to write the pages to")
+                        help="number of samples in the panel")
+    parser.add_argument("--keep", type=Path, help="folder to write the pages to and keep them in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         for part in (args.part,) if args.part else PARTS:

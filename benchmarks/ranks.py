@@ -1,8 +1,8 @@
-"""Speed of training on two processes of one thread each, compared with one process of one thread.
+"""Speed of training on two processes with one thread each, compared with one such process.
 
-One process, two connected ones, and two that know nothing of each other are measured in turns. The
-last say what the machine gives two processes: two threads of one core, and the memory that cores
-share, are less than twice one.
+One process, two connected processes and two independent processes are measured alternately. The
+independent processes give the upper limit of the machine, which is below twice the speed of one
+process if they share a core or the memory bandwidth.
 
     python -m benchmarks.ranks               everything; three quarters of an hour on two cores
     python -m benchmarks.ranks hard          one part: hard, hard-rec or simulator
@@ -39,22 +39,22 @@ from generative.training import SimulatorTraining
 
 ENV = EnvConfig("coinrun", "hard")
 BATCH_SIZE = 16
-STEPS = 64  # of a rollout
-PREPARING = 3  # pieces of work until memory is taken and kernels are prepared
+STEPS = 64  # steps per rollout
+PREPARING = 3  # warm-up rounds, which allocate memory and prepare kernels
 REPEATS = 3
-BATCHES = 5  # in a piece of the simulator's training
+BATCHES = 5  # batches of the simulator's training per measurement
 
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds of a piece of work, and what of them went into connecting the processes.
+    """Durations of a unit of work and of its parts, in seconds.
 
     Attributes:
-        total: all of it.
-        update: the part behind the rollout.
-        waiting: until the slowest process was there, too.
-        messages: for the messages themselves.
-        optimiser: for what every process does in full, clipping and Adam.
+        total: total duration.
+        update: duration of the work after the rollout.
+        waiting: waiting time for the slowest process.
+        messages: duration of communication.
+        optimiser: duration of gradient clipping and Adam, which are not divided among processes.
     """
 
     total: float = 0.0
@@ -71,7 +71,7 @@ class Clock:
 
 
 class TimedDistributed(Distributed):
-    """Processes whose waiting and messages are timed separately."""
+    """``Distributed`` with separate timing of waiting and communication."""
 
     clock = Clock()
 
@@ -101,11 +101,12 @@ class TimedDistributed(Distributed):
 
 
 class TrainingProcess:
-    """One process of a training; called, it does a piece of work and returns its ``Clock``.
+    """One process of a training; a call does a unit of work and returns its ``Clock``.
 
     Args:
-        rank, size: among how many connected ones.
-        port: where they meet.
+        rank: rank of the process.
+        size: world size.
+        port: port of the rendezvous.
     """
 
     def __init__(self, rank: int, size: int, port: int):
@@ -113,7 +114,7 @@ class TrainingProcess:
         keep_freed_memory()
         os.environ.update(WORLD_SIZE=str(size), RANK=str(rank), LOCAL_RANK="0",
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        self._joined = init_distributed()  # kept, for it ends with this object
+        self._joined = init_distributed()  # kept alive as long as this object
         self._joined.__enter__()
         self.world = TimedDistributed(rank, size, rank, size)
         self.compute = resolve_compute("cpu")
@@ -135,11 +136,11 @@ class TrainingProcess:
         return clock
 
     def work(self, clock: Clock) -> None:
-        """Do a piece of work."""
+        """Do a unit of work."""
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """Do what must be done, after a pause, to be as fast as without."""
+        """Do unmeasured work that restores the usual speed after a pause."""
 
     def time_optimiser(self, optimizer: torch.optim.Optimizer) -> None:
         step = optimizer.step
@@ -148,11 +149,11 @@ class TrainingProcess:
             with self.world.clock.measured("optimiser"):
                 step()
 
-        setattr(optimizer, "step", timed_step)  # noqa: B010  which mypy would refuse as a method
+        setattr(optimizer, "step", timed_step)  # noqa: B010  mypy rejects an assignment
 
 
 class AgentTraining(TrainingProcess):
-    """A rollout and an update of a parameter set."""
+    """Process whose unit of work is a rollout and an update of the agent."""
 
     def __init__(self, config: AgentConfig, rank: int, size: int, port: int):
         super().__init__(rank, size, port)
@@ -176,8 +177,11 @@ class AgentTraining(TrainingProcess):
 
 
 class SimulatorBatches(TrainingProcess):
-    """Batches of the simulator's training, after one that is not counted: after a pause of seconds,
-    while others are measured, a batch takes up to a fifth longer."""
+    """Process whose unit of work is BATCHES training batches of the simulator.
+
+    Each measurement follows an unmeasured batch: after a pause of seconds, while other processes
+    are measured, a batch takes up to a fifth longer.
+    """
 
     def __init__(self, settings: SimulatorRunSettings, folder: Path, rank: int, size: int,
                  port: int):
@@ -202,20 +206,23 @@ def free_port() -> int:
 
 
 def work_together(processes: Sequence[Candidate]) -> list[Clock]:
-    """Do a piece of work in each process at the same time."""
+    """Do a unit of work in all processes at the same time, and return their clocks."""
     futures = [process.begin() for process in processes]
     return [future.result() for future in futures]
 
 
 def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
-    """Print how much faster two processes are, and where the rest of the time goes.
+    """Measure and print the speedup by two processes, and the causes of the remaining time.
 
     Args:
-        make, args: class of the process, and its arguments before its rank.
-        unit, amount: what a piece of work consists of.
+        name: name of the training, for the output.
+        make: class of the process.
+        args: arguments of the class before rank, size and port.
+        unit: name of the items processed, in the plural.
+        amount: number of items per unit of work.
 
     Returns:
-        Medians of one process and of the slower one of two.
+        Median durations of a single process, and of the slower one of two connected processes.
     """
     port = free_port()
     one, other = Candidate(make, *args, 0, 1, 0), Candidate(make, *args, 0, 1, 0)
@@ -261,8 +268,11 @@ def measure_agent(name: str, steps: int) -> None:
 
 
 def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
-    """How much faster two processes can be with the minibatches of a recurrent agent, where each
-    waits for the one that has more environments of it: a mean over random minibatches."""
+    """Return an upper bound of the update's speedup by two processes for a recurrent agent.
+
+    In each minibatch, a process waits for the one with more environments. The bound is a mean over
+    random minibatches of ``passes`` epochs.
+    """
     generator = torch.Generator().manual_seed(0)
     largest = total = 0
     for _ in range(passes):
@@ -292,9 +302,9 @@ PARTS: dict[str, Callable[[int], None]] = {
 def main() -> None:
     parser = parser_of(__doc__, tuple(PARTS))
     parser.add_argument("--steps", type=int, default=STEPS,
-                        help=f"steps of a rollout (default: {STEPS}, a quarter of the parameter "
-                             "sets': minibatches are a quarter as large, and messages weigh four "
-                             "times as much)")
+                        help=f"steps per rollout (default: {STEPS}, a quarter of the steps in the "
+                             "parameter sets, so minibatches are a quarter as large and the cost "
+                             "of communication weighs four times as much)")
     args = parser.parse_args()
     say(f"torch {torch.__version__}, {resolve_compute('cpu').precision}")
     for name, measure_part in PARTS.items():

@@ -1,7 +1,7 @@
-"""Recordings of many short episodes: writing, joining and opening them, and reading windows.
+"""Cost of writing, joining and opening recordings of many short episodes, and of reading windows.
 
-The episodes are random, of three frames each, written as real files by the writer of recordings and
-divided among shards: what is measured is the work that every episode costs, however short it is.
+The episodes are random and have three frames each, so that the fixed cost per episode is measured.
+They are written by the recording code, divided among shards.
 ``python -m benchmarks.recordings --num_episodes 100000 --output_dir /tmp/recordings`` takes 4 GB.
 """
 
@@ -27,13 +27,14 @@ NUM_WINDOWS = 512
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--num_episodes", type=count, default=100_000, help="episodes to write")
-    flags.add_argument("--output_dir", type=Path, required=True, help="new folder to write to")
+    flags.add_argument("--num_episodes", type=count, default=100_000,
+                       help="number of episodes to write")
+    flags.add_argument("--output_dir", type=Path, required=True, help="new output folder")
     return flags
 
 
 def random_episode(rng: np.random.Generator, number: int) -> EpisodeArrays:
-    """An episode of LENGTH rows."""
+    """Return a random episode of LENGTH steps."""
     steps = pd.DataFrame({
         "level_seed": number, "episode_step": np.arange(LENGTH), "done": 0, "reward": 0.0,
         "value": rng.normal(size=LENGTH).astype(np.float32),
@@ -46,7 +47,7 @@ def random_episode(rng: np.random.Generator, number: int) -> EpisodeArrays:
 
 
 def write(path: Path, shard: Shard, num_episodes: int) -> None:
-    """The episodes of a shard."""
+    """Write the random episodes of a shard."""
     writer = RolloutWriter(path, {"kind": "benchmark"}, shard=shard, num_episodes=num_episodes)
     for number in shard.of(range(num_episodes)):
         writer.add(number, random_episode(np.random.default_rng(number), number))
@@ -58,7 +59,7 @@ def read_index(path: Path) -> None:
 
 
 def read_windows(path: Path) -> None:
-    """Open the recording as the simulator's training does, and read windows all over it."""
+    """Open the recording as the simulator's training does, and read random windows."""
     datasets: list[RolloutDataset] = []
     opening = cost_of(lambda: datasets.append(RolloutDataset(path, 1, 2)))
     (dataset,) = datasets

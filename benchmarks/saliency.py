@@ -1,9 +1,9 @@
-"""Speed of saliency maps, compared with one function at a time.
+"""Speed of saliency maps, compared with a plain variant that computes one function at a time.
 
 The plain variant is a direct transcription of the definition: for every function a forward pass
-over all steps and the gradients of its scalar. That the two agree is checked first. A map is one
-function in one sample, with 9 copies and 10 steps at the published sizes. Everything is measured
-in one process, in turns, because machines differ and drift.
+over all steps and the gradients of its scalar. The agreement of both variants is checked first. A
+map belongs to one function and one sample, with 9 copies and 10 steps at the published sizes.
+Variants are measured alternately in one process, because the speed of a machine drifts.
 
     python -m benchmarks.saliency      about a minute on two cores
 """
@@ -40,11 +40,11 @@ from generative.simulator import Simulator
 
 NUM_SAMPLES = (1, 4)  # per pass
 REPEATS = 2
-PLAIN_FUNCTIONS = 3  # measured of the 18; they all cost the same
+PLAIN_FUNCTIONS = 3  # functions measured, out of 18 with equal costs
 
 
 def published_simulator(compute: Compute) -> Simulator:
-    """A simulator of the published sizes with random weights, and a random agent inside."""
+    """Build a simulator of the published size with random weights, including a random agent."""
     torch.manual_seed(0)
     policy = build_policy("impala", 64, recurrent=True, learned_initial_state=True)
     simulator = Simulator(ParameterSet("defaults").get(SimulatorConfig), policy)
@@ -60,7 +60,11 @@ def some_directions() -> Coordinates:
 
 def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunction,
                  settings: SaliencyConfig, coordinates: Coordinates) -> Gradients:
-    """The gradients of one function in one sample (N, V), from a pass of its own."""
+    """Compute the gradients of one function in one sample from a separate forward pass.
+
+    Args:
+        copies: perturbed start vectors (N, V) of the sample.
+    """
     draw = LatentSampler("mode")
     start = simulator.start_from(copies.clone().requires_grad_(), draw)
     steps = simulator.imagine(start, draw, settings.num_sim_steps)
@@ -75,7 +79,7 @@ def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunctio
 def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
               functions: tuple[SaliencyFunction, ...], vectors: Tensor,
               coordinates: Coordinates) -> float:
-    """Seconds per map including everything that is written, pictures and videos too."""
+    """Return the seconds per map, including writing all files, images and videos."""
     plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
                         settings.perturbation_scale, settings.gaussian_kernel_size,
                         settings.sigma, False, 0)
@@ -92,7 +96,7 @@ def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
 
 
 def main() -> None:
-    keep_freed_memory()  # speeds both variants up
+    keep_freed_memory()  # speeds up both variants
     compute = resolve_compute("cpu", precision="float32")
     say(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
     settings = ParameterSet("defaults").get(SaliencyConfig)

@@ -1,9 +1,9 @@
 """Speed of the simulator's training and data reading, compared with a plain variant.
 
-The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
-the other, with the default memory of the C library, as a direct transcription of the algorithm
-would be run; that the two agree is checked first. They are measured in turns, because machines
-differ and drift, each in a process of its own.
+The plain variant is a direct transcription of the algorithm: it computes in float32 on contiguous
+tensors, one time step at a time, and uses the default memory settings of the C library. The
+agreement of both variants is checked. They are measured alternately, because the speed of a machine
+drifts, and in separate processes.
 
     python -m benchmarks.simulator           everything, about three minutes on two cores
     python -m benchmarks.simulator reading   one part: training, architectures, reading, memory
@@ -55,14 +55,19 @@ from generative.training import SimulatorTraining
 NUM_EPISODES = 60
 NUM_STEPS = 32
 BATCH_SIZES = (16, 2)
-MEMORY_LIMIT = 12  # GB that a batch of 28 x 28 may take
+MEMORY_LIMIT = 12  # GB for a batch of 28 windows of 28 steps
 REPEATS = 5
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 
 def settings_for(parameter_set: str, recording: Path, batch_size: int | None = None,
                  num_steps: int | None = None, **changes) -> SimulatorRunSettings:
-    """Settings of a run on the recording, in which nothing is saved before the end."""
+    """Return the settings of a training run on a recording, without saving before the end.
+
+    Args:
+        batch_size, num_steps: values that override the parameter set.
+        changes: further settings to replace.
+    """
     overrides = {"batch_size": batch_size, "num_sim_steps": num_steps}
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9,
@@ -79,13 +84,14 @@ def plain_transposed_conv(layer: torch.nn.ConvTranspose2d, x: Tensor) -> Tensor:
 
 
 def as_plain():
-    """While it is open, the decoder's first layer is computed as what it is."""
+    """Return a context in which the decoder's first layer is computed as a transposed convolution.
+    """
     return mock.patch.object(generative.networks, "_transposed_conv_of_one_pixel",
                              plain_transposed_conv)
 
 
 def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentSampler) -> Simulation:
-    """The plain training pass."""
+    """Run the plain training pass: one time step after another."""
     predicted = simulator.start_from(simulator.encode(batch.initial_images), draw)
     start = dataclasses.replace(predicted, agent_hidden=batch.first_hidden)
     with as_plain():
@@ -95,7 +101,7 @@ def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentSampler)
 
 
 class PlainTraining(SimulatorTraining):
-    """A run with the plain training pass and an optimiser that is not fused."""
+    """A training run with the plain training pass and an unfused optimiser."""
 
     def __init__(self, folder: Path, settings: SimulatorRunSettings):
         super().__init__(folder, settings, PLAIN)
@@ -115,7 +121,7 @@ def some_batch(dataset: RolloutDataset, batch_size: int) -> Windows:
 
 
 class Training:
-    """A variant of training; called with a batch size, it takes a step and returns its seconds."""
+    """A variant of training; a call with a batch size takes a step and returns its seconds."""
 
     def __init__(self, is_plain: bool, recording: Path, folder: Path):
         settings = settings_for("defaults", recording, 16, NUM_STEPS)
@@ -147,14 +153,17 @@ def measure_training(recording: Path) -> None:
                       seconds[16]["ours"])
 
 
-ARCHITECTURE_SETS = {"vector": "demo", "spatial": "spatial"}  # parameter sets that are compared
+ARCHITECTURE_SETS = {"vector": "demo", "spatial": "spatial"}  # parameter set of each architecture
 ARCHITECTURE_BATCH = (16, 16)  # windows and steps
 IMAGINED_STEPS = 32
 
 
 class Architecture:
-    """One architecture; called with 0, it takes a training step, otherwise it imagines one sample
-    for so many steps on one thread. Either way it returns the seconds."""
+    """An architecture of the simulator; a call returns the seconds of its work.
+
+    A call with 0 takes a training step; a call with another number imagines one sample of so many
+    steps on one thread.
+    """
 
     def __init__(self, name: str, recording: Path, folder: Path):
         keep_freed_memory()
@@ -179,7 +188,7 @@ class Architecture:
 
 
 def measure_architectures(recording: Path) -> None:
-    """Training and imagination of the two architectures in turns."""
+    """Compare training and imagination of the two architectures."""
     with tempfile.TemporaryDirectory() as folder:
         candidates = {name: Candidate(Architecture, name, recording, Path(folder) / name)
                       for name in ARCHITECTURE_SETS}
@@ -196,7 +205,7 @@ def measure_architectures(recording: Path) -> None:
 
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
-    """Both passes give the same losses, in float32 and without chance."""
+    """Check that both training passes give the same losses, in float32 without sampling."""
     draw = LatentSampler("mode")
     with torch.no_grad():
         ours, plain = (simulator_losses(simulation, batch, simulator.config).means()
@@ -218,7 +227,7 @@ def report_training(batch_size: int, ours: float, plain: float) -> None:
 
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
-    """Print which part of a step takes how much of it, forward and backward together."""
+    """Print the share of each part in the time of a training step, forward plus backward."""
     simulator, draw = run.simulator, LatentSampler("sample")
     frames = batch.images.flatten(0, 1)  # (T*B, C, H, W)
     with torch.no_grad(), run.compute.autocast():
@@ -281,13 +290,17 @@ def measure_reading(recording: Path) -> None:
         for numbers in batches:
             dataset.batch(numbers)
 
-    read()  # from now on the files are cached
+    read()  # warm-up: brings the files into the cache
     windows = 16 * len(batches)
     say(f"reading: {windows / seconds_of(read):.0f} windows/s in one process")
 
 
 def measure_memory(recording: Path) -> None:
-    """Peak memory of training at batch 28 x 28."""
+    """Measure the peak memory of training on batches of 28 windows of 28 steps.
+
+    Raises:
+        SystemExit: if it reaches MEMORY_LIMIT.
+    """
     peak = cost_apart(large_steps, recording).memory
     say(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")
     if peak >= MEMORY_LIMIT:
@@ -295,7 +308,7 @@ def measure_memory(recording: Path) -> None:
 
 
 def large_steps(recording: Path) -> None:
-    """Take two steps: the second one has the optimiser's state in addition to everything else."""
+    """Take two training steps; only the second includes the optimiser's state in its memory."""
     keep_freed_memory()
     settings = settings_for("defaults", recording, 28, 28)
     with tempfile.TemporaryDirectory() as folder:
@@ -307,7 +320,7 @@ def large_steps(recording: Path) -> None:
 
 
 def measure_following(recording: Path) -> None:
-    """Compare training in bfloat16 with training in float32."""
+    """Compare the loss curves of training in bfloat16 and in float32."""
     curves = {}
     for bfloat16 in (False, True):
         compute = Compute(torch.device("cpu"), bfloat16)

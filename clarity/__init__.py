@@ -1,12 +1,12 @@
-"""The former name of ``attribution``: names the command that takes the place of the old one."""
+"""Former name of the package ``attribution``; importing it prints the new command and exits."""
 
 import sys
 
-_RENAMED = {"attribution": "attribute"}  # scripts whose name changed with the package's
+_RENAMED = {"attribution": "attribute"}  # scripts that were renamed with the package
 
 
 def _new_command(argv: list[str]) -> str:
-    """Return the present form of ``python -m clarity.SCRIPT ...``, or of an import."""
+    """Return the current form of ``python -m clarity.SCRIPT ...``, or of an import."""
     for number, word in enumerate(argv):
         if word.startswith("clarity."):
             script = word.removeprefix("clarity.")

@@ -1,4 +1,4 @@
-"""A headless Chromium that opens the project's pages: for tests, benchmarks and pictures."""
+"""Headless Chromium for tests, benchmarks and screenshots of the project's pages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from common.doctor import chromium
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync")
-SHOWN = "main[aria-busy='false']"  # when all that the view needs is loaded and drawn
+SHOWN = "main[aria-busy='false']"  # selector of a page that has loaded and drawn its view
 
 
 @contextlib.contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A headless browser with a new, empty profile."""
+    """Yield a headless browser with a new, empty profile."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         yield browser
@@ -30,10 +30,14 @@ def running_browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def opened_page(browser: Browser, address: str, **context: Any) -> Iterator[Page]:
-    """A page in a context of its own, once it shows all; what it reports as an error fails.
+    """Yield a page in a new browser context, once its view is loaded and drawn.
 
     Args:
-        context: of Playwright's ``new_context``: viewport, colour scheme and the like.
+        address: URL of the page.
+        context: arguments of Playwright's ``new_context``, such as viewport or colour scheme.
+
+    Raises:
+        AssertionError: if the page reported errors by the end of the block.
     """
     pages = browser.new_context(**context)
     page = pages.new_page()
@@ -56,7 +60,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder on a web server of its own, on this machine alone."""
+    """Serve a folder on a new local web server during the block; yield its URL."""
     handler = functools.partial(_Quiet, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -2,9 +2,9 @@
 
     python -m tools.compare_outputs <folder> <other folder>
 
-Arrays, weights and images are compared bit for bit; tables, JSON, YAML, reports and the data of
-pages without dates, durations, versions and the folders' own paths. The exit status is 1 if the
-folders differ.
+Arrays, weights and images are compared bit for bit. Dates, durations, versions and the folders'
+paths are ignored in tables, JSON, YAML, reports and page data. The exit status is 1 if the folders
+differ.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 import yaml
 
-# Files and entries that tell of time: the simulator's file holds its wall time, too, and is
-# compared without.
+# Columns and entries to ignore: times, versions, and the digest of the simulator file, which
+# contains a wall time.
 TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
          "model_sha256"}
 NO_NUMBERS = ("logs", "pipeline", "report")
@@ -29,10 +29,13 @@ DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
 
 def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
-    """Return the digest of every file in an output folder, without dates, durations and places.
+    """Return the digest of each file in an output folder, ignoring dates, durations and paths.
 
     Args:
-        moved_from: where the folder was when a part of it was written.
+        moved_from: former path of the folder, if parts of it were written before it was moved.
+
+    Returns:
+        Digests by relative path, in which dates are replaced with DATE.
     """
     places = [str(each) for each in (output, moved_from) if each is not None]
     found = {}
@@ -55,11 +58,11 @@ def _digest(path: Path, places: list[str]) -> str:
         content = table[[name for name in table if name not in TIMES]].to_csv().encode()
     elif path.suffix == ".json":
         content = json.dumps(_without_times(json.loads(content)), sort_keys=True).encode()
-    elif path.suffix == ".yml":  # whose long lines are broken
+    elif path.suffix == ".yml":  # long lines are wrapped, so the values are compared
         content = json.dumps(_without_times(yaml.safe_load(content)), sort_keys=True).encode()
     elif path.suffix not in (".md", ".html", ".js"):
         return hashlib.sha256(content).hexdigest()
-    is_utf16 = content.startswith(codecs.BOM_UTF16_LE)  # the data of pages
+    is_utf16 = content.startswith(codecs.BOM_UTF16_LE)  # page data
     text = content.decode("utf-16" if is_utf16 else "utf-8")
     for place in places:
         text = text.replace(place, "OUTPUT")
@@ -73,7 +76,7 @@ def _without_times(value):
 
 
 def _add(digest, value) -> None:
-    """Add nested values with their tensors to a checksum."""
+    """Update a digest with nested values, including tensors."""
     if isinstance(value, torch.Tensor):
         digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(value, dict):
@@ -89,7 +92,7 @@ def _add(digest, value) -> None:
 
 
 def differences(folder: Path, other: Path) -> list[str]:
-    """List the files that two folders do not share, or that differ, one line per file."""
+    """List files that differ or exist in only one of two folders, one line per file."""
     found, expected = digests(folder), digests(other)
     lines = []
     for name in sorted(found.keys() | expected.keys()):
@@ -105,7 +108,7 @@ def differences(folder: Path, other: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="output folder")
-    parser.add_argument("other", type=Path, help="output folder to compare it with")
+    parser.add_argument("other", type=Path, help="output folder to compare with")
     args = parser.parse_args()
     for path in (args.folder, args.other):
         if not path.is_dir():

@@ -1,10 +1,9 @@
-"""Count the code of the project per package.
+"""Count the code of each package of the project.
 
     python -m tools.count_code
 
-Columns: tracked Python files without links, their lines, statements of their syntax trees, lines
-per statement, and lines of docstrings. Tests count as a package of their own; the total leaves
-them out.
+Columns: number of tracked Python files (without links), lines, statements, lines per statement, and
+lines of docstrings. Tests count as a separate package and are excluded from the total.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SCRIPTS, TESTS = "(scripts)", "tests"
 
 
 def count(source: str) -> tuple[int, int, int]:
-    """Return the lines, the statements and the lines of docstrings of a module."""
+    """Return the numbers of lines, statements and docstring lines of a module."""
     tree = ast.parse(source)
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     docstrings = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented)
@@ -32,7 +31,7 @@ def count(source: str) -> tuple[int, int, int]:
 
 
 def count_packages(root: Path) -> dict[str, np.ndarray]:
-    """Return modules, lines, statements and docstring lines of each package of a repository."""
+    """Count modules, lines, statements and docstring lines (4,) of each package in a repository."""
     names = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, check=True,
                            capture_output=True, text=True).stdout.split("\0")
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4, int))

@@ -1,5 +1,5 @@
-"""Kill the pipeline at random moments and continue it; the results must equal those of a run that
-was not interrupted.
+"""Kill the pipeline at random times and resume it; the results must equal those of an uninterrupted
+run.
 
     python -m tools.interruptions --output_dir FOLDER --kills 20
 """
@@ -20,16 +20,16 @@ from common.errors import script_main
 from pipeline.presets import ROOT
 from tools.compare_outputs import differences, digests
 
-START_SECONDS = 5  # until a killed stage is resumed
+START_SECONDS = 5  # time until a killed stage is resumed
 
 
 def parser() -> argparse.ArgumentParser:
     flags = Parser(__doc__)
-    flags.add_argument("--preset", default="tiny", help="preset of run_pipeline.py")
+    flags.add_argument("--preset", default="tiny", help="preset for run_pipeline.py")
     flags.add_argument("--output_dir", type=Path, required=True,
-                       help="new folder for the two experiments")
+                       help="new folder for the interrupted and the uninterrupted experiment")
     flags.add_argument("--kills", type=count, default=20, help="number of kills")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of the moments")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the random times")
     return flags
 
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     while done < args.kills:
         process = start(args.preset, killed)
         try:
-            # Finished stages are skipped, so short waits reach every part of the run.
+            # Finished stages are skipped, so even short times reach all parts of the run.
             status = process.wait(moments.uniform(0, 2 * (whole / args.kills + START_SECONDS)))
             if status:
                 return status

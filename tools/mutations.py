@@ -2,8 +2,8 @@
 
     python -m tools.mutations [--only WORDS] [--jobs N]
 
-Each bug is put into a copy of the tracked files, so the working tree stays as it is. The exit
-status is 1 if the tests pass with a bug.
+Each bug is applied to a copy of the repository, so the working tree remains unchanged. The exit
+status is 1 if the tests of any bug pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "tests" / "mutations.yml"
-_NEXT_TO_ROOT = "shared"  # published files that tests read where they are at hand
+_NEXT_TO_ROOT = "shared"  # folder of published files, which tests read if it exists
 _TESTS_FAILED = 1  # exit status of pytest
 
 
@@ -31,10 +31,10 @@ class Mutation:
     """A deliberate bug.
 
     Attributes:
-        name: what is wrong.
+        name: description of the bug.
         file: path in the repository.
-        old, new: text that occurs once, and what takes its place.
-        tests: arguments of pytest; at least one of these tests must fail.
+        old, new: text that must occur exactly once, and its replacement.
+        tests: arguments for pytest; at least one of these tests must fail.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Mutation:
     tests: tuple[str, ...]
 
     def apply(self, root: Path) -> None:
-        """Write the mutated file below ``root``.
+        """Apply the bug to the repository at ``root``.
 
         Raises:
-            ValueError: if the text does not occur exactly once.
+            ValueError: if the text to replace does not occur exactly once.
         """
         path = root / self.file
         content = path.read_text()
@@ -58,13 +58,14 @@ class Mutation:
 
 
 def read_mutations(path: Path = LIST) -> list[Mutation]:
-    """Read the list of mutations."""
+    """Read the list of mutations from a YAML file."""
     return [Mutation(**{**entry, "tests": tuple(entry["tests"])})
             for entry in yaml.safe_load(path.read_text())]
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the files of the repository into a folder; returns the copy."""
+    """Copy the tracked and new files of the repository into a folder, and return the copy's path.
+    """
     copy = target / "repository"
     names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -79,7 +80,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def is_found(mutation: Mutation) -> tuple[bool, str]:
-    """Run the tests with a mutation; returns whether they fail, and the end of their output."""
+    """Run the tests with a mutation; return whether a test fails, and the end of the output."""
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_tree(Path(folder))
         mutation.apply(copy)
@@ -93,8 +94,10 @@ def is_found(mutation: Mutation) -> tuple[bool, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="words in the names of the mutations to apply")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutations at a time")
+    parser.add_argument("--only", default="",
+                        help="apply only mutations whose names contain this text")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(),
+                        help="number of mutations tested in parallel")
     args = parser.parse_args()
     mutations = [each for each in read_mutations() if args.only in each.name]
     missed = 0

@@ -1,11 +1,11 @@
-"""Make the pictures of docs/images that show the shipped agent and simulator, from what
-run_pipeline.py has written:
+"""Make the images of the shipped agent and simulator in docs/images from the output of
+run_pipeline.py:
 
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
     python -m tools.pictures OUTPUT
 
-Rules choose what a picture shows (see docs/walkthrough.md). Pictures whose stages are not finished
-are left out, and those stages are named.
+The contents of each image are chosen by fixed rules (see docs/walkthrough.md). Images that cannot
+be made, for example because a stage is not finished, are reported with the reason.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from pipeline.stages import FOLDERS, all_stages
 from tools.browser import opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
-ENDED = 0.5  # probability of the episode's end from which a sample is not shown
+ENDED = 0.5  # end probability of the episode from which a sample is excluded
 FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
-PANEL_STEP = 3  # one before that at which saliency is read
+PANEL_STEP = 3  # one step before the function of the saliency map is evaluated
 STEPS_BEFORE_FAILURE = 5
 PANEL_VIEW, ATTRIBUTION_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
-COLOURS = 256  # of a figure, rare ones as a coin's among them: a third of the size
+COLOURS = 256  # size of the palette, which keeps rare colours; reduces files to a third
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The output folder, and what the flags choose of it.
+    """The output folder, and settings of the images.
 
     Attributes:
-        output: the folder.
-        component: of the agent's hidden state, whose saliency is shown.
+        output: output folder of run_pipeline.py.
+        component: index of the component of the agent's hidden state whose saliency is shown.
     """
 
     output: Path
@@ -67,13 +67,13 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file of docs/images.
+    """An image in docs/images.
 
     Attributes:
-        name: of the file.
-        stages: that must be finished.
-        make: gives the picture, or the frames of an animation.
-        browser: whether a page has to be opened.
+        name: file name.
+        stages: pipeline stages that must be finished.
+        make: returns the image, or the frames of an animation.
+        browser: whether the image is a screenshot of a page.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Picture:
 
 
 def agent(shown: Shown) -> Image.Image:
-    """Moments of the first episode."""
+    """Return the frames of the first episode at several steps."""
     return Image.open(min(shown.output.glob("videos/*_strip.png")))
 
 
 def simulator(shown: Shown) -> Image.Image:
-    """Of the windows that the stage has drawn, the one whose image error is the median."""
+    """Return the image of the window with the median image error, among the windows drawn."""
     store = ResultStore(shown.output / "loss_over_time", LOSS_OVER_TIME)
     errors = store.read("loss", "image").mean(axis=0)  # (N,)
     drawn = [(float(error), window) for window, error in zip(store.settings()["windows"], errors)
@@ -98,7 +98,7 @@ def simulator(shown: Shown) -> Image.Image:
 
 
 def shown_samples(shown: Shown) -> list[int]:
-    """Samples at equal distances among those whose episode goes on."""
+    """Return evenly spaced numbers of samples whose episode does not end, or of all if too few."""
     samples = SaliencyFolder(shown.output / "samples" / "informed_init").samples
     numbers = np.array(samples.numbers())
     goes_on = samples.stacked_field("terminals", numbers.tolist()).max(axis=1) < ENDED
@@ -109,7 +109,7 @@ def shown_samples(shown: Shown) -> list[int]:
 
 
 def saliency(shown: Shown) -> list[Image.Image]:
-    """Films of samples with the saliency of value, action and a component beside each."""
+    """Return an animation of samples with saliency maps of value, action and a component."""
     folder = SaliencyFolder(shown.output / "samples" / "informed_init")
     numbers = shown_samples(shown)
     names = ("value", "action", direction_function(folder, numbers, shown.component))
@@ -121,10 +121,13 @@ def saliency(shown: Shown) -> list[Image.Image]:
 
 
 def direction_function(folder: SaliencyFolder, numbers: list[int], component: int) -> str:
-    """The name of the saliency of a component.
+    """Return the name of the saliency function of a component, preferring ICA to PCA.
+
+    Args:
+        numbers: numbers of the samples.
 
     Raises:
-        UserError: if these samples have none.
+        UserError: if not all of these samples have a saliency map of the component.
     """
     there = set.intersection(*map(set, folder.finished(numbers).values()))
     for name in (f"hx_direction_{component}_ica", f"hx_direction_{component}_pca"):
@@ -134,7 +137,7 @@ def direction_function(folder: SaliencyFolder, numbers: list[int], component: in
 
 
 def _columns(pictures: list[Image.Image]) -> Image.Image:
-    """Pictures beside each other, farther apart than the frames in them."""
+    """Join images side by side, with wider gaps than between the frames in them."""
     gap = FILM_SIZE // 7
     whole = Image.new("RGB", (sum(each.width + gap for each in pictures) - gap,
                               max(each.height for each in pictures)), (255, 255, 255))
@@ -146,7 +149,7 @@ def _columns(pictures: list[Image.Image]) -> Image.Image:
 
 
 def behaviour(shown: Shown) -> Image.Image:
-    """Samples of the behaviour that most samples show; of all of them if there is none."""
+    """Return the image of samples of the most frequent behaviour, or of all samples if none."""
     labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
     largest = (int(np.bincount(labels[labels >= 0]).argmax()) if (labels >= 0).any()
                else ALL_SAMPLES)
@@ -154,29 +157,29 @@ def behaviour(shown: Shown) -> Image.Image:
 
 
 def interventions(shown: Shown) -> Image.Image:
-    """The figure of the effects."""
+    """Return the forest plot of the interventions."""
     return Image.open(comparison_store(shown.output / FOLDERS.interventions).file_of("figure"))
 
 
 def made_to_order(shown: Shown) -> Image.Image:
-    """The starts of the first order, beside the recorded ones."""
+    """Return the image of optimised starts for the first objective, with recorded starts."""
     return Image.open(shown.output / "samples" / "made_to_order" / "pictures" / "order_000.png")
 
 
 def saliency_checks(shown: Shown) -> Image.Image:
-    """The figure of the checks."""
+    """Return the figure of the saliency checks."""
     return Image.open(shown.output / attribution_stages.MAPS / "checks.png")
 
 
 def panel(shown: Shown) -> Image.Image:
-    """The panel at one of the samples of the films, a step before saliency is read."""
+    """Return a screenshot of the panel at the first sample of ``shown_samples``."""
     return _photographed(PanelFolder(shown.output / FOLDERS.panel).page_file, PANEL_VIEW, {
         "sample": f"informed_init/{shown_samples(shown)[0]}", "step": PANEL_STEP,
         "saliency": "value"})
 
 
 def attribution_page(shown: Shown) -> Image.Image:
-    """The attribution page a few frames before the first failure; at its start if there is none."""
+    """Return a screenshot of the attribution page a few frames before the first failure, if any."""
     steps = AttributionStore(shown.output / attribution_stages.ATTRIBUTION).trajectories()
     view = {}
     for end in failed_ends(steps, 1):
@@ -190,7 +193,12 @@ def attribution_page(shown: Shown) -> Image.Image:
 
 def _photographed(page_file: Path, viewport: dict[str, int], view: dict[str, object]
                   ) -> Image.Image:
-    """A page from disk, as a browser shows it at an address."""
+    """Take a screenshot of a page from disk.
+
+    Args:
+        viewport: width and height in pixels.
+        view: parameters in the fragment of the URL.
+    """
     address = f"{page_file.absolute().as_uri()}#{urlencode(view)}"
     with running_browser() as browser, opened_page(browser, address, viewport=viewport) as page:
         return Image.open(io.BytesIO(page.screenshot()))
@@ -210,10 +218,10 @@ PICTURES = (
 
 
 def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:
-    """Why a picture cannot be made; "" if it can.
+    """Return the reason why an image cannot be made, or "" if it can.
 
     Args:
-        made: the stages of the experiment's preset.
+        made: names of the stages in the experiment's preset.
     """
     never = [stage for stage in picture.stages if stage not in made]
     if never:
@@ -228,10 +236,11 @@ def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:
 
 
 def save(path: Path, made: Image.Image | list[Image.Image], browser: bool) -> None:
-    """Write a picture as PNG, or frames as GIF.
+    """Write an image as PNG, or several frames as GIF.
 
     Args:
-        browser: whether it shows a page, whose colour bars need all of its colours.
+        made: image, or frames of an animation.
+        browser: whether the image is a screenshot, which needs all colours for its colour bars.
     """
     frames = [frame.convert("RGB") for frame in (made if isinstance(made, list) else [made])]
     if not browser:
@@ -250,11 +259,12 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add_argument("output", type=Path, help="output folder of run_pipeline.py")
-    flags.add_argument("--images_dir", type=Path, default=IMAGES, help="folder to write to")
+    flags.add_argument("--images_dir", type=Path, default=IMAGES, help="folder for the images")
     flags.add_argument("--only", nargs="+", choices=[picture.name for picture in PICTURES],
-                       metavar="PICTURE", help="make only these")
+                       metavar="PICTURE", help="make only the images with these file names")
     flags.add_argument("--component", type=from_zero, default=0,
-                       help="of the hidden state, whose saliency is shown (default: 0)")
+                       help="index of the hidden-state component whose saliency is shown "
+                            "(default: 0)")
     return flags
 
 
