@@ -59,10 +59,10 @@ def parser() -> Parser:
     flags.add_argument("--num_steps", type=count, default=512,
                        help="number of steps per trajectory")
     flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
-                       help="numbers of the recorded episodes to concatenate, in this order; all "
-                            "by default")
+                       help="numbers of the recorded episodes to concatenate, in this order; if "
+                            "not given, all episodes")
     flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
-                       help=f"{FAILURES}: episodes with the smallest sum of rewards first")
+                       help=f"order of the episodes; {FAILURES}: episodes without a reward first")
     add_integral_flags(flags)
     flags.add_argument("--integration", choices=RULES, default=GAUSS_LEGENDRE,
                        help="quadrature rule: Gauss-Legendre, or the right Riemann sum")

@@ -1,8 +1,8 @@
-"""Count why an agent fails: with features taken out, with hazards invisible, and with random
-edits of the same size, on the same levels with the same random draws.
+"""Count an agent's failures by cause: as it is, with features ablated, with hazards invisible, and
+with random edits of the same size, on the same levels with the same random draws.
 
-A killed run continues after the last episode. Shards play the episodes of their arms; with --join
-they are counted.
+A killed run resumes after the last episode. Each shard plays the episodes of its own arms; --join
+then counts the failures.
 """
 
 from __future__ import annotations
@@ -68,33 +68,36 @@ from stats.effects import Condition, check_starts
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, nargs="+", required=True,
-                       help="the agent, then edited ones, from python -m attribution.edit_agent")
+                       help="the original agent, followed by edited agents from python -m "
+                            "attribution.edit_agent")
     flags.add_argument("--labels", nargs="+", type=folder_name,
-                       help="names of these agents; those of their files if not given")
+                       help="names of the agents; if not given, the names of their files")
     flags.add_argument("--num_episodes", type=count, default=1000,
-                       help="levels that every arm plays, one episode each")
+                       help="number of levels that every arm plays, one episode each")
     flags.add_argument("--num_controls", type=from_zero, default=20,
-                       help="random edits of each edited agent, of the same size; 19 at least to "
-                            "claim anything")
+                       help="number of random edits of the same size per edited agent; claims need "
+                            "at least 19")
     flags.add_argument("--invisible", nargs="+", default=[], metavar="HAZARD",
-                       help="hazards that the agent as it is also meets without seeing them, such "
-                            "as saw")
+                       help="hazards, such as saw; for each, the original agent also plays with "
+                            "this hazard invisible")
     flags.add_argument("--num_films", type=from_zero, default=2,
-                       help="films of each arm, of levels that only one of it and the agent as it "
-                            "is fails")
+                       help="maximum number of films per arm; each shows a level that either the "
+                            "arm or the original agent fails, but not both")
     add_env_flags(flags)
     flags.add_argument("--training_levels", action="store_true",
-                       help="play the levels of --start_level and --num_levels instead of those "
-                            "outside")
+                       help="play levels in the range of --start_level and --num_levels instead of "
+                            "levels outside it")
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="episodes played at a time")
+                       help="number of episodes played in parallel")
     flags.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000), default=REFERENCE_SIZE,
-                       help="frames of other levels, on which the sizes of edits are measured")
+                       help="number of frames, from other levels, on which the sizes of edits are "
+                            "measured")
     flags.add_argument("--seed", type=seed, default=0,
-                       help="of levels, actions, controls and intervals")
+                       help="seed of levels, actions, controls and confidence intervals")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/causes"),
                        help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="delete the previous contents of the folder")
     add_shard_flags(flags, "the arms")
     add_compute_flags(flags)
     return flags
@@ -155,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Levels
                     ) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
-    """Return the conditions that are shown, the original first, and the controls."""
+    """Return the conditions to report, the original first, and the controls."""
     config = levels.config
     controls: list[Condition[Run]] = []
     agents = agent_conditions(args.agent_file, labels, levels.compute.device)
@@ -169,7 +172,7 @@ def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Lev
                                         pattern)], controls
 
 
-Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # rates, effects and blindness
+Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # rates, effects, blindness
 
 
 def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game: str,
@@ -194,7 +197,7 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
 
 def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Levels,
                 number: int) -> list[Path]:
-    """Write films of levels that are failed under one of the original and another condition only,
+    """Write films of levels failed under either the original or another condition, but not both,
     and return their paths."""
     original, films = store.read("episodes", ORIGINAL), []
     for condition in shown[1:]:
@@ -211,7 +214,7 @@ def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Lev
 
 
 def describe_controls(controls: Sequence[Condition[Run]]) -> str:
-    """Return a sentence on the sizes of the controls; empty without any."""
+    """Describe the sizes of the controls; return an empty string if there are none."""
     if not controls:
         return ""
     far = sum(not control.matched for control in controls)

@@ -1,1 +1,1 @@
-"""Why episodes fail: causes by counterfactual replay, their rates under interventions, reports."""
+"""Causes of failed episodes by counterfactual replay, their rates under interventions, reports."""

@@ -1,11 +1,11 @@
 """Cause of a failed episode: the hazard without which its last step would not have ended it.
 
-Procgen tells whether a level is solved, not what ended an episode. So the last step is repeated in
-a copy of the level, from which all hazards of one kind near the player are removed: if the episode
-then continues, that kind is the cause.
+Procgen reports whether a level is solved, but not why an episode ended. The last step is therefore
+repeated in a copy of the level without any hazards of one kind near the player: if the episode then
+continues, that kind is the cause.
 
-The state of a level is read only every few steps, which is much cheaper than at every step: the
-state before a failure is found by replaying the actions since the last state that was read.
+The state of a level is read only every few steps, which is much cheaper than at every step. The
+state before a failure is restored by replaying the actions since the last state that was read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, rem
 from envs.procgen_env import EnvConfig, StateView
 
 TIMEOUT = "timeout"
-MULTIPLE = "multiple"  # no kind alone, but all of them together
-OTHER = "other"  # not even all of them
-ENDED = "ended"  # in a game whose hazards are not known
-NEAR = 3.0  # cells from the player in which hazards are removed
-STEPS_PER_STATE = 16  # of an episode, from one state that is read to the next
+MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, but no single kind does
+OTHER = "other"  # removing all kinds of hazard does not prevent the failure
+ENDED = "ended"  # the hazards of the game are not known
+NEAR = 3.0  # distance from the player in cells within which hazards are removed
+STEPS_PER_STATE = 16  # steps of an episode between two states that are read
 
 
 def causes_of(game: str) -> tuple[str, ...]:
-    """Return all causes that a failure in a game can have, its hazards first."""
+    """Return all possible causes of failure in a game, its hazards first."""
     hazards = hazards_of(game)
     if not hazards:
         return ENDED, TIMEOUT
@@ -39,7 +39,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 
 
 def unknown_hazards(game: str) -> str:
-    """Return a sentence that tells if the hazards of a game are not known; else nothing."""
+    """Return a note for games whose hazards are not known; otherwise an empty string."""
     if hazards_of(game):
         return ""
     return (f"{GAME_OBJECTS_FILE.name} has no table of hazards of {game}, so its causes of failure "
@@ -47,10 +47,10 @@ def unknown_hazards(game: str) -> str:
 
 
 class FailureAttributor:
-    """Finds causes of failures, in a copy of the level.
+    """Finds the causes of failures by replaying steps in a copy of the level.
 
     Args:
-        config: the game.
+        config: configuration of the game.
     """
 
     def __init__(self, config: EnvConfig):
@@ -59,10 +59,10 @@ class FailureAttributor:
         self._copy = StateView(config)
 
     def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
-        """Return the state before the last of the actions that an episode took from a state.
+        """Replay all but the last of the actions from a state, and return the resulting state.
 
         Raises:
-            UserError: if the level ends before.
+            UserError: if the episode ends before the last action.
         """
         if len(actions) == 1:
             return state
@@ -73,7 +73,7 @@ class FailureAttributor:
         return self._copy.state()
 
     def cause(self, before: bytes, action: int) -> str | None:
-        """Return the cause of a failure.
+        """Determine the cause of a failure.
 
         Args:
             before: state before the step that ended the episode.
@@ -101,19 +101,19 @@ class FailureAttributor:
         return MULTIPLE if self._saves(self._hazards, state, before, action) else OTHER
 
     def close(self) -> None:
-        """Free the copy."""
+        """Free the copy of the level."""
         self._copy.close()
 
     def _saves(self, kinds: Sequence[GameObject], state: LevelState, before: bytes,
                action: int) -> bool:
-        """Whether the step does not fail without hazards of some kinds."""
+        """Return whether removing hazards of the given kinds prevents the failure."""
         for kind in kinds:
             state = removed(state, kind, NEAR)
         without = state.to_bytes()
         return without != before and self._step(without, action) in ((False, False), (True, True))
 
     def _step(self, state: bytes, action: int) -> tuple[bool, bool]:
-        """Whether a step from a state ends the episode, and whether it solves the level."""
+        """Take a step from a state; return whether it ends the episode and solves the level."""
         self._copy.set(state)
         return self._copy.step(action)
 
@@ -124,7 +124,7 @@ class FailureAttributor:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeOutcome:
-    """How an episode ended.
+    """Outcome of an episode.
 
     Attributes:
         number: number of the episode.
@@ -133,7 +133,7 @@ class EpisodeOutcome:
         total_reward: sum of its rewards.
         cause: cause of its failure, one of ``causes_of``; None if the level was solved.
         in_view: estimated number of steps with a hazard of each kind in view, in the order of
-            ``hazards_of``: STEPS_PER_STATE times the number of sampled states with one.
+            ``hazards_of``: STEPS_PER_STATE times the number of sampled states with such a hazard.
     """
 
     number: int
@@ -145,11 +145,12 @@ class EpisodeOutcome:
 
 
 class StateSampler:
-    """Keeps the last state of each episode that was read, and counts the hazards in view.
+    """``watch`` callback that keeps the last state read of each episode and counts steps with
+    hazards in view.
 
     Attributes:
-        last: step and state, by the episode's number.
-        in_view: see ``EpisodeOutcome``, by the episode's number.
+        last: step and state last read, by the episode's number.
+        in_view: counts as in ``EpisodeOutcome``, by the episode's number.
     """
 
     def __init__(self, game: str):
@@ -174,11 +175,11 @@ class StateSampler:
 
 def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
                        ) -> Iterator[tuple[Episode, EpisodeOutcome]]:
-    """Play episodes and yield them with their outcomes, as they end.
+    """Play episodes and yield each one with its outcome when it ends.
 
     Args:
-        config: the game.
-        play: ``play_episodes`` with all of its arguments but ``watch``.
+        config: configuration of the game.
+        play: ``play_episodes`` with all arguments bound except ``watch``.
     """
     sampler = StateSampler(config.env_name)
     with contextlib.closing(FailureAttributor(config)) as attributor:
@@ -194,18 +195,19 @@ def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
 
 
 def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int, str]:
-    """Find the causes of the failed episodes of a recording, by replaying it in the real game.
+    """Find the causes of the failed episodes of a recording by replaying it in the real game.
 
     Every frame is compared with the recording, which takes 0.3 ms per step.
 
     Args:
-        episodes: finished episodes, see ``RolloutFolder.finished``.
+        folder: the recording.
+        episodes: numbers of finished episodes; see ``RolloutFolder.finished``.
 
     Returns:
-        Causes by the episode's number, without episodes that solved their level.
+        Cause by episode number; episodes that solved their level are left out.
 
     Raises:
-        UserError: if a frame or an end differs from the recording; see
+        UserError: if a frame or the end of an episode differs from the recording; see
             ``agents.replay.replayed``.
     """
     causes = {}

@@ -1,5 +1,5 @@
-"""Conditions of a count of failures: the original agent, edited ones, invisible hazards, and
-controls; and playing the levels under one of them."""
+"""Conditions under which failures are counted: the original agent, edited agents, invisible hazards
+and controls; and a function that plays the levels under a condition."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from stats.effects import Condition
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is played under a condition.
+    """Agent and level edits of a condition.
 
     Attributes:
         policy: the agent.
         edits: further edits of the agent.
         edit: optional edit of every level.
-        edit_every_step: whether it is repeated after every step.
-        moved: mean norm of the change that the agent's edits make in a layer; NaN without edits.
+        edit_every_step: whether the level edit is repeated after every step.
+        moved: mean norm of the change that the agent's edits cause in a layer; NaN without edits.
     """
 
     policy: Policy
@@ -51,7 +51,7 @@ class Run:
     moved: float = math.nan
 
     def agent(self) -> Policy:
-        """Return the agent with the edits."""
+        """Return the agent with the further edits applied."""
         return with_edits(self.policy, self.edits) if self.edits else self.policy
 
     def options(self, keep_frames: bool = False) -> PlayOptions:
@@ -60,21 +60,21 @@ class Run:
 
 
 def run_of(condition: Condition[Run]) -> Run:
-    """Return what is played under a condition."""
+    """Return the agent and level edits of a condition."""
     assert condition.value is not None
     return condition.value
 
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """How the same levels are played under every condition.
+    """Levels that are played under every condition, and settings for playing them.
 
     Attributes:
-        config: the game.
+        config: configuration of the game.
         compute: device and precision.
         levels: number and level seed of each episode.
         seed: seed of the actions.
-        num_envs: number of episodes played at a time.
+        num_envs: number of episodes played in parallel.
     """
 
     config: EnvConfig
@@ -85,17 +85,18 @@ class Levels:
 
     def play(self, condition: Condition[Run], levels: Sequence[tuple[int, int]],
              keep_frames: bool = False) -> Callable[..., Iterator[Episode]]:
-        """Return ``play_episodes`` of some of the levels with all arguments but ``watch``."""
+        """Return ``play_episodes`` for the given levels with all arguments bound except ``watch``.
+        """
         run = run_of(condition)
         return functools.partial(play_episodes, run.agent(), self.compute, self.config, levels,
                                  self.seed, self.num_envs, run.options(keep_frames))
 
 
 def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
-    """Return labels of agent files: those given, or their names.
+    """Return the labels of agent files; by default the file names without their suffix.
 
     Raises:
-        UserError: if their numbers differ, or two labels are the same.
+        UserError: if the number of labels is wrong, or two labels are the same.
     """
     labels = [path.stem for path in files] if labels is None else list(labels)
     if len(labels) != len(files):
@@ -108,10 +109,10 @@ def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[st
 
 def agent_conditions(files: Sequence[Path], labels: Sequence[str],
                      device: torch.device) -> list[Condition[Run]]:
-    """Return the conditions of the original agent, which is the first one, and of edited ones.
+    """Return one condition per agent: the original agent, which comes first, and edited agents.
 
     Raises:
-        UserError: if a file is missing or no agent.
+        UserError: if a file is missing or is not an agent file.
     """
     conditions = []
     for number, (path, label) in enumerate(zip(files, labels)):
@@ -122,7 +123,8 @@ def agent_conditions(files: Sequence[Path], labels: Sequence[str],
 
 
 def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
-    """Return the edits that one agent has in addition to another; none if their weights differ."""
+    """Return the edits that an edited agent has in addition to the original; none if their weights
+    or first edits differ."""
     weights, own = edited.state_dict(), original.state_dict()
     if weights.keys() != own.keys() or not all(
             torch.equal(weights[name], own[name]) for name in own):
@@ -139,16 +141,16 @@ def _key(edit: Edit) -> tuple:
 
 def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet, number: int,
                    seed: int) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
-    """Measure the sizes of edits, and draw their controls.
+    """Measure the sizes of edits, and draw random edits of the same size as controls.
 
     Args:
-        conditions: the original first.
+        conditions: conditions of the agents, the original first.
         reference: frames on which sizes are measured.
-        number: number of controls of each edited agent.
+        number: number of controls per edited agent.
         seed: seed of the controls.
 
     Returns:
-        The conditions with the sizes of their edits, and the controls of those with edits.
+        The conditions with the sizes of their edits, and the controls of all edited agents.
     """
     original = run_of(conditions[0]).policy
     sized, controls = [conditions[0]], []
@@ -173,10 +175,10 @@ def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet
 
 
 def find_hazards(names: Sequence[str], game: str) -> list[GameObject]:
-    """Return hazards of a game by name.
+    """Return the hazards of a game with the given names.
 
     Raises:
-        UserError: if it has none of this name.
+        UserError: if the game has no hazard of a given name.
     """
     hazards = {kind.name: kind for kind in hazards_of(game)}
     for name in names:
@@ -188,14 +190,18 @@ def find_hazards(names: Sequence[str], game: str) -> list[GameObject]:
 
 def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
                       pattern: str | None) -> list[Condition[Run]]:
-    """Return conditions of the original agent on levels in which a hazard is not rendered, but
-    acts.
+    """Return conditions of the original agent with one hazard invisible, which is not rendered but
+    still acts.
 
     Args:
-        pattern: pattern of the controls that they are compared with; None for none.
+        names: names of the hazards.
+        game: name of the game.
+        original: condition of the original agent.
+        pattern: pattern of the controls with which the conditions are compared; None without
+            controls.
 
     Raises:
-        UserError: if the game has no such hazard, or it cannot be invisible.
+        UserError: if the game has no such hazard, or the hazard cannot be made invisible.
     """
     conditions = []
     for kind in find_hazards(names, game):
@@ -212,11 +218,11 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
 
 
 def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
-    """Return an edit of levels that makes a hazard invisible: at the start, or after every step if
-    the hazard may turn around and so become another kind, or leaves a trail."""
+    """Return a level edit that makes a hazard invisible. If the hazard can turn around, and so
+    become another kind, or leaves a trail, the edit must be repeated after every step."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
-        if kind.moving:  # those that have turned around since are visible again
+        if kind.moving:  # make entities visible again that have since turned around
             entities = level.entities.copy()
             entities["alpha"][np.isin(entities["type"], kind.entity_types)] = 1
             level = dataclasses.replace(level, entities=entities)
@@ -228,10 +234,12 @@ def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
 def play_condition(store: ResultStore, condition: Condition[Run], levels: Levels) -> None:
     """Play the levels under a condition, unless its episodes are stored, and print the speed.
 
-    A journal holds the episodes so far, with which an interrupted run resumes.
+    Finished episodes are appended to a journal, from which an interrupted run resumes.
 
     Args:
-        store: open store of ``failure_files``.
+        store: open store with the schema of ``failure_files``.
+        condition: the condition.
+        levels: the levels, and settings for playing them.
     """
     name, game = condition.name, levels.config.env_name
     if not store.has("episodes", name):

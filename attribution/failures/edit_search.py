@@ -1,8 +1,8 @@
 """Search for the edit that blinds an agent to a hazard.
 
-Each feature of each layer is ablated alone, then the best one together with each other feature of
-its layer, as long as that is better. The best edit makes the agent fail most by the hazard, and
-least by everything else.
+Each feature of each layer is ablated alone, then the best feature together with each other feature
+of its layer, and so on while the result improves. The best edit has the largest rise in failures by
+the hazard minus the rise in other failures.
 
 Letters in shape comments: N levels, F features, M channels by sign.
 """
@@ -21,7 +21,7 @@ from attribution.failures.results import SOLVED
 from envs.objects import GameObject
 from stats.effects import Condition
 
-MIN_LEVELS = 10  # on which a hazard must be seen; otherwise all levels are played
+MIN_LEVELS = 10  # with fewer levels on which the hazard must be seen, all levels are played
 Play = Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray]
 
 
@@ -30,8 +30,8 @@ class Candidate:
     """An edit that might blind an agent to a hazard.
 
     Attributes:
-        layer: short name.
-        features: features that are ablated together, from 0, in order.
+        layer: short name of the layer.
+        features: numbers of the features that are ablated together, from 0, ascending.
         strength: strength of the edit.
     """
 
@@ -46,13 +46,15 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Failures on the levels that an edit was tried on.
+    """Failures on the levels on which an edit was tried.
 
     Attributes:
         candidate: the edit.
         levels: number of levels.
-        by_hazard_before, by_hazard: levels failed by the hazard, without and with the edit.
-        by_others_before, by_others: levels failed by everything else, likewise.
+        by_hazard_before, by_hazard: numbers of levels failed by the hazard, without and with the
+            edit.
+        by_others_before, by_others: numbers of levels failed by other causes, without and with the
+            edit.
     """
 
     candidate: Candidate
@@ -64,9 +66,11 @@ class Trial:
 
     @classmethod
     def of(cls, candidate: Candidate, hazard: str, before: np.ndarray, after: np.ndarray) -> Trial:
-        """Count failures on the same levels.
+        """Count failures without and with an edit on the same levels.
 
         Args:
+            candidate: the edit.
+            hazard: name of the hazard.
             before, after: cause of failure of each level without and with the edit, or SOLVED (N,).
         """
         counts = [int(failed.sum()) for failed in (
@@ -82,17 +86,18 @@ class Trial:
 
 
 def single_features(numbers: Mapping[str, int], strengths: Sequence[float]) -> list[Candidate]:
-    """Return each feature of each layer alone, at each strength.
+    """Return the candidates that ablate a single feature, for each layer, feature and strength.
 
     Args:
-        numbers: number of features, by the layer's short name.
+        numbers: number of features by the layer's short name.
+        strengths: strengths of the edits.
     """
     return [Candidate(layer, (feature,), strength) for layer, number in numbers.items()
             for feature in range(number) for strength in strengths]
 
 
 def add_feature(candidate: Candidate, number: int) -> list[Candidate]:
-    """Return an edit with each other one of so many features of the layer in addition."""
+    """Extend a candidate by each further feature of its layer, which has ``number`` features."""
     return [dataclasses.replace(candidate, features=tuple(sorted((*candidate.features, feature))))
             for feature in range(number) if feature not in candidate.features]
 
@@ -103,12 +108,13 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 class EditSearch:
-    """Searches edits of an agent.
+    """Search over edits of an agent.
 
     Args:
-        original: condition of the agent.
+        original: condition of the unedited agent.
         directions: path and directions (F, M) of each layer, by its short name.
-        play: returns the cause of failure of each of some levels under a condition, or SOLVED (N,).
+        play: plays N levels under a condition and returns each one's cause of failure, or SOLVED
+            (N,).
     """
 
     def __init__(self, original: Condition[Run], directions: Mapping[str, tuple[str, np.ndarray]],
@@ -123,17 +129,23 @@ class EditSearch:
 
     def search(self, hazard: GameObject, game: str, levels: Sequence[tuple[int, int]],
                strengths: Sequence[float], max_features: int) -> tuple[Trial, list[Trial]]:
-        """Return the trial of the best edit, and all trials.
+        """Search for the edit that blinds the agent to a hazard.
 
         Args:
-            levels: number and seed of each; edits are tried on those that the agent fails by the
-                hazard if it is invisible, or on all if these are too few.
+            hazard: the hazard.
+            game: name of the game.
+            levels: number and seed of each level. Edits are tried on the levels that the agent
+                fails by the hazard when the hazard is invisible, or on all levels if these are
+                fewer than MIN_LEVELS.
             strengths: strengths of the edits.
-            max_features: largest number of features that are ablated together.
+            max_features: maximum number of features that are ablated together.
+
+        Returns:
+            The trial of the best edit, and all trials.
         """
         before = self._play(self._original, levels)
         needed = np.ones(len(levels), dtype=bool)
-        if not hazard.cells:  # which cannot be invisible
+        if not hazard.cells:  # hazards drawn from cells cannot be made invisible
             [hidden] = invisible_hazards([hazard.name], game, self._original, None)
             fails = self._play(hidden, levels) == hazard.name
             needed = fails if fails.sum() >= MIN_LEVELS else needed

@@ -1,4 +1,4 @@
-"""Report, figure and films of failures by cause.
+"""Report, figures and films of failures by cause.
 
 Letters in shape comments: T steps.
 """
@@ -30,9 +30,9 @@ from stats.report import (
 )
 from stats.significance import LEVEL
 
-LAST_STEPS = 150  # of an episode in a film
-CHARACTERS_PER_INCH = 12  # of a title
-NUM_FAILURES, NUM_FRAMES = 4, 8  # in the figure of the original's failures
+LAST_STEPS = 150  # number of last steps of an episode shown in a film
+CHARACTERS_PER_INCH = 12  # characters of a title per inch
+NUM_FAILURES, NUM_FRAMES = 4, 8  # failures and frames per failure in the original's figure
 
 
 def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
@@ -40,11 +40,12 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
     """Return the report as Markdown.
 
     Args:
-        rates, effects, blindness: as in ``causes.csv``, ``effects.csv`` and ``blindness.csv``.
+        rates, effects, blindness: tables as in ``causes.csv``, ``effects.csv`` and
+            ``blindness.csv``.
         films: paths of films, relative to the report.
-        last_frames: path of the figure of the original's failures; empty without any.
-        description: a sentence on what was played.
-        controls: a sentence on the controls; empty without any.
+        last_frames: path of the figure of the original's failures; empty if there are none.
+        description: a sentence that describes the agents and levels.
+        controls: a sentence that describes the controls; empty if there are none.
     """
     causes = list(dict.fromkeys(rates["cause"]))
     shown, controlled = rates[~rates["control"]], rates[rates["control"]]
@@ -94,7 +95,7 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
 
 
 def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
-    """Return the section on paired differences."""
+    """Return the report's section on paired differences, as lines of Markdown."""
     shown, controlled = effects[~effects["control"]], effects[effects["control"]]
     if not len(shown):
         return []
@@ -125,7 +126,7 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
 
 
 def _by_arm(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return label, name and rows of each condition."""
+    """Group a table of rates by condition; return label, name and rows of each."""
     return [(markdown_escaped(part["label"].iloc[0]), name, part)
             for name, part in rates.groupby("arm", sort=False)]
 
@@ -135,7 +136,7 @@ def _percent(rate: float) -> str:
 
 
 def _percentages(rate: float, row, form: str = ".2f") -> str:
-    """Format a rate with the interval of its row."""
+    """Format a rate and the interval of its row as percentages."""
     return format_interval(100 * rate, 100 * row.low_95, 100 * row.high_95, form)
 
 
@@ -147,10 +148,11 @@ def _per_steps(row) -> str:
 
 
 def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
-    """Draw a panel per cause: failure rates of the conditions above the controls' range.
+    """Plot failure rates of the conditions and the range of their controls, one panel per cause.
 
     Args:
-        rates: as in ``causes.csv``.
+        rates: table as in ``causes.csv``.
+        title: title of the figure.
     """
     causes = list(dict.fromkeys(rates["cause"]))
     controls = rates[rates["control"]].groupby(["pattern", "cause"])["rate"]
@@ -181,11 +183,14 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
 
 
 def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) -> list[int]:
-    """Return numbers of levels that are failed under one of two conditions only: first those that
-    the original solves.
+    """Find levels that are failed under exactly one of two conditions.
 
     Args:
-        original, other: episodes of both conditions, in the order of the levels.
+        original, other: tables of episodes of both conditions, in the order of the levels.
+        number: maximum number of levels.
+
+    Returns:
+        Numbers of the levels; levels that the original solves come first.
     """
     fails, failed = ((table["cause"] != SOLVED).to_numpy() for table in (other, original))
     levels = original["level"].to_numpy()
@@ -194,10 +199,13 @@ def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) 
 
 def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequence[str],
                levels: Levels, level: tuple[int, int]) -> None:
-    """Play a level once more under each condition, and write the film.
+    """Replay a level under each condition, and write a film of all of them side by side.
 
     Args:
-        causes: causes of failure, for the titles.
+        path: video file to write.
+        conditions: the conditions.
+        causes: cause of failure under each condition, for the titles.
+        levels: settings for playing levels.
         level: number and seed of the level.
     """
     films = {}
@@ -211,8 +219,8 @@ def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequenc
 
 
 def first_failures(episodes: pd.DataFrame, number: int = NUM_FAILURES) -> pd.DataFrame:
-    """Return failed episodes: the first by each cause, then the others, in the order of the levels.
-    """
+    """Return the first failed episode of each cause, then the other failed ones, in the order of
+    the levels; at most ``number`` in total."""
     failed = episodes[episodes["cause"] != SOLVED]
     again = failed.duplicated("cause").to_numpy()
     return pd.concat([failed[~again], failed[again]])[:number]
@@ -220,14 +228,16 @@ def first_failures(episodes: pd.DataFrame, number: int = NUM_FAILURES) -> pd.Dat
 
 def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Levels
                    ) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Play failed episodes once more, and keep their last frames.
+    """Replay failed episodes, and return their last frames.
 
     Args:
+        condition: the condition under which the episodes failed.
         failed: rows of the condition's table of episodes.
+        levels: settings for playing levels.
 
     Returns:
-        Of each episode a title, the frames with marks of the actions, uint8 (T, 64, 64, 3), of
-        which the last one ended it, and the values, float32 (T,).
+        For each episode: a title; its last frames, uint8 (T, 64, 64, 3), each marked with the
+        action taken in it; and the value estimates, float32 (T,).
     """
     again = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
     episodes = {episode.number: episode
@@ -235,7 +245,7 @@ def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Leve
     endings = []
     for (number, level), cause in zip(again, failed["cause"]):
         episode = episodes[number]
-        end = len(episode.actions) - 1  # a black frame
+        end = len(episode.actions) - 1  # the terminal frame, which is black
         begin = max(0, end - NUM_FRAMES)
         endings.append((
             f"{cause}: level {level}, steps {begin} to {end - 1}",
@@ -245,7 +255,7 @@ def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Leve
 
 
 def plot_last_frames(endings: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
-    """Draw the last frames of episodes, a row each; see ``last_frames_of``."""
+    """Plot the last frames of episodes from ``last_frames_of``, one row per episode."""
     figure = Figure(figsize=(1.3 * NUM_FRAMES, 1.9 * len(endings)), layout="constrained")
     for part, (title, frames, values) in zip(
             figure.subfigures(len(endings), squeeze=False).flat, endings):

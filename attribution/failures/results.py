@@ -3,33 +3,34 @@ blindness.
 
 Layout::
 
-    settings.json          settings; under "arms" how each condition was made
-    episodes/<arm>.csv     a row per level, in the order of their numbers: level (number),
-                           level_seed, cause (one of causes_of, or "solved"), length (steps),
-                           return (sum of rewards), and for each hazard in_view_<hazard>: steps at
-                           which it was in view, see EpisodeOutcome
-    episodes/<arm>.jsonl   the same while the condition is being played, a line per episode
-    causes.csv             a row per condition and cause, and one for "any": arm, label, pattern,
+    settings.json          settings; "arms" holds the settings of each condition
+    episodes/<arm>.csv     one row per level, ordered by number: level (number), level_seed, cause
+                           (one of causes_of, or "solved"), length (steps), return (sum of
+                           rewards), and for each hazard in_view_<hazard>: number of steps with the
+                           hazard in view, see EpisodeOutcome
+    episodes/<arm>.jsonl   the same while the condition is being played, one line per episode
+    causes.csv             one row per condition and cause, and one for "any": arm, label, pattern,
                            control, cause, levels, failures, rate, low_95, high_95 (Wilson); for
-                           hazards also steps_in_view and failures per 1 000 of these, per_1000,
-                           per_1000_low_95, per_1000_high_95
-    effects.csv            a row per condition but the original, and cause: the columns of
-                           stats.effects.compare_conditions, outcomes being failures by a cause;
-                           p_holm and the columns of controls and claims are empty for conditions
-                           without controls
-    blindness.csv          a row per edited agent and invisible hazard: label, hazard, blindness,
+                           hazards also steps_in_view, and failures per 1 000 of these steps:
+                           per_1000, per_1000_low_95, per_1000_high_95
+    effects.csv            one row per condition (except the original) and cause: the columns of
+                           stats.effects.compare_conditions, with failures by each cause as
+                           outcomes; p_holm and the columns of controls and claims are empty for
+                           conditions without controls
+    blindness.csv          one row per edited agent and invisible hazard: label, hazard, blindness,
                            low_95, high_95
-    report.md, causes.png
+    report.md, causes.png  report, and figure of the failure rates
     failures.png           the last frames of some of the original's failures, if it has any
-    films/<arm>_level_<seed>.mp4    levels that only one of the original and this condition fails
+    films/<arm>_level_<seed>.mp4    a level failed under either the original or this condition, but
+                           not both
 
 Conditions are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
 ``control_<number>_<label>``. They can be divided among shards.
 
-Conditions share levels and random draws, so the unit is a level: failed by a cause under a
-condition or not, minus the same for the original. Intervals are 95 %: Wilson's for rates, bootstrap
-over levels for differences; p is McNemar's exact one, corrected after Holm over edits and causes.
-Claims follow the rule of ``stats.effects``.
+Conditions share levels and random draws, so differences are paired by level: the indicator of a
+failure by a cause under a condition, minus the indicator for the original. Intervals are 95 %:
+Wilson intervals for rates, bootstrap over levels for differences. p-values are from McNemar's exact
+test, with Holm's correction over edits and causes. Claims follow the rule of ``stats.effects``.
 
 Letters in shape comments: N levels, K causes, V hazards, R resamplings.
 """
@@ -48,10 +49,10 @@ from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, paired_effects, with_claims
 from stats.significance import mcnemar_p, share
 
-ORIGINAL = "original"  # condition
+ORIGINAL = "original"  # name of a condition
 SOLVED = "solved"
-ANY = "any"  # cause
-PER = 1000  # steps
+ANY = "any"  # failures by any cause
+PER = 1000  # failures are reported per this many steps in view
 _IN_VIEW = "in_view_"
 _EPISODES = {"level": int, "level_seed": int, "cause": str, "length": int, "return": float}
 _INTERVAL = {"low_95": float, "high_95": float}
@@ -67,8 +68,8 @@ def failure_files(game: str = "") -> Schema:
     """Return the schema of the results.
 
     Args:
-        game: name of the game; without it, tables of episodes are read without the steps at which
-            hazards were in view.
+        game: name of the game; if empty, tables of episodes are read without the columns
+            ``in_view_<hazard>``.
     """
     in_view = {f"{_IN_VIEW}{kind.name}": int for kind in hazards_of(game)} if game else {}
     return Schema(
@@ -98,6 +99,7 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
     Args:
         played: rows of the journal of episodes.
+        game: name of the game.
     """
     in_view = [f"{_IN_VIEW}{kind.name}" for kind in hazards_of(game)]
     rows = [(*(row[name] for name in _EPISODES), *row["in_view"]) for row in played]
@@ -106,11 +108,11 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 @dataclasses.dataclass(frozen=True)
 class Failures:
-    """Episodes of a condition, in the order of the levels.
+    """Failures under a condition, in the order of the levels.
 
     Attributes:
         by_cause: whether each level was failed by each cause, bool (N, K).
-        in_view: steps at which each hazard was in view (N, V); hazards are the first causes.
+        in_view: number of steps with each hazard in view (N, V); hazards are the first causes.
     """
 
     by_cause: np.ndarray
@@ -118,7 +120,7 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: pd.DataFrame, causes: Sequence[str]) -> Failures:
-        """Count failures in a table of episodes."""
+        """Extract the failures by each cause from a table of episodes."""
         in_view = [name for name in episodes if name.startswith(_IN_VIEW)]
         return cls(episodes["cause"].to_numpy()[:, None] == np.array(causes),
                    episodes[in_view].to_numpy())
@@ -129,10 +131,13 @@ def rates(conditions: Sequence[Condition], failures: Mapping[str, Failures],
     """Compute failure rates of each condition by cause, and per steps with the hazard in view.
 
     Args:
-        failures: by the name of the condition.
+        conditions: the conditions.
+        failures: failures by the name of the condition.
+        causes: names of the causes (K,).
+        seed: seed of the bootstrap over levels.
 
     Returns:
-        The columns of ``causes.csv``.
+        A table with the columns of ``causes.csv``.
     """
     rows = []
     bootstrap = ClusterBootstrap(np.arange(len(failures[ORIGINAL].by_cause)), seed)
@@ -159,16 +164,19 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
             failures: Mapping[str, Failures], causes: Sequence[str], seed: int) -> pd.DataFrame:
     """Compute paired differences of each condition from the original.
 
-    Claims are made of edited agents whose pattern has controls, as one family, and of other
-    conditions with such a pattern, as another family: those in which a hazard is invisible, a
-    planted effect that the rule must find.
+    Claims are made for two families of tests: edited agents whose pattern has controls, and
+    conditions with an invisible hazard and such a pattern. The latter are a planted effect that the
+    rule must find.
 
     Args:
-        conditions: all but the original.
-        moved: size of each edit; NaN for conditions without edits.
+        conditions: all conditions except the original.
+        moved: size of the edit, by the name of the condition; NaN without edits.
+        failures: failures by the name of the condition.
+        causes: names of the causes (K,).
+        seed: seed of the bootstrap over levels.
 
     Returns:
-        The columns of ``effects.csv``.
+        A table with the columns of ``effects.csv``.
     """
     if not conditions:
         return pd.DataFrame({name: [] for name in (*_PAIRED, *_JUDGED)}).astype(
@@ -195,14 +203,19 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
 
 def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
               failures: Mapping[str, Failures], causes: Sequence[str], seed: int) -> pd.DataFrame:
-    """Compute how close an edit comes to making a hazard invisible: (edited - original) /
-    (invisible - original), in rates of failures by that hazard.
+    """Compute blindness: how close an edit comes to making a hazard invisible.
+
+    Blindness is (edited - original) / (invisible - original), in rates of failures by the hazard.
 
     Args:
-        hidden: names of conditions by the hazard that is invisible.
+        edited: conditions of the edited agents.
+        hidden: name of the condition in which each hazard is invisible, by hazard.
+        failures: failures by the name of the condition.
+        causes: names of the causes (K,).
+        seed: seed of the bootstrap over levels.
 
     Returns:
-        The columns of ``blindness.csv``; no rows if no hazard is invisible.
+        A table with the columns of ``blindness.csv``; it is empty if ``hidden`` is.
     """
     rows = []
     for hazard, invisible in hidden.items():
@@ -220,7 +233,7 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
 
 def _interval_of_ratio(bootstrap: ClusterBootstrap, above: np.ndarray, below: np.ndarray
                        ) -> np.ndarray:
-    """Return the ends (2,) of the interval of a ratio of sums over levels (N,) each."""
+    """Compute the interval (2,) of the ratio between the sums of two arrays over levels (N,)."""
     def ratio(draws: np.ndarray) -> np.ndarray:  # (R,)
         sums = draws @ below
         return np.divide(draws @ above, sums, out=np.full(len(draws), np.nan), where=sums != 0)
