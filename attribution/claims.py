@@ -1,7 +1,7 @@
-"""Claims of the article, and what the studies of an agent show on each of them.
+"""Claims of "Understanding RL Vision", and the findings on each of them in the studies of an agent.
 
 Source: Hilton, Cammarata, Carter, Goh and Olah (2020), "Understanding RL Vision", Distill,
-doi 10.23915/distill.00029, of one agent for CoinRun and 14 more.
+doi 10.23915/distill.00029. The article studies one agent for CoinRun in detail, and 14 more.
 
 Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps.
 """
@@ -72,22 +72,22 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            11: "python -m attribution.objects has not been run",
            12: "the attributions do not say the unit of rewards; run python -m "
                "attribution.attribute again with the same flags, which adds it"}
-PAIRS = 10  # of cell and feature, in row 2
-OBJECTS_AT_STAKE = ("coin", "saw")  # in row 1
+PAIRS = 10  # number of pairs of cell and feature in row 2
+OBJECTS_AT_STAKE = ("coin", "saw")  # objects that decide whether row 1 holds
 SHOWN_OBJECTS = (*OBJECTS_AT_STAKE, "enemy_left", "enemy_right")
 _TINY = np.finfo(np.float32).tiny
 _NO_INTERVAL = (np.nan, np.nan)
 
 
 class AgentStudies:
-    """The studies of one agent.
+    """Results of all studies of one agent.
 
     Args:
-        path: the folder that holds ``attribution``, ``features``, ``objects``, ``checks`` and
+        path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks`` and
             ``causes``; the last three may be missing.
 
     Raises:
-        UserError: if it holds no attributions, or no features of their layers.
+        UserError: if the folder has no attributions, or no features of the attributed layers.
     """
 
     def __init__(self, path: Path):
@@ -104,7 +104,7 @@ class AgentStudies:
             raise UserError(f"{path} has attributions, but features of none of their layers")
 
     def value_cells(self, layer: str) -> Iterator[np.ndarray]:
-        """Yield attributions of the value to the features of a layer, trajectory by trajectory,
+        """Yield the attributions of the value to the features of a layer for each trajectory,
         float32 (T, H, W, F + 1); the last entry is the residual."""
         for number in range(self.attributions.trajectories().num_trajectories):
             yield self.attributions.read("attributions", layer, VALUE, number)["cells"].astype(
@@ -113,10 +113,11 @@ class AgentStudies:
 
 def read_findings(studies: AgentStudies, layer: str, seed: int
                   ) -> tuple[list[Finding], dict[int, str]]:
-    """Return all findings on an agent, and the reason for each row without any.
+    """Return all findings on an agent, and the reason for each row of the table without findings.
 
     Args:
-        layer: layer whose numbers the table shows, where each layer has its own.
+        studies: results of the agent's studies.
+        layer: layer that the table shows for findings that exist per layer.
         seed: seed of the bootstraps.
 
     Raises:
@@ -128,7 +129,7 @@ def read_findings(studies: AgentStudies, layer: str, seed: int
 
 
 def _table(store: ResultStore, name: str) -> pd.DataFrame:
-    """Read the declared columns of a table; empty if it has not been made."""
+    """Read the declared columns of a table; return an empty table if it has not been written."""
     form = store.schema.entry(name).format
     assert isinstance(form, Table)
     return store.read(name) if store.has(name) else pd.DataFrame(columns=list(form.columns))
@@ -157,7 +158,7 @@ def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _largest_pairs(cells: np.ndarray) -> np.ndarray:
-    """Return the share of the largest pairs in the |attribution| to all features (T,)."""
+    """Compute the share of the PAIRS largest pairs in the |attribution| to all features (T,)."""
     sizes = np.abs(cells[..., :-1]).reshape(len(cells), -1)
     number = min(PAIRS, sizes.shape[1])
     largest = np.partition(sizes, -number, axis=1)[:, -number:].sum(axis=1)
@@ -243,8 +244,8 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return value, number of the episode, and steps until its end, of the steps (N,) of episodes
-    that end."""
+    """Return the value, the episode's index and the number of steps until its end, (N,) each, for
+    all steps of episodes that end."""
     number = np.cumsum((np.diff(steps.episode, prepend=-1) != 0)
                        | (np.diff(steps.trajectory, prepend=-1) != 0))
     last = np.full(number.max(initial=0) + 1, -1)
@@ -278,7 +279,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
 
 
 def _residual_shares(cells: np.ndarray) -> np.ndarray:
-    """Return the share of the residual in all |attribution| of each frame (T,)."""
+    """Compute the share of the residual in the total |attribution| of each frame (T,)."""
     sizes = np.abs(cells).sum(axis=(1, 2))
     return sizes[:, -1] / np.maximum(sizes.sum(axis=1), _TINY)
 

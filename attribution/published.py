@@ -1,9 +1,10 @@
 """Convert a published agent of "Understanding RL Vision" (a joblib file) to an agent file.
 
-The file is read by a reader that admits nothing but arrays of numbers, so no code in it runs. It
-holds a dictionary of ``args``, the values of the training, and ``params``, tensors by their names
-in the network of Hilton et al. (2020). Kernels of convolutions are (height, width, in, out), those
-of dense layers (in, out), and the first dense layer reads the last map by row, column and channel.
+The file is read with a restricted reader that accepts only arrays of numbers, so no code in it is
+executed. It holds two dictionaries: ``args``, the training arguments, and ``params``, the tensors
+by their names in the network of Hilton et al. (2020). Convolution kernels have the shape (height,
+width, in, out), dense kernels (in, out), and the first dense layer reads the last map flattened in
+the order row, column, channel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.files import MAX_WEIGHT
 from common.game_constants import NUM_ACTIONS
 
 WHAT = "published checkpoint"
-# Published names of our modules. Tensors are kernel and bias; those of heads w and b.
+# Published names of our modules. Tensors are called kernel and bias, in heads w and b.
 LAYERS = {
     **{f"embedder.conv{name}": f"pi/{name}/conv2d" for name in ("1a", "2a", "2b", "3a", "4a")},
     "embedder.fc1": "pi/dense", "embedder.fc": "pi/dense_1"}
@@ -38,7 +39,7 @@ def parser() -> Parser:
 
 
 def same_weights(policy: Policy, other: Policy) -> bool:
-    """Whether two agents have equal tensors."""
+    """Return whether two agents have equal parameters."""
     own, others = policy.state_dict(), other.state_dict()
     return own.keys() == others.keys() and all(torch.equal(own[name], others[name])
                                                for name in own)
@@ -61,8 +62,8 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
     """Read the policy in a published checkpoint, and its provenance.
 
     Raises:
-        UserError: if the file is missing, damaged or holds code, or an agent with another network,
-            a memory, or other actions or tensors than ours; the entry is named.
+        UserError: if the file is missing, damaged or contains code, or if the agent has another
+            network, a memory, or other actions or tensors; the message names the entry.
     """
     content = read_joblib(path, WHAT)
     for name in ("args", "params"):
@@ -81,7 +82,7 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
 
 
 def _published_name(key: str) -> str:
-    """Name of one of our tensors in a published file."""
+    """Return the name in a published file of one of our tensors."""
     module, _, kind = key.rpartition(".")
     if module in HEADS:
         return f"ppo2_model/{HEADS[module]}/{kind[0]}:0"
@@ -115,7 +116,7 @@ def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor
 
 
 def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
-    """Permute the dimensions of a published tensor."""
+    """Permute the dimensions of a published tensor to PyTorch's order."""
     if tensor.ndim == 4:
         return tensor.transpose(3, 2, 0, 1)
     if key == "embedder.fc1.weight" and len(tensor) == 4 * 4 * 32:
@@ -125,8 +126,8 @@ def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def _origin(args: dict) -> AgentOrigin:
-    """Provenance of a published agent, as far as its arguments have the expected types. Procgen's
-    defaults hold otherwise: backgrounds on, hard mode."""
+    """Return the provenance of a published agent. Arguments of unexpected type are left out;
+    published Procgen agents use the defaults, backgrounds and hard mode."""
     def number(name: str) -> float | None:
         value = args.get(name)
         return float(value) if isinstance(value, int | float) else None

@@ -1,7 +1,8 @@
-"""The published call ``run(checkpoint_path, output_dir=…)``, by the scripts of this project.
+"""The published function ``run(checkpoint_path, output_dir=…)``, implemented with this project's
+scripts.
 
-Keywords are those of ``rl_clarity.run`` (Hilton et al. 2020) that have a meaning here; the others
-are refused by name, with the reason. The given dictionaries are not modified.
+The keywords of ``rl_clarity.run`` (Hilton et al. 2020) are supported where they apply; others raise
+an error that gives the reason. The given dictionaries are not modified.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common.errors import UserError, nearest
 
 ROOT = Path(__file__).parents[1]
 FIRST_EPISODES = 32
-# Published keywords that are not supported, and why.
+# Published keywords that are not supported, with the reasons.
 _LEFT_OUT = {
     "obs_every": "observations are drawn evenly from all episodes",
     "full_resolution": "the page shows what the agent sees",
@@ -43,22 +44,29 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         gae_lambda: float | None = None, env_name: str = "coinrun",
         distribution_mode: str = "hard", use_backgrounds: bool | None = None,
         start: Callable = subprocess.run, **others: object) -> Path:
-    """Record an agent, find features, attribute, and build the page, by the project's scripts.
+    """Record an agent, find features, compute attributions, and build the page.
 
-    Results in the folder are reused, and a killed call resumes when it is repeated.
+    Existing results in the folder are reused, and a killed call resumes when it is repeated.
 
     Args:
         checkpoint_path: published checkpoint (``.jd``), which is converted, or an agent file.
         output_dir: folder for all results.
-        load_kwargs: ``resample``: False uses the existing recording and records none.
-        trajectories_kwargs: ``num_envs`` trajectories (8) of ``num_steps`` (512).
-        observations_kwargs: ``num_envs`` (32) times ``num_obs`` (128) observations.
-        layer_kwargs: ``name_contains_one_of`` and ``discard_first_n``; ``input_layer_include``
-            also shows gradients by the frame.
+        load_kwargs: ``resample``: if False, use the existing recording instead of recording.
+        trajectories_kwargs: ``num_envs``, number of trajectories (8), and ``num_steps``, steps per
+            trajectory (512).
+        observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of
+            observations.
+        layer_kwargs: filters ``name_contains_one_of`` and ``discard_first_n``;
+            ``input_layer_include`` also shows gradients with respect to the frame.
         attr_policy: also attribute the policy.
-        env_name, distribution_mode, use_backgrounds: game and mode; backgrounds as in the agent
-            file by default.
-        start: runs a command, like ``subprocess.run``.
+        attr_integrate_steps: initial number of nodes per integration path.
+        nmf_features: number of features per layer.
+        trajectory_bookmarks: maximum number of frames in each list of bookmarks.
+        gae_gamma, gae_lambda: discount and lambda of the advantages; by default those of the agent.
+        env_name, distribution_mode, use_backgrounds: game and mode; backgrounds are by default as
+            in the agent file.
+        start: function that runs a command, like ``subprocess.run``.
+        **others: unsupported keywords, which raise an error.
 
     Returns:
         Path of the page.
@@ -117,10 +125,11 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
 
 
 def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
-    """Complete keywords by their defaults.
+    """Fill in the defaults of missing keywords.
 
     Raises:
-        UserError: if a keyword is unknown; with the reason if it is a published one.
+        UserError: if a keyword is unknown or unsupported; for an unsupported one, the message gives
+            the reason.
     """
     for name in values or {}:
         if name in _LEFT_OUT:
@@ -132,10 +141,10 @@ def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
 
 
 def _select_layers(agent: Path, filters: Mapping) -> list[str]:
-    """Short names of the layers that the published filters select.
+    """Return the short names of the layers selected by the published filters.
 
     Raises:
-        UserError: if there are none.
+        UserError: if the filters select no layer.
     """
     names, words = list(short_names(load_agent(agent))), filters["name_contains_one_of"]
     words = [words] if isinstance(words, str) else words

@@ -3,46 +3,46 @@
 
 Features, a folder per layer, by its short name::
 
-    features/<layer>/settings.json             how they were found; when finished "found", see below
+    features/<layer>/settings.json             settings; once finished also "found", see below
     features/<layer>/directions.npy            (F, M), non-negative, each with sum 1
-    features/<layer>/mean_activations.npy      (C, H, W), over the observations
-    features/<layer>/observations.npy          (O, 2): episode and row in the recording
+    features/<layer>/mean_activations.npy      (C, H, W), mean over the observations
+    features/<layer>/observations.npy          (O, 2), episode and row in the recording
     features/<layer>/examples_spatial_<m>.npz  for m = 0.25, 0.5, 1 and 2 positions per cell; and
-    features/<layer>/examples_thumbnail.npz    the arrays of feature_examples.Examples; units, which
-                                               have no cells, have none of these
+    features/<layer>/examples_thumbnail.npz    the arrays of feature_examples.Examples; not written
+                                               for units, which have no cells
 
 "found": ``grid`` (H, W), ``channels``, ``stride`` and ``first_pixel`` of cells in pixels (null for
 units), ``signed`` (whether features distinguish positive and negative activations), ``partial``
-(whether a part of the network bypasses the layer), ``observations`` (O); number of non-zero
-``rows`` and of ``fitted_rows``, ``iterations``, ``converged`` and, if not, ``change``: how much
-further iterations reduced the error; ``explained``: share of squared attribution explained in
-held-out rows; ``residual_share``: summed |residual| as a share of all summed |attribution|; per
-feature ``attribution`` (summed |attribution| of the value, mean over observations),
-``largest_entry`` of its direction, and ``stability``: cosine of the features of both halves of the
-episodes, or null if there were too few; for the value over the observations ``value_mean``,
-``value_deviation``, ``baseline_mean`` and ``baseline_deviation``, and quantiles of the completeness
-errors, ``gap_median``, ``gap_99`` and ``gap_largest``.
+(whether a part of the network bypasses the layer), ``observations`` (O); numbers of non-zero
+``rows`` and of ``fitted_rows``; ``iterations``, ``converged`` and, if not converged, ``change``
+(relative reduction of the error by further iterations); ``explained`` (share of squared attribution
+explained in held-out rows); ``residual_share`` (summed |residual| as a share of the total summed
+|attribution|); per feature, ``attribution`` (summed |attribution| of the value, mean over
+observations), ``largest_entry`` of its direction, and ``stability`` (cosine between the features of
+the two halves of the episodes; null with too few rows); statistics of the value over the
+observations, ``value_mean``, ``value_deviation``, ``baseline_mean`` and ``baseline_deviation``; and
+quantiles of the completeness errors, ``gap_median``, ``gap_99`` and ``gap_largest``.
 
 Attributions, in T steps of each trajectory, with the F features of a layer and the residual::
 
-    attribution/settings.json                  how they were made, whichever layers and outputs
+    attribution/settings.json                  settings that all layers and outputs share
     attribution/trajectories.npz               see trajectories.Trajectories
     attribution/<layer>/settings.json          checksum of the features, and their folder
-    attribution/<layer>/activations/trajectory_00000.npz     features' activations per cell
+    attribution/<layer>/activations/trajectory_00000.npz     activations of features per cell
     attribution/<layer>/<output>/trajectory_00000.npz        attributions per cell, their totals,
                                                G(a), G(baseline), completeness errors (``gap``) and
                                                nodes of the integral (``steps``)
-    attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    totals over the last L steps,
-                                               and the attribution to ``older`` memory; optional
+    attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    totals at each of the last L
+                                               steps, and attribution to ``older`` memory; optional
     attribution/<layer>/<output>/gradient_activation/trajectory_00000.npz    gradient times
                                                activation, reduced to the same features; optional
     attribution/input/<output>/trajectory_00000.npz    gradients with respect to the frame, as
                                                shares of the ``largest`` |gradient| of the frame
-    attribution/<layer>/<output>/summary.json  written last: ``deviation`` of the output, which
-                                               completeness errors are relative to, ``frames``,
-                                               quantiles of the errors, and the number of frames
-                                               ``above`` the tolerance; gradients with respect to
-                                               the frame have the first two only
+    attribution/<layer>/<output>/summary.json  written last: standard ``deviation`` of the output,
+                                               which scales completeness errors; ``frames``;
+                                               quantiles of the errors; number of frames ``above``
+                                               the tolerance; for gradients with respect to the
+                                               frame only ``deviation`` and ``frames``
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from common.shards import first_difference
 
 FEATURES_SCRIPT = "python -m attribution.features"
 ATTRIBUTION_SCRIPT = "python -m attribution.attribute"
-ACTIVATIONS = "activations"  # folder next to those of the outputs
+ACTIVATIONS = "activations"  # folder next to the folders of the outputs
 INPUT = "input"  # the frame itself, in place of a layer
 _FACTS = "found"  # entry of the settings of finished features
 _PARTS = f".parts{TEMPORARY_SUFFIX}"
@@ -113,15 +113,15 @@ ATTRIBUTIONS = Schema(
 
 @dataclasses.dataclass(frozen=True)
 class LayerFeatures:
-    """Features of a layer, as read.
+    """Features of a layer, as read from disk.
 
     Attributes:
         name: short name of the layer.
-        settings: how they were found.
-        reducer: their directions (F, M).
-        mean_activations: float32 (C, H, W).
+        settings: settings with which the features were found.
+        reducer: reduction to the features, with their directions (F, M).
+        mean_activations: mean activations of the layer, float32 (C, H, W).
         observations: episode and row of each observation, int32 (O, 2).
-        checksum: digest of everything that attributions depend on.
+        checksum: digest of the feature data on which attributions depend.
     """
 
     name: str
@@ -133,28 +133,28 @@ class LayerFeatures:
 
     @property
     def facts(self) -> dict:
-        """Properties of the features; see the module."""
+        """Properties of the features: the entry "found", see the module docstring."""
         return self.settings[_FACTS]
 
     @property
     def number(self) -> int:
-        """F."""
+        """Number of features F."""
         return len(self.reducer.directions)
 
     @property
     def baseline(self) -> np.ndarray | None:
-        """Activations at which attributions begin (C, H, W); None for zero."""
+        """Baseline activations of the attributions (C, H, W); None for zero."""
         return self.mean_activations if self.settings["baseline"] == "mean" else None
 
 
 def are_finished(store: ResultStore, settings: dict) -> bool:
-    """Whether a store of features holds finished ones, found with these settings."""
+    """Return whether a store holds finished features that were found with these settings."""
     found = read_description(store.settings_file)
     return _FACTS in found and first_difference(found, settings, FEATURES.informative) is None
 
 
 def finish_features(store: ResultStore, facts: dict, **results: np.ndarray) -> None:
-    """Write the arrays of the features, the facts last, and remove the parts."""
+    """Write the arrays of the features and then the facts, and remove the partial results."""
     for name, array in results.items():
         store.write(name, value=array)
     save_json(store.settings_file, {**store.settings(), _FACTS: facts})
@@ -167,7 +167,7 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
 
     Args:
         path: folder of the features of all layers.
-        layer: short name.
+        layer: short name of the layer.
 
     Raises:
         UserError: if a file is missing or damaged, or the features are not finished.
@@ -198,16 +198,16 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
 
 def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
                   game: str | None = None) -> LayerFeatures:
-    """Read the features of a layer of given agents.
+    """Read the features of a layer, and check that they belong to a given agent and game.
 
     Args:
         path: folder of the features of all layers.
         bottleneck: the layer.
         agents: digests of the agent files whose features are accepted.
-        game: name of the game that they must be of; None for any.
+        game: name of the required game; None accepts any game.
 
     Raises:
-        UserError: if they are missing, damaged, or of another agent, game or layer.
+        UserError: if the features are missing, damaged, or belong to another agent, game or layer.
     """
     features = read_features(path, bottleneck.name)
     folder = path / bottleneck.name
@@ -229,10 +229,13 @@ def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
 
 
 def finished_layers(path: Path) -> list[str]:
-    """Short names of the layers with finished features in a folder, in order of computation.
+    """Return the short names of the layers with finished features, in order of computation.
+
+    Args:
+        path: folder of the features of all layers.
 
     Raises:
-        UserError: if there are none.
+        UserError: if no layer has finished features.
     """
     settings = {file.parent.name: read_description(file)
                 for file in Path(path).glob(f"*/{FEATURES.settings_name}")}
@@ -243,7 +246,7 @@ def finished_layers(path: Path) -> list[str]:
 
 
 class AttributionStore(ResultStore):
-    """A folder of attributions; see ``ATTRIBUTIONS`` for what can be read from it.
+    """A folder of attributions; see ``ATTRIBUTIONS`` for its entries.
 
     Args:
         path: the folder.
@@ -253,22 +256,22 @@ class AttributionStore(ResultStore):
         super().__init__(path, ATTRIBUTIONS)
 
     def layers(self) -> list[str]:
-        """Short names of the layers with finished attributions, in order of computation; without
-        the frame itself, which has no features."""
+        """Return the short names of the layers with finished attributions, in order of computation,
+        without the frame itself, which has no features."""
         names = [name for name in self.keys("layer") if self.outputs(name)]
         return sorted(names, key=lambda name: (self.read("layer", name).get("place", 0), name))
 
     def outputs(self, layer: str) -> list[str]:
-        """Names of the outputs whose attributions to a layer are finished."""
+        """Return the names of the outputs whose attributions to a layer are finished."""
         return sorted(path.parent.name for path in (self.path / layer).glob("*/summary.json"))
 
     def lags(self, layer: str, output: str) -> list[int]:
-        """Numbers of steps L for which there are attributions over time."""
+        """Return the numbers of steps L for which attributions over time exist."""
         return sorted(int(path.name.removeprefix("memory_"))
                       for path in (self.path / layer / output).glob("memory_*"))
 
     def trajectories(self) -> Trajectories:
-        """Steps of the trajectories.
+        """Read the steps of the trajectories.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -280,21 +283,22 @@ class AttributionStore(ResultStore):
 
         Args:
             entry: entry of the schema.
-            key: its key without the number of the trajectory.
+            key: key of the entry without the number of the trajectory.
             name: name of the array.
         """
         numbers = range(self.trajectories().num_trajectories)
         return np.concatenate([self.read(entry, *key, number)[name] for number in numbers])
 
     def check_source(self, agents: Collection[str], recording: str) -> None:
-        """Check that the attributions are of an agent and a recording.
+        """Check that the attributions belong to an agent and a recording.
 
         Args:
-            agents: digests of the agent.
+            agents: accepted digests of the agent.
             recording: digest of the recording.
 
         Raises:
-            UserError: naming both checksums, if they are not.
+            UserError: if they belong to another agent or recording; the message gives both
+                checksums.
         """
         settings = self.settings()
         for key, what, accepted in (("agent_sha256", "agent", agents),
@@ -306,10 +310,10 @@ class AttributionStore(ResultStore):
                                 f"them again with {ATTRIBUTION_SCRIPT}")
 
     def check_features(self, features: LayerFeatures) -> None:
-        """Check that attributions to a layer, if there are any, are reduced to its features.
+        """Check that existing attributions to a layer were reduced to the given features.
 
         Raises:
-            UserError: naming both checksums, if they are not.
+            UserError: if they were reduced to other features; the message gives both checksums.
         """
         if self.has("layer", features.name):
             checksum = self.read("layer", features.name).get("features_sha256")
@@ -321,6 +325,6 @@ class AttributionStore(ResultStore):
 
 
 def error_quantiles(errors: np.ndarray) -> dict[str, float]:
-    """Median, 99 % quantile and maximum of completeness errors, by their names in the files."""
+    """Compute median, 99 % quantile and maximum of completeness errors, by their names in files."""
     return {"gap_median": float(np.median(errors)), "gap_99": float(np.quantile(errors, 0.99)),
             "gap_largest": float(np.max(errors))}
