@@ -1,8 +1,8 @@
-"""Take features out of a layer of an agent: write an agent file that every script plays.
+"""Ablate features of a layer of an agent, and write the edited agent file, which every script reads.
 
-By default the file says what is taken out, and the agent that is read from it does so. With
---in_weights its weights are changed, where that is the same, and it is a plain file of the
-published layout.
+By default, the file stores the edit, which is applied to the layer's output during the forward
+pass. With --in_weights, the weights are changed instead, where this is equivalent, and the file has
+the plain published layout.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="agent to edit")
     flags.add_argument("--features_dir", type=Path, default=Path("analysis/attribution/features"),
-                       help="its features, from python -m attribution.features")
+                       help="features of the agent, from python -m attribution.features")
     flags.add_argument("--layer", required=True,
-                       help="layer to edit, by its short name (block3) or path")
+                       help="short name (such as block3) or path of the layer to edit")
     flags.add_argument("--features", nargs="+", type=whole(0, MAX_FEATURES), required=True,
-                       metavar="NUMBER", help="features to take out, counted from 0")
+                       metavar="NUMBER", help="numbers of the features to ablate, counted from 0")
     flags.add_argument("--strength", type=float, default=1.0,
-                       help="share that is taken out; 1 takes all, 2 turns the sign around")
+                       help="share of the features that is removed; 1 removes them, 2 reverses "
+                            "their sign")
     flags.add_argument("--random_directions", type=seed, metavar="SEED",
-                       help="take out random directions instead, with the same entries in other "
-                            "places, that change as much; needs --data_dir")
+                       help="ablate random directions instead, with the same entries at permuted "
+                            "channels and a change of the same size; needs --data_dir")
     flags.add_argument("--data_dir", type=Path,
-                       help="recording that the features were found in, to measure on its frames "
-                            "how much random directions change")
+                       help="recording in which the features were found; the size of the change "
+                            "by random directions is measured on its frames")
     flags.add_argument("--in_weights", action="store_true",
-                       help="change the weights of the map that reads the layer, if one map alone "
-                            "does")
+                       help="change the weights of the module that reads the layer; possible only "
+                            "if a single linear module reads it")
     flags.add_argument("--behind_pool", action="store_true",
-                       help="take the features out of the L2 pool behind the layer, whose output "
-                            "the weights of the published edits read: the same for a feature of "
-                            "one channel")
+                       help="ablate the features in the output of the L2 pool after the layer, "
+                            "where the published edits apply; equivalent for features of a single "
+                            "channel")
     add_output_file_flag(flags, required=True, help="agent file to write, such as model_edited.pth")
     add_log_flag(flags)
     return flags

@@ -1,12 +1,12 @@
-"""Edits of agents: put into the weights of the map that reads a layer, and random ones of the same
-size as controls.
+"""Edits of agents: merged into the weights of the module that reads a layer, and random edits of
+the same size as controls.
 
-A control has the entries of the edit's directions at other channels, the same permutation for all
-of its directions, and a strength at which the mean norm of its change over frames is that of the
-edit.
+A control permutes the channels of the edit's directions, with the same permutation for all
+directions. Its strength is chosen such that the norm of its change, averaged over frames, equals
+that of the edit.
 
 Letters in shape comments: N frames, C channels of the layer, M channels by sign, F directions, R
-rank of an edit, O channels of a map's output, P cells.
+rank of an edit, O output channels of a module, P cells.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from agents.networks import L2Pool, Policy
 from common.errors import UserError
 from interventions.controls import NEAR
 
-_NUM_DRAWN = 500  # permutations of the channels that are tried
+_NUM_DRAWN = 500  # number of tried permutations of the channels
 
 
 def pool_behind(policy: Policy, layer: str) -> str:
-    """Return the L2 pool that reads a layer. The published edits project directions out of its
-    output, because they change the weights of the convolution behind it.
+    """Return the path of the L2 pool that reads a layer.
+
+    The published edits project directions out of the pool's output, because they change the weights
+    of the convolution after it.
 
     Raises:
         UserError: if another module reads the layer.
@@ -41,13 +43,15 @@ def pool_behind(policy: Policy, layer: str) -> str:
 
 
 def in_weights(policy: Policy, edit: Edit) -> Policy:
-    """Return a copy of an agent whose weights have the effect of an edit.
+    """Return a copy of an agent with an edit merged into its weights.
 
-    The map that alone reads the layer has, for each of its outputs and each cell, a vector over the
-    layer's channels: it is multiplied by I - s P.
+    The module that reads the layer has, for each of its outputs and each cell, a weight vector over
+    the layer's channels. It is multiplied by I - s P, with strength s and the projection P onto the
+    edit's directions.
 
     Raises:
-        UserError: if no such map reads the layer, or the edit depends on the sign of activations.
+        UserError: if the layer is not read by a single linear module, or the edit depends on the
+            sign of activations.
     """
     channels = find_layer(policy, edit.layer).shape[0]
     name, module = _module_behind(policy, edit.layer)
@@ -71,13 +75,15 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
 
 
 def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
-    """Return the next module of the embedder that reads a layer. Only a ReLU and a sum follow
-    outputs that residual units read as well, so a convolution or a linear map is the only reader.
+    """Return the name of the embedder's next module, which reads a layer, and the module.
+
+    Outputs that a residual unit also reads are followed only by a ReLU or a sum, so a convolution
+    or a linear module is the only reader.
     """
     names = [each.name for each in all_layers(policy) if each.name.startswith("embedder.")]
     for name in names[names.index(layer) + 1:] if layer in names else []:
         module = policy.get_submodule(name)
-        if not isinstance(module, nn.Flatten):  # which changes no number
+        if not isinstance(module, nn.Flatten):  # flattening changes no values
             return name, module
     raise UserError(f"{layer} is not read by one map of the embedder alone, so that an edit of it "
                     "is none of weights; leave --in_weights out")
@@ -89,8 +95,8 @@ class RandomEdit:
 
     Attributes:
         edit: the random edit.
-        relative: size of its change at the strength of the original edit, as a share of that of the
-            original edit; its strength was divided by it.
+        relative: ratio between the sizes of the control's and the original edit's changes at the
+            same strength; the control's strength was divided by it.
     """
 
     edit: Edit
@@ -98,16 +104,16 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether the sizes differ by at most a quarter at the same strength."""
+        """Whether the sizes of both changes differ by at most a quarter at the same strength."""
         return abs(self.relative - 1) <= NEAR
 
 
 class ChangeSizes:
-    """Sizes of the changes that edits of a layer make, over some frames.
+    """Computes the sizes of the changes that edits of a layer cause in given frames.
 
     Args:
         activations: activations of the layer (N, C, …).
-        signed: whether directions are over positive and negative activations separately.
+        signed: whether directions treat positive and negative activations as separate channels.
     """
 
     def __init__(self, activations: Tensor, signed: bool):
@@ -119,7 +125,7 @@ class ChangeSizes:
         self._products = cells @ cells.mT  # (N, M, M)
 
     def of(self, edit: Edit) -> float:
-        """Return the mean over frames of the Euclidean norm of the change."""
+        """Compute the Euclidean norm of an edit's change, averaged over frames."""
         basis, back = edit.basis.double(), edit.back(self.channels).double()
         along = basis.T @ self._products @ basis  # (N, R, R)
         squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)
@@ -127,16 +133,19 @@ class ChangeSizes:
 
 
 def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
-    """Draw controls of an edit; those of a smaller number are the first ones of a larger number.
+    """Draw random edits as controls of an edit; a larger number only appends further controls.
 
     Controls whose size differs by at most a quarter at the same strength come first, then the
-    nearest ones.
+    others in order of increasing difference.
 
     Args:
-        activations: activations of its layer over some frames (N, C, …), without the edit.
+        edit: the edit.
+        activations: activations of its layer in some frames (N, C, …), without the edit.
+        number: number of controls.
+        seed: seed of the random permutations.
 
     Raises:
-        UserError: if there are fewer other directions with an effect, or the edit has none itself.
+        UserError: if the edit has no effect, or too few other directions have one.
     """
     sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
     size = sizes.of(edit)

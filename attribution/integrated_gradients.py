@@ -2,13 +2,13 @@
 
 Sundararajan et al. (2017), "Axiomatic attribution for deep networks", equation 1, at a hidden
 layer: attr = (a - a0) * integral over t of dG/da at a0 + t (a - a0). G is the rest of the network,
-from the layer to one scalar output; a0 is zero, or the mean activations. The state that entered
-from memory is held fixed along the path. Completeness: the attributions of a frame sum to
-G(a) - G(a0), up to the error of the numerical integral, which is the *completeness error* (Captum:
-convergence delta).
+from the layer to one scalar output; a0 is zero, or the mean activations. The hidden state that
+enters is held fixed along the path. Completeness: the attributions of a frame sum to G(a) - G(a0),
+up to the error of the numerical integral, which is the *completeness error* (Captum: convergence
+delta).
 
-Letters in shape comments: B frames, K outputs, S nodes of an integral, C H W a layer (units have
-one cell), D hidden state.
+Letters in shape comments: B frames, K outputs, S nodes of an integral, P paths or segments, C H W a
+layer (units have one cell), D hidden state.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from interventions.partial_forward import PartialForward
 
 GAUSS_LEGENDRE, RIEMANN_RIGHT = RULES = ("gauss", "right")
 MAX_STEPS = 256
-# Share of an output's standard deviation: a smaller change of the output does not make its
-# completeness error larger.
+# Completeness errors are relative to at least this share of the output's standard deviation.
 FLOOR = 0.1
 # Paths are refined until their error is below _TARGET times the tolerance, so that errors do not
-# pile up just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
+# accumulate just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
 _TARGET, _NEGLIGIBLE = 0.5, 0.25
-_ACTIVATIONS_PER_BATCH = 2**20  # numbers that fit into the caches
+_ACTIVATIONS_PER_BATCH = 2**20  # chosen to fit into the caches
 
 
 @dataclasses.dataclass(frozen=True)
 class Integration:
-    """How the integral along a path is approximated.
+    """Numerical integration along a path.
 
     Attributes:
-        steps: S, initial number of nodes per path.
+        steps: initial number of nodes per path S.
         rule: "gauss" for Gauss-Legendre nodes, or "right" for the right Riemann sum, as published.
         tolerance: completeness error above which a path is refined, to at most MAX_STEPS nodes;
             None for no refinement.
@@ -55,7 +54,8 @@ class Integration:
     tolerance: float | None = 0.01
 
     def nodes(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions on the path, in [0, 1], and weights with sum 1: float64 (S,) each."""
+        """Return the nodes' positions on the path, in [0, 1], and weights with sum 1, float64 (S,)
+        each."""
         if self.rule == RIEMANN_RIGHT:
             return np.arange(1, steps + 1) / steps, np.full(steps, 1 / steps)
         positions, weights = np.polynomial.legendre.leggauss(steps)
@@ -67,11 +67,12 @@ class Attributions:
     """Attributions of K outputs in B frames.
 
     Attributes:
-        values: float32 (K, B, C, H, W), in the unit of each output; over time (K, B, L, C, H, W).
+        values: attributions in the unit of each output, float32 (K, B, C, H, W); over time
+            (K, B, L, C, H, W).
         outputs: G(a), float64 (K, B).
         baselines: G(a0), float64 (K, B).
         errors: completeness errors, float64 (K, B); see :func:`completeness_errors`.
-        steps: nodes per path, int16 (K, B).
+        steps: number of nodes per path, int16 (K, B).
         older: attribution over time to the state that entered the earliest step, float32 (K, B).
     """
 
@@ -85,9 +86,9 @@ class Attributions:
 
 def completeness_errors(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
                         deviations: np.ndarray) -> np.ndarray:
-    """Relative completeness errors (K, B).
+    """Compute relative completeness errors (K, B).
 
-    |sum of attributions - (G(a) - G(a0))|, as a share of |G(a) - G(a0)| or of a tenth of the
+    The error is |sum of attributions - (G(a) - G(a0))|, divided by |G(a) - G(a0)| or a tenth of the
     output's standard deviation, whichever is larger.
 
     Args:
@@ -100,7 +101,7 @@ def completeness_errors(sums: np.ndarray, outputs: np.ndarray, baselines: np.nda
 
 
 def _error_scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """Denominators of the completeness errors (K, B)."""
+    """Compute the denominators of the completeness errors (K, B)."""
     return np.maximum(np.maximum(np.abs(change), FLOOR * deviations[:, None]),
                       np.finfo(np.float32).tiny)
 
@@ -110,9 +111,8 @@ class PrefixActivations:
     """Output of the part of the network up to a layer.
 
     Attributes:
-        activations: of the layer (B, …).
-        also_read: other values that the rest of the network reads, such as the states that enter
-            (B, …).
+        activations: activations of the layer (B, …).
+        also_read: other inputs of the rest of the network, such as hidden states that enter (B, …).
     """
 
     activations: Tensor
@@ -121,7 +121,7 @@ class PrefixActivations:
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """Straight paths of B frames behind the stem of a :class:`LayerIntegratedGradients`.
+    """Straight paths of B frames at the output of a :class:`LayerIntegratedGradients`'s stem.
 
     Attributes:
         start: start points (B, …).
@@ -137,8 +137,8 @@ class Paths:
 
     def at(self, path: np.ndarray, positions: np.ndarray
            ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Points at positions (P, S) in [0, 1] of paths (P,), as one batch (P S, …), with the other
-        values that the network reads and the actions."""
+        """Return the points at positions (P, S) in [0, 1] of paths (P,), as one batch (P S, …),
+        with the network's other inputs and the actions."""
         rows = torch.from_numpy(path).to(self.line.device)
         shares = torch.from_numpy(positions).to(self.line).reshape(
             *positions.shape, *[1] * (self.line.ndim - 1))
@@ -152,10 +152,10 @@ class _Segments:
     """Segments of paths.
 
     Attributes:
-        path: index of the path of each segment (P,).
-        low, high: its ends on the path, in [0, 1] (P,).
-        low_output, high_output: the outputs at these ends (K, P).
-        active: which outputs are integrated over it (K, P).
+        path: index of each segment's path (P,).
+        low, high: ends of each segment on its path, in [0, 1] (P,).
+        low_output, high_output: outputs at these ends (K, P).
+        active: whether each output is integrated over the segment, bool (K, P).
     """
 
     path: np.ndarray
@@ -166,7 +166,7 @@ class _Segments:
     active: np.ndarray
 
     def sum_by_path(self, numbers: np.ndarray, num_paths: int) -> np.ndarray:
-        """Sum numbers of segments (K, P) over each path (K, num_paths)."""
+        """Sum numbers per segment (K, P) over the segments of each path: (K, num_paths)."""
         return np.stack([np.bincount(self.path, row, num_paths) for row in numbers]).astype(
             numbers.dtype)
 
@@ -174,16 +174,17 @@ class _Segments:
 class LayerIntegratedGradients:
     """Attributes outputs of an agent to the activations of one layer.
 
-    The part of the network before the layer runs once per frame, all outputs share the forward
-    passes of the rest, and the first modules of the rest also run once per frame as long as the
-    path is still a straight line at their outputs (the *stem*).
+    The part of the network before the layer runs once per frame, and all outputs share the forward
+    passes of the rest. The first modules of the rest also run once per frame, as long as the path
+    is still a straight line at their outputs; they are called the *stem*.
 
     Args:
-        policy: the agent; its parameters are set to need no gradients.
-        compute: device; float32, because attributions in bfloat16 do not sum to the output.
+        policy: the agent; gradients of its parameters are switched off.
+        compute: device and precision; must be float32, because attributions in bfloat16 do not sum
+            to the output.
         bottleneck: the layer.
         outputs: K outputs.
-        integration: how the integral is approximated.
+        integration: settings of the numerical integration.
         baseline: a0 (C, H, W); None for zero.
 
     Raises:
@@ -216,17 +217,18 @@ class LayerIntegratedGradients:
         """Run the part of the network up to the layer.
 
         Args:
-            frames: uint8 (B, H, W, C).
-            entering: hidden states that enter (B, D).
+            frames: frames, uint8 (B, H, W, C).
+            entering: hidden states that enter, float32 (B, D).
         """
         with torch.no_grad():
             half = self._head.run_to(frames, torch.from_numpy(entering))
         return PrefixActivations(half.activations, half.also_read)
 
     def outputs_at(self, prefix: PrefixActivations, actions: np.ndarray) -> np.ndarray:
-        """Return the outputs for given activations, float64 (K, B).
+        """Compute the outputs at given activations, float64 (K, B).
 
         Args:
+            prefix: activations of the layer, and the network's other inputs.
             actions: actions taken (B,).
         """
         with torch.no_grad():
@@ -237,14 +239,15 @@ class LayerIntegratedGradients:
                   deviations: np.ndarray) -> Attributions:
         """Attribute all outputs in a batch of frames.
 
-        The result for a frame and output depends neither on the other frames nor on the other
-        outputs. Most kinks of a path lie near its start, where activations are smaller than
+        The result for a frame and output does not depend on the other frames and outputs. The
+        gradient has most of its kinks near the start of a path, where activations are smaller than
         biases. A path whose completeness error is too large is therefore divided, nearer to the
-        baseline than to the frame, and each segment is integrated separately. Since the outputs at
-        both of its ends are known, so is its error, and segments with too large an error are
-        divided again.
+        baseline than to the frame, and each segment is integrated separately. The error of a
+        segment follows from the outputs at its ends; segments with too large an error are divided
+        again.
 
         Args:
+            prefix: activations of the layer, and the network's other inputs.
             actions: actions taken (B,).
             deviations: standard deviation of each output over many observations (K,), for the
                 completeness errors.
@@ -275,18 +278,19 @@ class LayerIntegratedGradients:
         return torch.from_numpy(actions).to(self._compute.device)
 
     def _scalars(self, output: PolicyOutput, actions: Tensor) -> Tensor:
-        """The attributed outputs (K, rows)."""
+        """Compute the attributed outputs (K, rows)."""
         return torch.stack([scalar(output, actions) for scalar in self.outputs])
 
     def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """Run the network behind the stem on points of paths (rows, …)."""
+        """Run the part of the network after the stem on points of paths (rows, …)."""
         return self._tail.run_from(points, also_read)
 
     def _mean_gradients(self, paths: Paths, baselines: np.ndarray, outputs: np.ndarray,
                         deviations: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Mean gradients along paths (K, B, …), and their numbers of nodes, int16 (K, B).
+        """Compute mean gradients along paths (K, B, …), and the numbers of nodes, int16 (K, B).
 
         Args:
+            paths: paths of B frames.
             baselines, outputs: outputs at the starts and ends of the paths (K, B).
             deviations: see :meth:`attribute`.
         """
@@ -322,8 +326,8 @@ class LayerIntegratedGradients:
 
     def _integrate(self, paths: Paths, segments: _Segments,
                    nodes: int) -> tuple[Tensor, np.ndarray]:
-        """Integrals of the gradients over segments (K, P, …), and the changes of the outputs that
-        follow from them, float64 (K, P)."""
+        """Integrate the gradients over segments (K, P, …); also return the changes of the outputs
+        that the integrals predict, float64 (K, P)."""
         nodes_in_unit, weights = self.integration.nodes(nodes)
         lengths = segments.high - segments.low
         positions = segments.low[:, None] + lengths[:, None] * nodes_in_unit  # (P, S)
@@ -340,7 +344,7 @@ class LayerIntegratedGradients:
 
     def _weighted_gradients(self, paths: Paths, path: np.ndarray, positions: np.ndarray,
                             weights: np.ndarray) -> Tensor:
-        """Weighted sums of gradients at positions (P, S) of paths (P,): (K, P, …)."""
+        """Compute weighted sums (K, P, …) of gradients at positions (P, S) of paths (P,)."""
         points, also_read, actions = paths.at(path, positions)
         points.requires_grad_()
         with torch.enable_grad():
@@ -355,7 +359,7 @@ class LayerIntegratedGradients:
         return torch.stack(sums)
 
     def _divide(self, paths: Paths, segments: _Segments, too_large: np.ndarray) -> _Segments:
-        """Divide the segments that are too coarse for some output (K, P) into two."""
+        """Divide each segment whose error is too large for some output, bool (K, P), into two."""
         some = too_large.any(axis=0)
         path, low, high = segments.path[some], segments.low[some], segments.high[some]
         if not len(path):
@@ -374,14 +378,14 @@ class LayerIntegratedGradients:
 
 
 def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str]:
-    """The first modules of a chain that map a straight path of a layer's activations to a straight
-    path.
+    """Return the first modules of a chain that map straight paths of a layer's activations to
+    straight paths.
 
-    Affine maps always do. A ReLU does on a path from zero, on which no activation changes its
-    sign. A max-pool does if all cells of a channel have the same constant next to the part that is
-    proportional to the position on the path.
+    Affine maps always do. A ReLU does on a path from zero, on which no activation changes its sign.
+    A max-pool does if, in each channel, all cells have the same constant term in addition to the
+    term that is proportional to the position on the path.
     """
-    constant = 0 if from_zero else 2  # 0: none; 1: one per channel; 2: any
+    constant = 0 if from_zero else 2  # constant term: 0: none; 1: one per channel; 2: any
     edited = {edit.layer for edit in policy.edits}  # an edit of both signs has a kink
     names = []
     for name in chain:
@@ -405,21 +409,21 @@ def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> 
 
 def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
                     batch: RecordedFrames) -> tuple[np.ndarray, np.ndarray]:
-    """Plain gradients of outputs with respect to the frames, with the memory held fixed.
+    """Compute plain gradients of outputs with respect to the frames, with the memory held fixed.
 
-    Simonyan et al. (2013), "Deep inside convolutional networks", section 3. A gradient tells how
-    an output changes when a pixel gets a little brighter. Gradients start from no baseline and sum
-    to nothing, so they have no completeness error.
+    A gradient is the rate at which an output changes when a pixel gets brighter (Simonyan et al.
+    2013, "Deep inside convolutional networks", section 3). Gradients have no baseline and do not
+    sum to the output, so they have no completeness error.
 
     Args:
-        policy: the agent; its parameters need no gradients.
-        compute: device; float32.
+        policy: the agent; gradients of its parameters are switched off.
+        compute: device and precision; float32.
         outputs: K outputs.
         batch: B frames.
 
     Returns:
-        Gradients float32 (K, B, H, W, 3), per unit of brightness from 0 to 1, and the outputs,
-        float32 (K, B).
+        Gradients, float32 (K, B, H, W, 3), for brightness from 0 to 1; and the outputs, float32
+        (K, B).
     """
     frames, entering, actions = (torch.from_numpy(array).to(compute.device)
                                  for array in (batch.frames, batch.entering, batch.actions))

@@ -1,8 +1,8 @@
 """Reader of joblib files that accepts only arrays of numbers and plain containers.
 
-A joblib file is a pickle, and a pickle can call any function by name. Here each of the few names
-that a file of weights needs is resolved to a class that only stores its arguments, and any other
-name is refused. The bytes of an array follow its pickled description in the file
+A joblib file is a pickle, and a pickle can call any function by name. This reader resolves the few
+names that a file of weights needs to classes that only store their arguments, and rejects any other
+name. The bytes of an array follow its pickled description in the file
 (``joblib.numpy_pickle.NumpyArrayWrapper``).
 """
 
@@ -19,15 +19,15 @@ import numpy as np
 from common.errors import UserError
 from common.files import MAX_REASON, check_nested, read_bytes
 
-KINDS = "biuf"  # of numbers: boolean, signed and unsigned integer, floating point
+KINDS = "biuf"  # NumPy kinds: boolean, signed and unsigned integer, floating point
 
 
 class _Refused(Exception):
-    """An entry that is not accepted; the message completes a sentence."""
+    """Raised for an entry that is not accepted; the message names it, to complete a sentence."""
 
 
 class _Inert:
-    """A stand-in that refuses to be modified."""
+    """Base class of stand-ins, which reject any pickled state."""
 
     __slots__ = ()
 
@@ -36,13 +36,13 @@ class _Inert:
 
 
 class _ArrayType(_Inert):
-    """``numpy.ndarray``, the class of each array."""
+    """Stand-in for ``numpy.ndarray``, the class of each array."""
 
     __slots__ = ()
 
 
 class _Dtype(_Inert):
-    """``numpy.dtype``: the code of a number's type, and its byte order."""
+    """Stand-in for ``numpy.dtype``: type code and byte order."""
 
     __slots__ = ("code", "order")
     order: Literal["<", ">", "|", "="]
@@ -63,7 +63,7 @@ class _Dtype(_Inert):
 
 
 class _ArrayWrapper(_Inert):
-    """joblib's description of an array, whose bytes follow."""
+    """Stand-in for joblib's description of an array, which the array's bytes follow."""
 
     __slots__ = ("dtype", "fortran_order", "is_padded", "shape")
 
@@ -72,7 +72,7 @@ class _ArrayWrapper(_Inert):
             raise _Refused("an array of a class of its own")
         self.dtype, self.shape = state["dtype"].resolved(), tuple(map(int, state["shape"]))
         self.fortran_order = state["order"] == "F"
-        self.is_padded = state.get("numpy_array_alignment_bytes") is not None  # joblib 1.2 on
+        self.is_padded = state.get("numpy_array_alignment_bytes") is not None  # since joblib 1.2
 
     def read(self, file: io.BytesIO) -> np.ndarray:
         if self.is_padded:
@@ -89,7 +89,7 @@ class _ArrayWrapper(_Inert):
 
 
 class _Scalar(_Inert):
-    """A NumPy scalar, read as a Python number."""
+    """Stand-in for a NumPy scalar, which is converted to a Python number."""
 
     __slots__ = ()
 
@@ -98,13 +98,13 @@ class _Scalar(_Inert):
 
 
 class _Default(_Inert):
-    """The type of a missing entry of a ``defaultdict``."""
+    """Stand-in for the default factory of a ``defaultdict``."""
 
     __slots__ = ()
 
 
 class _Dictionary(dict):
-    """A ``defaultdict`` without its default."""
+    """Stand-in for a ``defaultdict``, without its default."""
 
     def __init__(self, default: type):
         super().__init__()
@@ -124,7 +124,7 @@ _ACCEPTED = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # the one in Python: the one in C does not stop for arrays
+class _Unpickler(pickle._Unpickler):  # in Python, because the C version cannot read array bytes
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def __init__(self, file: io.BytesIO):
@@ -149,14 +149,14 @@ def read_joblib(path: Path, what: str) -> dict:
 
     Args:
         path: the file.
-        what: kind of file, for messages.
+        what: kind of file, for error messages.
 
     Returns:
-        Its content: dictionaries, lists, tuples, text, numbers and arrays of numbers.
+        Content of the file: dictionaries, lists, tuples, text, numbers and arrays of numbers.
 
     Raises:
-        UserError: if the file is missing, damaged or holds no dictionary; naming the entry if it
-            holds anything else, such as code.
+        UserError: if the file is missing, damaged, not a dictionary, or contains anything else,
+            such as code; the message names the rejected entry.
     """
     content = read_bytes(path, what)
     try:
@@ -164,7 +164,7 @@ def read_joblib(path: Path, what: str) -> dict:
     except _Refused as error:
         raise UserError(f"the {what} {path} holds {error}; nothing but arrays of numbers is read "
                         "from such a file, because the rest of it could be code") from None
-    except Exception as error:  # almost anything, on a file of another kind
+    except Exception as error:  # files of other formats can raise almost any exception
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
         raise UserError(f"the {what} {path} is truncated, compressed or no joblib file "
                         f"({reason})") from None

@@ -1,8 +1,8 @@
-"""Name the features of an agent's layers by the kind of object that each goes with, score them, and
-list the frames in which they are active without it: by exact masks of the objects in recorded
-frames, from the real game played once more.
+"""Score the features of an agent's layers as detectors of objects, name each feature after its kind
+of object, and list the frames in which it is active without the object. The exact masks of objects
+in recorded frames come from replaying the recording in the real game.
 
-A killed run continues after the masks and after each layer; more layers can be added later.
+A killed run resumes after the masks or the last finished layer; more layers can be added later.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def parser() -> Parser:
     add_agent_flags(flags)
     flags.add_argument("--features_dir", type=Path,
                        default=Path("analysis") / "attribution" / "features",
-                       help="folder of python -m attribution.features; its layers with cells if "
-                            "--layers is not given")
+                       help="output folder of python -m attribution.features; without --layers, "
+                            "all of its layers with cells are used")
     flags.add_argument("--other_features_dir", type=Path,
-                       help="other features of the same layers, such as those of --nmf_of "
-                            "activations, whose scores in the same frames are subtracted")
+                       help="folder of other features of the same layers, such as features found "
+                            "with --nmf_of activations, whose scores in the same frames are "
+                            "compared")
     flags.add_argument("--num_observations", type=count, default=2048,
-                       help="frames, drawn evenly from the recording's episodes")
+                       help="number of frames, drawn evenly from the recorded episodes")
     add_output_flags(flags, "objects")
     return flags
 
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def format_scores(layer: str, names: dict, compared: dict) -> str:
-    """Return the scores of a layer in a line."""
+    """Format the scores of a layer in one line."""
     features = [
         "none" if feature["score"] is None else
         f"{feature['name'] or 'no object'} {feature['score']:.2f}" for feature in names["features"]]

@@ -1,11 +1,12 @@
-"""Attribution over time: how much each of the last steps, and older memory, adds to an output.
+"""Attribution over time: contributions of each of the last steps and of older memory to an output.
 
-The last steps of an agent with a GRU are unrolled: the activations of a layer at all of them are
-scaled together from zero, and the state that entered the first of them moves from the initial state
-of an episode. The attributions sum to the output minus the output at the start of that path.
+The last steps of an agent with a GRU are unrolled. Along the integration path, the layer's
+activations at all of these steps are scaled together from zero, and the hidden state that entered
+the first of them moves from an episode's initial state to its actual value. The attributions sum to
+the output minus the output at the start of the path.
 
-Letters in shape comments: B frames, L lags, 0 the last step; K outputs, C H W a layer, D hidden
-state; n numbers of the stem's output.
+Letters in shape comments: B frames, L lags (lag 0 is the last step), K outputs, C H W a layer, D
+hidden state, n values of the stem's output.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Window:
     """The last L steps up to each of B frames.
 
     Attributes:
-        activations: of the layer; 0 before an episode's first step (B, L, C, H, W).
-        exists: whether the episode has this step, bool (B, L).
-        entering: states that entered the earliest existing step (B, D).
+        activations: activations of the layer (B, L, C, H, W); 0 before an episode's first step.
+        exists: whether the episode has the step, bool (B, L).
+        entering: hidden states that entered the earliest existing step (B, D).
     """
 
     activations: Tensor
@@ -43,7 +44,9 @@ class Window:
 class IntegratedGradientsOverTime(LayerIntegratedGradients):
     """Attributes outputs of an agent with memory to the last steps of one layer.
 
-    Args: see :class:`LayerIntegratedGradients`; the agent has memory, and paths begin at zero.
+    Args:
+        policy: the agent, which must have memory.
+        *args: further arguments of :class:`LayerIntegratedGradients`, without a baseline.
     """
 
     def __init__(self, policy: Policy, *args):
@@ -55,10 +58,11 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
         """Attribute all outputs to the steps of a window, with values (K, B, L, C, H, W).
 
         Args:
+            window: last L steps of each of B frames.
             actions: actions taken (B,).
             deviations: standard deviation of each output over many observations (K,), for the
                 completeness errors.
-            hold_state: hold the entering state fixed along the path.
+            hold_state: hold the entering hidden state fixed along the path.
         """
         shape = window.activations.shape[:2]  # (B, L)
         end = window.activations.flatten(0, 1).detach().requires_grad_()
@@ -92,11 +96,12 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
                             completeness_errors(sums, outputs, baselines, deviations), steps, older)
 
     def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """Unroll the last steps; a step that does not exist leaves the state as it is.
+        """Unroll the last steps; a step that does not exist leaves the hidden state unchanged.
 
         Args:
-            points: activations behind the stem and an entering state (rows, L n + D).
-            also_read: which steps exist (rows, L).
+            points: outputs of the stem at each step, and the entering hidden state
+                (rows, L n + D).
+            also_read: one array: whether each step exists, bool (rows, L).
         """
         (exists,) = also_read
         units = len(self._initial)

@@ -47,10 +47,10 @@ from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.results import ResultStore
 
-PRODUCTS = "gradient_activation:"  # before the name of an output
-_SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
-MAX_NAME = 60  # letters of a feature's name
-MAX_CELLS = 256  # of a layer whose activations are shown by default
+PRODUCTS = "gradient_activation:"  # prefix of an output's name
+_SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
+MAX_NAME = 60  # maximum length of a feature's name
+MAX_CELLS = 256  # maximum number of cells of layers whose activations are shown by default
 _FACTS = {"observations": "observations", "explained": "squared attribution explained, held out",
           "residual_share": "residual, share of |attribution|", "value_mean": "value, mean",
           "value_deviation": "value, deviation", "baseline_mean": "its baseline G(0), mean"}
@@ -73,7 +73,7 @@ _WHY = {TIMEOUT: "Episodes that ended at the time limit.",
 
 
 def title_of(output: str) -> str:
-    """Return the title of an output for people."""
+    """Return the human-readable title of an output."""
     if output in _TITLES:
         return _TITLES[output]
     for prefix, words in _PREFIXES.items():
@@ -86,34 +86,34 @@ def title_of(output: str) -> str:
 
 
 def kind_of(output: str) -> str:
-    """Return which of ``KINDS`` an output is."""
+    """Return the kind of an output, one of ``KINDS``."""
     return ACTIVATION if output == ACTIVATIONS else (
         PRODUCT if output.startswith(PRODUCTS) else ATTRIBUTION)
 
 
 class AttributedAgent:
-    """An agent's attributions with their features and recording: a ``PageAgent``.
+    """An agent's attributions with their features and recording; implements ``PageAgent``.
 
     Args:
-        agent_file, data_dir, attributions: the agent, its recording and its attributions.
+        agent_file, data_dir, attributions: paths of the agent, its recording and its attributions.
         features_dir: folder of the features of all layers.
-        objects_dir: folder of names and scores of features; those of other features are ignored.
+        objects_dir: folder of names and scores of features; entries for other features are ignored.
         activations: short names of the layers whose activations are shown; None for layers of at
             most ``MAX_CELLS`` cells.
 
     Attributes:
         name, checksum: name and digest of the agent file.
         remembers: whether the agent has a memory.
-        recording: its recording.
+        recording: recording of the agent.
         steps: steps of the trajectories.
-        features: features of each layer, in order of computation.
+        features: features by layer, in order of computation.
         layers: short names of all layers, the frame itself first.
         outputs: names of all outputs.
         tolerance: accepted completeness error.
 
     Raises:
-        UserError: if a file is missing or damaged, nothing is finished, the files do not belong
-            together, or there is no such layer.
+        UserError: if a file is missing or damaged, no attributions are finished, the files do not
+            belong together, or a layer in ``activations`` does not exist.
     """
 
     def __init__(self, agent_file: Path, data_dir: Path, attributions: Path, features_dir: Path,
@@ -148,12 +148,13 @@ class AttributedAgent:
         self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))  # stable
 
     def _has_all(self, entry: str, *key: object) -> bool:
-        """Whether an item of each trajectory is there."""
+        """Return whether an item is stored for every trajectory."""
         return all(self._store.has(entry, *key, number)
                    for number in range(self.steps.num_trajectories))
 
     def outputs_at(self, layer: str) -> list[str]:
-        """Names of the outputs of a layer, the value first, and of what is shown like one."""
+        """Return the names of a layer's outputs, the value first, and of the quantities that the
+        page shows like outputs."""
         outputs = sorted(self._store.outputs(layer), key=lambda name: (name != "value", name))
         if layer == INPUT:
             return outputs
@@ -167,10 +168,13 @@ class AttributedAgent:
         return self.recording.read(self.steps.part(trajectory).frame_ids).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
-        """Read attributions along a trajectory, or what is shown like them.
+        """Read attributions along a trajectory, or quantities that the page shows like them.
 
-        Activations have no residual. Gradients with respect to the frame are summed over colours:
-        the change of the output if a pixel gets brighter.
+        Activations have a residual of zero. Gradients with respect to the frame are summed over
+        colours, which gives the change of the output when a pixel gets brighter.
+
+        Returns:
+            Arrays as in ``PageAgent.attribution``.
         """
         if layer == INPUT:
             arrays = self._store.read("gradients", output, trajectory)
@@ -187,18 +191,19 @@ class AttributedAgent:
         return self._store.read("attributions", layer, output, trajectory)
 
     def lags(self, layer: str, output: str) -> int:
-        """Largest number of steps that attributions go back in all trajectories; 0 for none."""
+        """Return the largest number of steps of attributions over time that exists for all
+        trajectories; 0 if there is none."""
         if layer == INPUT or kind_of(output) != ATTRIBUTION:
             return 0
         return max((lags for lags in self._store.lags(layer, output)
                     if self._has_all("over_time", layer, output, lags)), default=0)
 
     def memory(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
-        """Read attributions over time along a trajectory."""
+        """Read attributions over time along a trajectory, as in ``PageAgent.memory``."""
         return self._store.read("over_time", layer, output, self.lags(layer, output), trajectory)
 
     def page_layer(self, name: str) -> PageLayer:
-        """Describe a layer for the page."""
+        """Gather the page's data of a layer."""
         available = self.outputs_at(name)
         outputs = tuple(number for number, output in enumerate(self.outputs)
                         if output in available)
@@ -217,7 +222,7 @@ class AttributedAgent:
             **self._read_examples(features))
 
     def _read_objects(self, layer: str) -> dict | None:
-        """Kinds of object that features respond to, see ``PageLayer``; None if unknown."""
+        """Read the objects that features respond to, as in ``PageLayer``; None if unknown."""
         features = self.features[layer]
         if not has_names(self._objects, layer, features.checksum):
             return None
@@ -232,8 +237,9 @@ class AttributedAgent:
                 columns="feature").to_dict("records") for number in range(features.number)]}
 
     def _read_examples(self, features: LayerFeatures) -> dict:
-        """Examples of a layer's features, as fields of ``PageLayer``. They are frames of the
-        recording that the features were found in, and left out if that is another one."""
+        """Read examples of a layer's features, as fields of ``PageLayer``. They are frames of the
+        recording in which the features were found, and are left out if the page's recording is
+        another one."""
         store = ResultStore(self._features_dir / features.name, FEATURES)
         items: list[tuple] = [("spatial_examples", f"{shares:g}") for shares in SUBDIVISIONS]
         items = [item for item in (*items, ("thumbnail_examples",)) if store.has(*item)]
@@ -254,10 +260,10 @@ class AttributedAgent:
 
 def _convert_examples(examples: Examples, new_numbers: np.ndarray,
                       shares: float | None) -> PageExamples:
-    """Convert examples for the page, with other numbers of their observations."""
+    """Convert examples to the page's format, and renumber their observations."""
     observations = examples.observations
     shape = observations.shape
-    if len(shape) == 2:  # of a thumbnail, in reading order
+    if len(shape) == 2:  # patches of a thumbnail, in reading order
         side = min(THUMBNAIL_SIDE, shape[1])
         shape = (shape[0], -(-shape[1] // side), side)
     missing = int(np.prod(shape[1:])) - int(np.prod(observations.shape[1:]))
@@ -269,7 +275,7 @@ def _convert_examples(examples: Examples, new_numbers: np.ndarray,
         return flat.reshape(*shape, *array.shape[observations.ndim:])
 
     boxes = examples.boxes.astype(np.float32)
-    centres = (boxes[..., :2] + boxes[..., 2:]) / 2 - 0.5  # pixels are counted at their middles
+    centres = (boxes[..., :2] + boxes[..., 2:]) / 2 - 0.5  # position 0 is the middle of a pixel
     renumbered = np.where(observations >= 0, new_numbers[np.maximum(observations, 0)], -1)
     return PageExamples(padded(renumbered, -1), padded(centres, 0), padded(examples.strengths, 0),
                         shares)
@@ -278,15 +284,16 @@ def _convert_examples(examples: Examples, new_numbers: np.ndarray,
 def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
            labels: dict[str, dict[int, str]], num_bookmarks: int, with_causes: bool,
            reports: dict[str, str]) -> PageContent:
-    """Gather everything that a page of one agent shows.
+    """Gather the content of a page with one agent.
 
     Args:
+        agent: the agent with its attributions.
         experiment: name of the experiment.
-        settings: how advantages are computed.
-        labels: names of features, see ``read_labels``.
+        settings: settings for computing advantages.
+        labels: names of features; see ``read_labels``.
         num_bookmarks: maximum number of steps in each list of bookmarks.
-        with_causes: replay failed episodes to determine what ended them.
-        reports: addresses of the sections of a report of checks, by check.
+        with_causes: replay failed episodes to determine their causes of failure.
+        reports: URL of each check's section in the report, by check.
     """
     calibration = calibration_of(agent.recording.all_steps(), settings.reward_scale, settings.gamma)
     advantages = advantages_of(agent.steps, settings.reward_scale, settings.gamma, settings.lmbda)
@@ -318,11 +325,13 @@ def _number(value: float) -> float | None:
 
 
 def join_contents(content: PageContent, other: PageContent) -> PageContent:
-    """Join the pages of two agents, such as an original and an edited one, whose attributions are
-    reduced to the same features: trajectories of the other agent follow those of the first.
+    """Join the contents of two agents' pages, such as an original and an edited agent.
+
+    The attributions of both must be reduced to the same features. The trajectories of the second
+    agent follow those of the first.
 
     Raises:
-        UserError: if the other agent lacks attributions of the first one.
+        UserError: if the second agent lacks an attribution that the first one has.
     """
     [agent], [other_agent] = content.agents, other.agents
     attributed = {(layer.name, other.outputs[output].name)
@@ -356,10 +365,14 @@ def join_contents(content: PageContent, other: PageContent) -> PageContent:
 
 def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, failures: list[dict],
                most: int) -> list[dict]:
-    """Lists of steps of interest; empty ones are left out.
+    """Return lists of steps of interest, without empty ones; see ``PageContent``.
 
     Args:
+        agent: the agent with its attributions.
+        advantages: advantage of each step (N,).
         is_off: whether values and rewards seem to have different units.
+        failures: failed episodes by cause; see ``PageContent``.
+        most: maximum number of steps in each list.
     """
     steps = agent.steps
     best = functools.partial(best_of_episodes, steps=steps, most=most)
@@ -380,7 +393,7 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
         *([] if failures else [
             ("Episodes without a reward", "Their last frames.", failed_ends(steps, most), None)])]
     if agent.features:
-        layer = [*agent.features][len(agent.features) // 2]  # which the page shows first
+        layer = [*agent.features][len(agent.features) // 2]  # the layer that the page shows first
         output = agent.outputs_at(layer)[0]
         gaps, residuals = _errors(agent, layer, output)
         what = f"{title_of(output)} at {layer}"
@@ -396,13 +409,14 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
 
 
 def _explain_cause(cause: str) -> str:
-    """Explain a cause of failure on the page."""
+    """Return the page's explanation of a cause of failure."""
     return _WHY.get(cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played "
                            "again in the real game, would not have ended these episodes.")
 
 
 def _failures(agent: AttributedAgent) -> list[dict]:
-    """Last steps of the failed episodes that are shown to their end, by cause."""
+    """Return the last steps of failed episodes by cause, for episodes that are shown to their end.
+    """
     steps = agent.steps
     ends = np.flatnonzero(steps.ended)
     causes = recorded_causes(agent.recording.folder, np.unique(steps.episode[ends]).tolist())
@@ -415,7 +429,8 @@ def _failures(agent: AttributedAgent) -> list[dict]:
 
 
 def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
-    """Completeness errors of all steps, and the residual's share of |attribution|, (N,) each."""
+    """Return the completeness error and the residual's share of |attribution| of each step, (N,)
+    each."""
     errors, shares = [], []
     for trajectory in range(agent.steps.num_trajectories):
         arrays = agent.attribution(layer, output, trajectory)
@@ -426,10 +441,14 @@ def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray
 
 
 def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
-    """Read names of features that the page saved: {layer: {number on the page, from 1: name}}.
+    """Read feature names saved by the page: {layer: {number on the page, from 1: name}}.
+
+    Args:
+        path: JSON file of names.
+        features: features by layer.
 
     Returns:
-        Names by layer and feature, features counted from 0.
+        Names by layer and feature, with features counted from 0.
 
     Raises:
         UserError: if the file is missing or damaged, or names an unknown layer or feature.

@@ -1,6 +1,6 @@
-"""Frames of a recording that attributions are computed for.
+"""Access to the recorded frames for which attributions are computed.
 
-A frame is identified by its episode and its row there: its *frame id*.
+A frame is identified by its episode and its row in the episode, together called its *frame id*.
 
 Letters in shape comments: O observations, B frames, D hidden state.
 """
@@ -29,8 +29,8 @@ class RecordedFrames:
     """A batch of recorded frames.
 
     Attributes:
-        frames: uint8 (B, H, W, C).
-        entering: hidden states that enter (B, D).
+        frames: frames, uint8 (B, H, W, C).
+        entering: hidden states that enter, float32 (B, D).
         actions: actions taken, int64 (B,).
     """
 
@@ -40,24 +40,24 @@ class RecordedFrames:
 
 
 class Recording:
-    """A recording of one agent without altered states.
+    """A recording of one agent without altered hidden states or layers.
 
     Args:
-        path: the data folder.
+        path: data folder of the recording.
         policy: the agent.
         agent_file: file of the agent.
-        check_contents: see ``RolloutFolder.sha256``.
+        check_contents: whether the digest covers all file contents; see ``RolloutFolder.sha256``.
 
     Attributes:
         folder: the data folder.
-        lengths: frames per episode, by its number, without the terminal row; episodes without
-            frames are left out.
+        lengths: number of frames by episode, without the terminal row; episodes without frames are
+            left out.
         description: content of ``recording.json``.
         sha256: digest of the recording.
 
     Raises:
-        UserError: if the recording is damaged, of another agent, or of an agent with altered states
-            or layers; the file is named.
+        UserError: if the recording is damaged, belongs to another agent, or was made with altered
+            hidden states or layers; the message names the file.
     """
 
     def __init__(self, path: Path, policy: Policy, agent_file: Path, check_contents: bool = False):
@@ -95,16 +95,16 @@ class Recording:
 
     @property
     def game(self) -> str | None:
-        """Name of the game."""
+        """Name of the game; None if the recording does not give it."""
         return (self.description.get("env") or {}).get("env_name")
 
     def steps(self, episode: int) -> pd.DataFrame:
-        """Rows of an episode, including the terminal one."""
+        """Return the table rows of an episode, including the terminal row."""
         first = self._first_rows[episode]
         return self._steps.iloc[first:first + self._files[episode].frames.shape[0]]
 
     def all_steps(self) -> pd.DataFrame:
-        """Rows of all episodes with frames, including terminal ones."""
+        """Return the table rows of all episodes with frames, including terminal rows."""
         return pd.concat([self.steps(number) for number in self.lengths], ignore_index=True)
 
     def read(self, frame_ids: np.ndarray) -> RecordedFrames:
@@ -115,7 +115,7 @@ class Recording:
         """
         frames, entering, actions = [], [], []
         borders = np.flatnonzero(np.diff(frame_ids[:, 0])) + 1
-        for ids in np.split(frame_ids, borders):  # of one episode, which is read in one piece
+        for ids in np.split(frame_ids, borders):  # one episode, which is read in one piece
             episode, rows = int(ids[0, 0]), ids[:, 1]
             begin, end = int(rows.min()), int(rows.max()) + 1
             files = self._files[episode]
@@ -126,16 +126,16 @@ class Recording:
                               np.concatenate(entering), np.concatenate(actions))
 
     def observations(self, number: int, seed: int) -> np.ndarray:
-        """Draw frames, except terminal ones, evenly from all episodes.
+        """Draw non-terminal frames evenly from all episodes.
 
-        Every episode contributes the same number of frames, as far as it is long enough.
+        Every episode contributes the same number of frames, or all of its frames if it is shorter.
 
         Args:
             number: maximum number of frames.
             seed: seed of the random draws.
 
         Returns:
-            Their frame ids in ascending order, int32 (O, 2).
+            Frame ids in ascending order, int32 (O, 2).
         """
         names = np.array(list(self.lengths))
         lengths = np.array([self.lengths[name] for name in names])
@@ -147,10 +147,10 @@ class Recording:
 
 
 def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndarray:
-    """Divide ``number`` draws among episodes as evenly as their lengths permit; the episodes that
-    come first in ``order`` get the remainder."""
+    """Divide ``number`` draws among episodes as evenly as their lengths permit; the first episodes
+    in ``order`` get the remainder."""
     low, high = 0, int(lengths.max())
-    while low < high:  # the largest share that does not give too many
+    while low < high:  # binary search for the largest share that does not exceed the number
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.minimum(lengths, middle).sum() <= number else (
             low, middle - 1)
@@ -161,26 +161,26 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
 
 
 def batches(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Divide an array over frames (N, …) into batches for a network."""
+    """Yield batches of an array over frames (N, …) for the forward pass."""
     for begin in range(0, len(values), _FRAMES_PER_BATCH):
         yield values[begin:begin + _FRAMES_PER_BATCH]
 
 
 def concatenate(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate the arrays of each name."""
+    """Concatenate the arrays of each name along the first dimension."""
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def check_finite_frames(values: np.ndarray, frame_ids: np.ndarray, what: str) -> None:
-    """Raise if a value is NaN or infinite, naming the first such frame.
+    """Raise an error if a value is NaN or infinite.
 
     Args:
         values: values of the frames (B, …).
         frame_ids: episode and row of each frame (B, 2).
-        what: name of the values, for the message: "activations of the layer block1".
+        what: name of the values for the message, such as "activations of the layer block1".
 
     Raises:
-        UserError: if a value is not finite.
+        UserError: if a value is not finite; the message names the first such frame.
     """
     finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
     if not finite.all():
