@@ -19,26 +19,26 @@ from common.config import SETTINGS_NAME, load_settings
 from envs.rewards import RewardNormalizer, clipped_scale
 from stats.bootstrap import ClusterBootstrap
 
-GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
+GAMMA, LAMBDA = 0.999, 0.95  # values of all published agents
 AUTO, RAW = "auto", "raw"
-SLOPES = (0.9, 1.11)  # outside, values and rewards have different units
-MIN_ENDS = 5  # rewarded ends of episodes that are needed to estimate the unit of values
+SLOPES = (0.9, 1.11)  # slopes outside this range mean that values and rewards differ in unit
+MIN_ENDS = 5  # number of rewarded ends of episodes needed to estimate the unit of values
 
 
 def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA,
                   lmbda: float = LAMBDA) -> np.ndarray:
     """Compute generalised advantage estimates (Schulman et al. 2016, equation 16).
 
-    Nothing is propagated across the end of an episode or of a trajectory. The last step of a
-    trajectory that cuts off its episode is compared with the value of the recording's next row.
+    Nothing is propagated across the end of an episode or a trajectory. If a trajectory cuts off its
+    last episode, the last step is bootstrapped from the value of the recording's next row.
 
     Args:
         steps: the trajectories.
-        reward_scale: factor of the rewards.
+        reward_scale: factor applied to the rewards.
         gamma, lmbda: discount and lambda.
 
     Returns:
-        float64 (N,), in the unit of values.
+        Advantages in the unit of values, float64 (N,).
     """
     continues = 1.0 - steps.ended
     deltas = (reward_scale * steps.earned.astype(np.float64)
@@ -54,10 +54,10 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageSettings:
-    """How advantages are computed.
+    """Settings for computing advantages.
 
     Attributes:
-        reward_scale: factor that gives rewards the unit of values.
+        reward_scale: factor that converts rewards to the unit of values.
         gamma, lmbda: discount and lambda.
     """
 
@@ -68,16 +68,16 @@ class AdvantageSettings:
 
 def find_advantage_settings(agent_file: Path, reward_scale: str | float,
                             rows: pd.DataFrame) -> AdvantageSettings:
-    """Find out how advantages of an agent are computed.
+    """Determine the settings for computing an agent's advantages.
 
-    The agent file decides; what it lacks is taken from the training run that it lies in. Runs of
-    earlier versions normalised rewards without storing the factor, which is then estimated: see
-    :func:`estimated_scale`.
+    They are read from the agent file; missing values are taken from the training run whose folder
+    contains the file. Runs of earlier versions normalised rewards without storing the factor, which
+    is then estimated with :func:`estimated_scale`.
 
     Args:
         agent_file: the agent.
-        reward_scale: ``auto`` for the above, ``raw`` for 1, or a number.
-        rows: see :func:`calibration_of`.
+        reward_scale: ``auto`` to determine the factor as above, ``raw`` for 1, or a number.
+        rows: rows of a recording; see :func:`calibration_of`.
 
     Raises:
         UserError: if the agent file or the run's settings are damaged.
@@ -100,17 +100,17 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
     """Estimate the factor between rewards and values from a recording.
 
-    At the last step of an episode only its reward is still to come, so the value there is the
-    reward in the unit of values: the estimate is the median ratio of value to reward over such
-    steps. With fewer than ``MIN_ENDS`` of them it is 1 or :func:`normalising_scale`, whichever
-    brings the slope of returns on values closer to 1.
+    At the last step of an episode, only its reward is still to come, so the value of this step is
+    the reward in the unit of values. The estimate is the median ratio of value to reward over
+    rewarded last steps. With fewer than ``MIN_ENDS`` such steps, it is 1 or
+    :func:`normalising_scale`, whichever brings the slope of returns on values closer to 1.
 
     Args:
-        rows: see :func:`calibration_of`.
+        rows: rows of a recording; see :func:`calibration_of`.
         gamma: discount of the returns.
     """
     rewards, values = rows["reward"].to_numpy(np.float64), rows["value"].to_numpy(np.float64)
-    # A row holds the reward of the step before it, so a terminal row has that of the last step.
+    # A row holds the reward of the previous step, so a terminal row holds that of the last step.
     ends = np.flatnonzero(rows["done"].to_numpy(bool) & (rewards > 0))
     ends = ends[ends > 0]
     estimate = float(np.median(values[ends - 1] / rewards[ends])) if len(ends) >= MIN_ENDS else 0.0
@@ -125,11 +125,11 @@ def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
 def normalising_scale(rows: pd.DataFrame) -> float:
     """Compute the factor by which training would normalise this recording's rewards.
 
-    It is 1 over the standard deviation of the running return, which is discounted by 0.99 and
-    starts at 0 in each episode, clipped as in training; 1 if there was no reward.
+    The factor is 1 over the standard deviation of the running return, which is discounted by 0.99
+    and starts at 0 in each episode; it is clipped as in training, and 1 if there was no reward.
 
     Args:
-        rows: rows of a recording, with columns episode and reward (R,).
+        rows: rows of a recording, with the columns episode and reward (R,).
     """
     running, returns = 0.0, np.empty(len(rows))
     rewards = rows["reward"].to_numpy(np.float64)
@@ -143,14 +143,14 @@ def normalising_scale(rows: pd.DataFrame) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """How well the values of a recording predict the discounted returns.
+    """Calibration of a recording's values: how well they predict the discounted returns.
 
     Attributes:
-        slope: slope of the return on the value, by least squares through the origin: 1 if values
-            are right on average and have the unit of the scaled rewards; NaN if all are 0.
-        low_95, high_95: interval of the slope by a cluster bootstrap over episodes; equal to the
-            slope if there are fewer than two episodes.
-        r2: squared correlation of both; NaN if one of them is constant.
+        slope: least-squares slope through the origin of the returns on the values: 1 if values are
+            right on average and have the unit of the scaled rewards; NaN if all values are 0.
+        low_95, high_95: 95 % interval of the slope by a cluster bootstrap over episodes; equal to
+            the slope if there are fewer than two episodes.
+        r2: squared correlation of values and returns; NaN if either is constant.
     """
 
     slope: float
@@ -166,18 +166,19 @@ class Calibration:
 
 
 def calibration_of(rows: pd.DataFrame, reward_scale: float, gamma: float = GAMMA) -> Calibration:
-    """Compare values with returns.
+    """Compute the calibration of values by regressing returns on them.
 
     Args:
-        rows: whole episodes of a recording, with columns episode, reward, value and done (R,).
-        reward_scale: factor of the rewards.
+        rows: rows of whole episodes of a recording, with the columns episode, reward, value and
+            done (R,).
+        reward_scale: factor applied to the rewards.
         gamma: discount of the returns.
     """
     rewards = reward_scale * rows["reward"].to_numpy(np.float64)
     ends = rows["done"].to_numpy(bool)
     returns, to_come = np.empty(len(rows)), 0.0
     for t in reversed(range(len(rows))):
-        to_come = 0.0 if ends[t] else to_come  # a row's reward was earned before it
+        to_come = 0.0 if ends[t] else to_come  # a row's reward belongs to the previous step
         returns[t] = to_come
         to_come = rewards[t] + gamma * to_come
     values, returns = rows["value"].to_numpy(np.float64)[~ends], returns[~ends]

@@ -1,9 +1,9 @@
 """Attributions of an agent's outputs to the features of its layers, along trajectories.
 
-What a store already holds is not computed again, so that a killed run continues, and layers,
+Results that are already stored are not computed again, so that a killed run can resume, and layers,
 outputs and methods can be added later.
 
-Letters in shape comments: B frames, L lags, C H W a layer, F features.
+Letters in shape comments: B frames, T steps of a trajectory, L lags, C H W a layer, F features.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Arrays = dict[str, np.ndarray]
 
 
 class TrajectoryAttributor:
-    """Attributes outputs along trajectories and writes what a store lacks.
+    """Attributes outputs along trajectories and writes the results missing from a store.
 
     Args:
         context: the agent and its recording.
         store: the open folder.
         outputs: the outputs.
-        deviations: standard deviation of each output, by its name.
-        trajectories: frame ids of the steps of each trajectory (T, 2), by its number.
+        deviations: standard deviation of each output, by output name.
+        trajectories: frame ids of each trajectory's steps (T, 2), by trajectory number.
     """
 
     def __init__(self, context: AttributionContext, store: AttributionStore,
@@ -53,8 +53,7 @@ class TrajectoryAttributor:
 
     def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
                   integration: Integration) -> None:
-        """Attribute the outputs without a summary to a layer; also write the activations of its
-        features."""
+        """Attribute unfinished outputs to a layer; also write the activations of its features."""
         outputs = self.unfinished(bottleneck.name)
         if not outputs:
             return
@@ -70,7 +69,7 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs to a layer at the last ``lags`` steps."""
+        """Attribute all outputs to a layer at each of the last ``lags`` steps."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(
@@ -94,14 +93,14 @@ class TrajectoryAttributor:
                     multiply, f"{bottleneck.name} step, gradient times activation")
 
     def differentiate_frames(self) -> None:
-        """Compute gradients of the outputs without a summary with respect to the frames."""
+        """Compute gradients of unfinished outputs with respect to the frames."""
         outputs = self.unfinished(INPUT)
         if outputs:
             self._write([("gradients", output.name) for output in outputs],
                         functools.partial(self._differentiate_batch, outputs), f"{INPUT} step")
 
     def unfinished(self, layer: str) -> list[Output]:
-        """Outputs without a summary at a layer."""
+        """Return the outputs that have no summary for a layer yet."""
         return [output for output in self._outputs
                 if not self._store.has("summary", layer, output.name)]
 
@@ -109,10 +108,11 @@ class TrajectoryAttributor:
         """Write the missing summaries of a layer, which mark its outputs as finished.
 
         Args:
-            tolerance: accepted completeness error; None for the default one.
+            layer: short name of the layer.
+            tolerance: accepted completeness error; None for the default.
 
         Returns:
-            A line on the completeness errors of all outputs.
+            One line of text on the completeness errors of all outputs.
         """
         frames = sum(map(len, self._trajectories.values()))
         allowed = Integration().tolerance if tolerance is None else tolerance
@@ -132,11 +132,11 @@ class TrajectoryAttributor:
 
     def _write(self, items: Sequence[tuple], compute: Callable[[np.ndarray], Sequence[Arrays]],
                title: str) -> None:
-        """Compute and write some items of each trajectory, unless all of them are there.
+        """Compute and write items of each trajectory, unless all of them are already stored.
 
         Args:
             items: entry and key of each item, without the number of the trajectory.
-            compute: returns the arrays of each item for a batch of frame ids (B, 2).
+            compute: function that returns each item's arrays for a batch of frame ids (B, 2).
             title: title of the progress bar.
         """
         with Progress(sum(map(len, self._trajectories.values())), title) as progress:
@@ -149,7 +149,8 @@ class TrajectoryAttributor:
 
     def _attribute_batch(self, attributor: LayerIntegratedGradients, reducer: Reducer,
                          deviations: np.ndarray, frame_ids: np.ndarray) -> list[Arrays]:
-        """Activations of the features in some frames (B, 2), and attributions of each output."""
+        """Compute the activations of features in frames with the given ids (B, 2), and the
+        attributions of each output."""
         layer = attributor.bottleneck
         frames = self._context.recording.read(frame_ids)
         prefix = attributor.run_prefix(frames.frames, frames.entering)
@@ -172,7 +173,7 @@ class TrajectoryAttributor:
     def _attribute_batch_over_time(self, attributor: IntegratedGradientsOverTime,
                                    features: LayerFeatures, lags: int,
                                    frame_ids: np.ndarray) -> list[Arrays]:
-        """Attributions over time of each output in some frames (B, 2)."""
+        """Compute the attributions over time of each output in frames with the given ids (B, 2)."""
         layer = attributor.bottleneck
         rows = frame_ids[:, 1:] - np.arange(lags)  # (B, L)
         steps = np.stack([np.broadcast_to(frame_ids[:, :1], rows.shape), np.maximum(rows, 0)],
@@ -206,7 +207,7 @@ class TrajectoryAttributor:
 
     def _differentiate_batch(self, outputs: Sequence[Output],
                              frame_ids: np.ndarray) -> list[Arrays]:
-        """Gradients of each output with respect to some frames (B, 2)."""
+        """Compute the gradients of each output with respect to frames with the given ids (B, 2)."""
         items = []
         for gradients, output in zip(*frame_gradients(
                 self._context.policy, self._context.compute, outputs,

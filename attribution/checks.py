@@ -1,8 +1,8 @@
-"""Check an agent's attributions by experiment: do they add up, do the cells matter that they say,
-do they tell of what the network learned, and do outputs change as attributed when a feature is
-taken out of a layer, or an object out of the real game?
+"""Check an agent's attributions by experiment: do they add up, do the cells with large attributions
+matter, do they depend on what the network learned, and do outputs change as attributed when a
+feature is ablated in a layer, or an object is removed from the real game?
 
-A killed run continues after the last layer; more checks, layers and outputs can be added later.
+A killed run resumes after the last layer; more checks, layers and outputs can be added later.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags)
     flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
-                       help="folder of python -m attribution.features")
+                       help="output folder of python -m attribution.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
-                       help="folder of python -m attribution.attribute; its layers with cells if "
-                            "--layers is not given")
+                       help="output folder of python -m attribution.attribute; without --layers, "
+                            "all of its layers with cells are checked")
     flags.add_argument("--checks", nargs="+", choices=tuple(CHECKS), default=list(CHECKS),
-                       metavar="CHECK", help=f"what to check: {', '.join(CHECKS)}; completeness is "
-                                             "always in the report")
+                       metavar="CHECK", help=f"checks to run: {', '.join(CHECKS)}; completeness is "
+                                             "always reported")
     flags.add_argument("--outputs", nargs="+", metavar="OUTPUT", default=[VALUE],
                        help="outputs whose attributions are checked")
     flags.add_argument("--num_frames", type=count, default=1000,
-                       help="frames, drawn from all trajectories")
+                       help="maximum number of frames, drawn from all trajectories")
     add_output_flags(flags, "checks")
     return flags
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     attributions = AttributionStore(args.attribution_dir)
-    # Checks that were made before stay in the report, so every layer is opened.
+    # Earlier checks stay in the report, so every layer is opened.
     context = AttributionContext(
         argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
                     attributions.layers())
@@ -85,10 +85,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def attributed_subjects(features_dir: Path, context: AttributionContext,
                         attributions: AttributionStore) -> list[Subject]:
-    """Return all outputs that are attributed to layers with cells.
+    """Return all pairs of a layer with cells and an output that is attributed to it.
 
     Raises:
-        UserError: if a layer is attributed to other features than those given.
+        UserError: if attributions to a layer use other features than the given ones.
     """
     subjects = []
     for layer in context.bottlenecks:
@@ -103,10 +103,10 @@ def attributed_subjects(features_dir: Path, context: AttributionContext,
 
 def choose_subjects(args: argparse.Namespace, context: AttributionContext,
                     subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the subjects that the flags name.
+    """Return the subjects selected by the flags.
 
     Raises:
-        UserError: if none of them is attributed.
+        UserError: if the flags select no subject with attributions.
     """
     outputs = [output.name for output in outputs_named(args.outputs)]
     layers = [layer.name for layer in (

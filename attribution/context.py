@@ -1,4 +1,4 @@
-"""Command-line flags of the scripts that attribute."""
+"""Command-line flags of the attribution scripts, and the agent and recording that they select."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def add_agent_flags(parser: Parser) -> None:
                              "with --no_action_noise")
     add_check_contents_flag(parser)
     parser.add_argument("--layers", nargs="+", metavar="LAYER",
-                        help="layers to attribute to, by their short names (block1, block2, block3 "
-                             "of IMPALA) or paths; all short names if not given; input is the "
-                             "frame itself, which attribution.attribute gives gradients of")
+                        help="short names (block1, block2, block3 of IMPALA) or paths of the "
+                             "layers; if not given, all layers with short names; input is the "
+                             "frame itself, for which attribution.attribute computes gradients")
     parser.add_argument("--allow_partial", action="store_true",
                         help="also attribute to layers bypassed by a skip connection; the bypass "
                              "is then ignored")
 
 
 def tolerance(text: str) -> float:
-    """argparse type: a share above 0."""
+    """argparse type: a number above 0 and at most 1."""
     try:
         value = float(text)
     except ValueError:
@@ -53,24 +53,25 @@ def tolerance(text: str) -> float:
 
 
 def add_integral_flags(parser: Parser) -> None:
-    """Add the flags of the integrals' precision."""
+    """Add the flags for the precision of the integrals."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
                         help="initial number of nodes per path")
     parser.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
-                        help="completeness error above which a path is refined, as a share of "
-                             "output minus baseline")
+                        help="relative completeness error above which a path is refined")
 
 
 def add_output_flags(parser: Parser, name: str) -> None:
-    """Add the flags of the output folder and of the device.
+    """Add the flags of the seed, the output folder and the device.
 
     Args:
-        name: name of the default folder.
+        parser: the parser.
+        name: name of the default output folder in analysis/attribution.
     """
     parser.add_argument("--seed", type=seed, default=0, help="seed of all random draws")
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "attribution" / name,
                         help="folder to write to")
-    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds")
+    parser.add_argument("--overwrite", action="store_true",
+                        help="delete the previous contents of the folder")
     parser.add_argument("--dry_run", action="store_true",
                         help="print what would be computed, and stop")
     add_compute_flags(parser)
@@ -78,23 +79,23 @@ def add_output_flags(parser: Parser, name: str) -> None:
 
 
 class AttributionContext:
-    """An agent, its recording and its layers, selected by :func:`add_agent_flags`.
+    """An agent, its recording and its layers, selected by the flags of :func:`add_agent_flags`.
 
     Args:
         args: the parsed flags.
-        layers: layers if the flags name none; None for all with short names.
+        layers: names of layers to use if the flags name none; None for all layers with short names.
 
     Attributes:
         policy: the agent.
-        compute: its device.
-        recording: its recording.
+        compute: device of the agent.
+        recording: recording of the agent.
         bottlenecks: the selected layers.
-        wants_frame: whether the frame itself is selected, too.
-        agents: digests under which results name the agent.
-        provenance: agent and recording, for settings.
+        wants_frame: whether the frame itself is also selected.
+        agents: digests that identify the agent in stored results.
+        provenance: identification of agent and recording, for stored settings.
 
     Raises:
-        UserError: if a file is missing or damaged, or they do not belong together.
+        UserError: if a file is missing or damaged, or agent and recording do not belong together.
     """
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
@@ -119,10 +120,12 @@ class AttributionContext:
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def features(self, path: Path, bottleneck: Bottleneck) -> LayerFeatures:
-        """Read the features of a layer: of this agent, or of the agent it was edited from.
+        """Read the features of a layer, found in this agent or in the agent from which it was
+        edited.
 
         Args:
             path: folder of the features of all layers.
+            bottleneck: the layer.
 
         Raises:
             UserError: see :func:`load_features`.
@@ -130,8 +133,8 @@ class AttributionContext:
         return load_features(path, bottleneck, self._feature_agents, self.recording.game)
 
     def run(self, frame_ids: np.ndarray) -> tuple[PolicyOutput, Tensor]:
-        """Run the agent on recorded frames (B, 2); returns its output and the actions taken
-        (B,)."""
+        """Run the agent on recorded frames with the given frame ids (B, 2); return its output and
+        the actions taken (B,)."""
         batch = self.recording.read(frame_ids)
         return (run_policy(self.policy, self.compute, batch.frames,
                            torch.from_numpy(batch.entering).to(self.compute.device)),
@@ -140,16 +143,19 @@ class AttributionContext:
 
 def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
                         features: LayerFeatures, places: np.ndarray) -> np.ndarray:
-    """Compute activations of features in rows of the recording.
+    """Compute the activations of features in recorded frames.
 
     Args:
+        context: the agent and its recording.
+        bottleneck: the layer.
+        features: features of the layer.
         places: episode and row of each frame (N, 2).
 
     Returns:
-        float32 (N, H, W, F).
+        Activations, float32 (N, H, W, F).
 
     Raises:
-        UserError: if one is not finite; its frame is named.
+        UserError: if an activation is not finite; the message names its frame.
     """
     half, activations = PartialForward(context.policy, context.compute, bottleneck.layer.name), []
     with torch.no_grad():

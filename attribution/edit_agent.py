@@ -1,4 +1,4 @@
-"""Ablate features of a layer of an agent, and write the edited agent file, which every script reads.
+"""Ablate features of a layer of an agent, and write an edited agent file, which every script reads.
 
 By default, the file stores the edit, which is applied to the layer's output during the forward
 pass. With --in_weights, the weights are changed instead, where this is equivalent, and the file has

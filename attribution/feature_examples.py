@@ -1,7 +1,8 @@
-"""Observations that show a feature: one per position of the frame, and the strongest ones.
+"""Dataset examples of features: one observation per position of the frame, and the observations in
+which a feature is strongest.
 
-As in the interface of Hilton et al. (2020), but as numbers: which observation, which box in it, and
-how strong the feature is there.
+As in the interface of Hilton et al. (2020), but stored as numbers: the observation, a box in it,
+and the strength of the feature in the box.
 
 Letters in shape comments: O observations, F features, H W cells of a layer, R C positions in the
 frame, N patches of a thumbnail.
@@ -19,21 +20,21 @@ from common.errors import UserError
 
 SUBDIVISIONS = (0.25, 0.5, 1, 2)  # positions per cell of a layer, along each axis
 REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as with equal shares
-THUMBNAIL = 4  # patches along a side
-_PATCHES_PER_CELL = 4  # of a thumbnail
+THUMBNAIL = 4  # patches of a thumbnail along each side
+_PATCHES_PER_CELL = 4  # maximum number of patches of a thumbnail from one cell
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Observations at positions.
+    """Example observations of each feature.
 
     Attributes:
-        observations: their numbers, int32 (F, R, C); of a thumbnail (F, N) in the order in which
-            it shows them, from left to right and then downwards.
-        strengths: strength of the feature there, float32, of the same shape.
-        boxes: int32, the same shape and 4: top, left, bottom, right in pixels of the frame,
-            exclusive. A box has the size of a cell and may lie partly outside the frame; larger
-            boxes are multiples of it around the same middle.
+        observations: number of the observation at each position, int32 (F, R, C); for a thumbnail
+            (F, N), from left to right and then downwards. -1 for none.
+        strengths: strength of the feature at each position, float32, with the same shape.
+        boxes: box around each position, int32, with the same shape and a last dimension of 4: top,
+            left, bottom, right in pixels of the frame, with exclusive ends. A box has the size of a
+            cell and may lie partly outside the frame; larger boxes have the same centre.
     """
 
     observations: np.ndarray
@@ -45,8 +46,9 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
                      subdivision: float) -> Examples:
     """Choose, for each feature and position, the observation in which the feature is strongest.
 
-    No observation is shown more often than ten times its equal share, rounded up; a position whose
-    strongest observation is taken by stronger ones gets its next best.
+    Each observation is shown at most ten times as often as with equal shares, rounded up; if other
+    positions with stronger activations exhaust this limit, a position gets its next best
+    observation.
 
     Args:
         activations: activations of the features (O, F, H, W).
@@ -72,11 +74,12 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
 
 
 def thumbnail_examples(activations: np.ndarray, bottleneck: Bottleneck) -> Examples:
-    """Choose the observations in which each feature is strongest, at most 16, each at its
-    strongest cell.
+    """Choose at most 16 observations in which each feature is strongest, each at its strongest
+    cell.
 
-    At most four are shown at one cell; weaker ones move to their next best. They are ordered by the
-    rows of their cells, and in each row of the thumbnail by their columns.
+    At most four observations are shown at one cell; weaker ones move to their next best cell.
+    Observations are ordered by the rows of their cells, and within each row of the thumbnail by the
+    columns of their cells.
 
     Args:
         activations: activations of the features (O, F, H, W).
@@ -102,20 +105,20 @@ def thumbnail_examples(activations: np.ndarray, bottleneck: Bottleneck) -> Examp
 
 
 def stable_matching(claims: np.ndarray, capacity: int) -> np.ndarray:
-    """Match A to B so that the stronger claim wins (Gale and Shapley 1962).
+    """Compute a stable matching of rows to columns, in which stronger claims win (Gale and Shapley
+    1962).
 
-    Of equal claims of one A on several B, the first B is preferred, and of equal claims on one B,
-    the first A.
+    Ties are broken in favour of the first column or row.
 
     Args:
-        claims: strengths (A, B).
-        capacity: maximum number of A per B.
+        claims: strength of each row's claim to each column (A, B).
+        capacity: maximum number of rows per column.
 
     Returns:
-        Index of the B of each A (A,); -1 if it has none.
+        Index of the column matched to each row (A,); -1 without a match.
     """
     order = np.argsort(-claims, axis=1, kind="stable")
-    refusals = np.zeros(len(claims), np.int64)  # per A
+    refusals = np.zeros(len(claims), np.int64)  # per row
     proposing = np.arange(len(claims))
     match = np.full(len(claims), -1)
     while len(proposing):
@@ -124,7 +127,7 @@ def stable_matching(claims: np.ndarray, capacity: int) -> np.ndarray:
         strengths = claims[matched, match[matched]]
         matched = matched[np.lexsort((matched, -strengths, match[matched]))]
         groups = match[matched]
-        rank = np.arange(len(matched)) - np.searchsorted(groups, groups)  # within each B
+        rank = np.arange(len(matched)) - np.searchsorted(groups, groups)  # within each column
         refused = matched[rank >= capacity]
         match[refused] = -1
         refusals[refused] += 1
@@ -133,19 +136,19 @@ def stable_matching(claims: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _positions(size: int, number: int) -> np.ndarray:
-    """Middles of equal parts of a row of cells, in cells (number,); 0 is the middle of the
-    first cell."""
+    """Divide a row of cells into equal parts; return their centres in cells (number,), where 0 is
+    the centre of the first cell."""
     return (np.arange(number) + 0.5) * size / number - 0.5
 
 
 def _interpolation(positions: np.ndarray, size: int) -> np.ndarray:
-    """Weights of cells at positions between them (positions, size), constant beyond the edge."""
+    """Compute linear interpolation weights of cells (positions, size), constant beyond the edge."""
     inside = np.clip(positions, 0, size - 1)
     return np.maximum(0, 1 - np.abs(inside[:, None] - np.arange(size))).astype(np.float32)
 
 
 def _boxes(cells: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
-    """Boxes around cells (…, 2), see ``Examples``: int32 (…, 4)."""
+    """Compute boxes around cells (…, 2), as in ``Examples``, int32 (…, 4)."""
     stride, first_pixel = bottleneck.layer.stride, bottleneck.layer.first_pixel
     if stride is None or first_pixel is None:
         raise UserError(f"{bottleneck.name} has no cells, so there are no examples of its features")

@@ -1,7 +1,8 @@
-"""Find the features of an agent's layers: directions that the value's attributions are made of, and
-observations that show them.
+"""Find the features of an agent's layers: directions into which the value's attributions are
+decomposed, and dataset examples of each feature.
 
-A killed run continues after the last part of the attributions; more layers can be added later.
+A killed run resumes after the last finished part of the attributions; more layers can be added
+later.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
 BATCHES_PER_PART = 4
-NUM_EPISODES = 4000  # of analysis/hidden_analysis_precompute.py by default
+NUM_EPISODES = 4000  # the default of analysis/hidden_analysis_precompute.py
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +69,14 @@ def parser() -> Parser:
     flags.add_argument("--nmf_features", type=whole(1, 1000), default=8,
                        help="number of features per layer")
     flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
-                       help="quantity that the features are found in")
+                       help="quantity that is decomposed into features")
     flags.add_argument("--precomp_dir", type=Path,
-                       help="folder of analysis/hidden_analysis_precompute.py for this agent: its "
-                            "independent components become the features of the layer hidden_state")
+                       help="output folder of analysis/hidden_analysis_precompute.py for this "
+                            "agent; its independent components become the features of the layer "
+                            "hidden_state")
     flags.add_argument("--num_episodes", type=count, default=NUM_EPISODES,
-                       help="recorded episodes that these components were computed from, which is "
-                            "in the names of their files")
+                       help="number of episodes from which these components were computed; it is "
+                            "part of their file names")
     add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
                        help="baseline of the integrals: zero, or the mean activations over the "
@@ -108,11 +110,14 @@ def main(argv: list[str] | None = None) -> None:
 def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
                         observations: np.ndarray, args: argparse.Namespace,
                         components: tuple[np.ndarray, dict[str, str]] | None) -> None:
-    """Find and write the features of a layer, unless they are there.
+    """Find and write the features of a layer, unless they are already stored.
 
     Args:
+        context: the agent and its recording.
+        bottleneck: the layer.
         observations: frame ids (O, 2).
-        components: independent components to take as features, see :func:`read_components`.
+        args: the parsed flags.
+        components: independent components to use as features; see :func:`read_components`.
     """
     name, paths = bottleneck.name, [layer.name for layer in all_layers(context.policy)]
     store = ResultStore(args.output_dir / name, FEATURES)
@@ -146,13 +151,15 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
 
 def read_components(context: AttributionContext, args: argparse.Namespace
                     ) -> tuple[np.ndarray, dict[str, str]] | None:
-    """Read the independent components of hidden states that the flags name, if any.
+    """Read the independent components of hidden states selected by the flags, if any.
 
     Returns:
-        Their directions, float32 (k, D), and checksums of their files.
+        Directions of the components, float32 (k, D), and checksums of their files; None without
+        --precomp_dir.
 
     Raises:
-        UserError: if they are missing or damaged, or of an agent with another hidden state.
+        UserError: if the components are missing, damaged, or belong to an agent with a different
+            hidden state.
     """
     if args.precomp_dir is None:
         return None
@@ -165,7 +172,7 @@ def check_number(number: int, requested: int, features: int) -> None:
     """Warn if there are fewer observations than requested.
 
     Raises:
-        UserError: if they are too few for the features.
+        UserError: if there are too few observations for the features.
     """
     if number >= requested:
         return
@@ -183,15 +190,19 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, integratio
     """Compute a layer's activations, and attributions of the value to it, in all observations.
 
     Args:
+        context: the agent and its recording.
+        bottleneck: the layer.
+        integration: settings of the numerical integration.
         from_mean: integrate from the mean activations instead of zero.
         observations: frame ids (O, 2).
-        store: the open folder, which keeps parts of the attributions.
+        store: open folder, which stores partial results.
 
     Returns:
-        These; the mean activations (C, H, W); and facts about the value, for the settings.
+        Activations and attributions; the mean activations (C, H, W); and statistics of the value,
+        see :func:`facts_of_value`.
 
     Raises:
-        UserError: if a value is not finite; its frame is named.
+        UserError: if a value is not finite; the message names its frame.
     """
     make = functools.partial(LayerIntegratedGradients, context.policy, context.compute, bottleneck,
                              outputs_named([VALUE]), integration)
@@ -233,11 +244,11 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, integratio
 
 
 def facts_of_value(arrays: dict[str, np.ndarray]) -> dict:
-    """Means and standard deviations of the value and of its baseline, and quantiles of the
+    """Compute means and standard deviations of the value and its baseline, and quantiles of the
     completeness errors.
 
     Args:
-        arrays: "attributions" (O, C, H, W), "outputs" and "baselines" (O,).
+        arrays: arrays "attributions" (O, C, H, W), "outputs" and "baselines" (O,).
     """
     values, baselines = arrays["outputs"], arrays["baselines"]
     sums = arrays["attributions"].reshape(len(values), -1).sum(axis=1, dtype=np.float64)
@@ -250,7 +261,7 @@ def facts_of_value(arrays: dict[str, np.ndarray]) -> dict:
 
 def write_examples(store: ResultStore, reducer: Reducer, samples: LayerSamples,
                    bottleneck: Bottleneck) -> None:
-    """Write observations that show the features of a map."""
+    """Write dataset examples of the features of a layer with cells."""
     activations = np.concatenate([reducer.activations(flatten_cells(maps)).astype(np.float32)
                                   for maps in batches(samples.activations)])
     activations = np.moveaxis(activations.reshape(
@@ -262,7 +273,7 @@ def write_examples(store: ResultStore, reducer: Reducer, samples: LayerSamples,
 
 
 def summary(name: str, facts: dict, value: dict) -> str:
-    """Format the properties of a layer's features in a line."""
+    """Format the properties of a layer's features in one line."""
     convergence = "" if facts.get("converged", True) else (
         f"; not converged: further iterations make the error {facts['change']:.2%} smaller")
     stability = "" if facts["stability"] is None else (

@@ -33,7 +33,7 @@ MAX_STEPS = 256
 # Completeness errors are relative to at least this share of the output's standard deviation.
 FLOOR = 0.1
 # Paths are refined until their error is below _TARGET times the tolerance, so that errors do not
-# accumulate just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
+# cluster just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
 _TARGET, _NEGLIGIBLE = 0.5, 0.25
 _ACTIVATIONS_PER_BATCH = 2**20  # chosen to fit into the caches
 

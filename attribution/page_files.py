@@ -1,23 +1,23 @@
-"""The attribution page on disk: the format of its data, and their writer.
+"""The attribution page on disk: format and writer of its data files.
 
 Layout::
 
-    index.html, attribution.js, attribution.css     the page, as `make web` built it
-    settings.json                           what made the folder (common/results.py)
-    data/manifest.js                        names and numbers of what there is
-    data/steps.js                           every step of every trajectory, one after the other
-    data/strips.js                          for each trajectory the middle columns of its frames
+    index.html, attribution.js, attribution.css     the page, as built by `make web`
+    settings.json                           settings of the folder (common/results.py)
+    data/manifest.js                        names and sizes of all contents
+    data/steps.js                           all steps of all trajectories, concatenated
+    data/strips.js                          the middle columns of each trajectory's frames
     data/frames_00000_000.js                a sheet of frames of a trajectory
-    data/attribution_00_00_00000.js         of a layer, an output and a trajectory
-    data/memory_00_00_00000.js              the same over the last steps, where that was computed
+    data/attribution_00_00_00000.js         attributions of an output to a layer in a trajectory
+    data/memory_00_00_00000.js              attributions over time, where they were computed
     data/examples_00.js                     examples of the features of a layer
-    data/observations_00_000.js             a sheet of the observations that these are cut from
+    data/observations_00_000.js             a sheet of observations from which examples are cropped
 
-``common/page_files.py`` says how a file of data is read. Layers, outputs, trajectories and sheets
-are numbered from 0. Tiles fill a sheet by rows. Cells of attributions are whole numbers from -127
-to 127, of which 127 is the largest |cell| of the frame; totals are exact.
+``common/page_files.py`` documents how data files are loaded. Layers, outputs, trajectories and
+sheets are numbered from 0. Tiles fill a sheet by rows. Cells of attributions are integers from -127
+to 127, where 127 is the largest |cell| of the frame; totals are exact.
 
-``web/attribution/lib/data.js`` is the reader.
+The page reads the files with ``web/attribution/lib/data.js``.
 
 Letters in shape comments: N steps of all trajectories, T steps of one, H W a layer's grid, F
 features, O observations, R C a grid of examples, A actions.
@@ -41,19 +41,19 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 
-FORMAT = 3  # that web/attribution/lib/data.js reads
-TILES = 16  # of a sheet along both sides
-STRIP_COLUMNS = slice(42, 44)  # of a frame, as published: a little ahead of the player
-STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
-LEVELS = 127  # of a quantised cell, on both sides of 0
+FORMAT = 3  # version that web/attribution/lib/data.js reads
+TILES = 16  # tiles along each side of a sheet
+STRIP_COLUMNS = slice(42, 44)  # columns of a frame, as published: a little ahead of the player
+STRIP_STEPS = 4096  # steps per line of a strip; WebP is limited to 16 383 pixels per side
+LEVELS = 127  # quantisation levels of a cell on each side of 0
 _QUALITY, _EFFORT = 92, 2
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
-NUM_BINS = 24  # of a histogram
-NUM_STRONGEST = 8  # steps per feature, one per episode
+NUM_BINS = 24  # bins per histogram
+NUM_STRONGEST = 8  # strongest steps per feature, at most one per episode
 
 
 class AttributionPageFolder(PageFolder):
-    """Names in one folder."""
+    """Folder of an attribution page, with the names of its data files."""
 
     PAGE = "attribution"
 
@@ -74,10 +74,10 @@ class AttributionPageFolder(PageFolder):
 
 
 class PageAgent(Protocol):
-    """An agent whose trajectories a page shows; arrays are read when they are written.
+    """An agent whose trajectories a page shows; arrays are read only when they are written.
 
     Attributes:
-        name: name of its file.
+        name: name of the agent file.
     """
 
     name: str
@@ -86,32 +86,36 @@ class PageAgent(Protocol):
         """Read the frames of a trajectory, uint8 (T, 64, 64, 3)."""
 
     def attribution(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
-        """Read what a row of the page shows.
+        """Read the attributions of an output to a layer along a trajectory.
 
         Returns:
-            ``cells`` (T, H, W, F + 1), by feature, the residual last, in the output's unit; and
-            optionally ``totals``, their sums over cells (T, F + 1), ``output`` and ``baseline``,
-            G(a) and G(0), and ``gap``, the completeness error (T,).
+            ``cells`` (T, H, W, F + 1), attributions per cell and feature in the output's unit, the
+            residual last; and optionally ``totals`` (T, F + 1), their sums over cells, and
+            ``output``, ``baseline`` and ``gap``: G(a), G(a0) and the completeness error (T,).
         """
 
     def lags(self, layer: str, output: str) -> int:
-        """Number of steps that attributions over time go back; 0 if there are none."""
+        """Return the number of steps L of attributions over time; 0 if there are none."""
 
     def memory(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
-        """Read attributions over time: ``totals`` (T, L, F + 1), by lag and feature, the residual
-        last; ``older``, of the memory before these steps, ``baseline``, G at the start of the path,
-        and ``gap`` (T,)."""
+        """Read the attributions over time of an output to a layer along a trajectory.
+
+        Returns:
+            ``totals`` (T, L, F + 1), by lag and feature, the residual last; and ``older``,
+            ``baseline`` and ``gap`` (T,): attribution to older memory, G at the start of the path,
+            and the completeness error.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class PageExamples:
-    """Observations that show a layer's features.
+    """Dataset examples of a layer's features.
 
     Attributes:
-        observation: number of the observation at each position; -1 for none, int32 (F, R, C).
-        centre: pixel on which its patch is centred, down and right, float32 (F, R, C, 2).
-        strength: activation there, float32 (F, R, C).
-        shares: positions of the grid per cell of the layer; None for a legend's thumbnails.
+        observation: number of the observation at each position, int32 (F, R, C); -1 for none.
+        centre: row and column of the pixel at the centre of the patch, float32 (F, R, C, 2).
+        strength: activation of the feature at the position, float32 (F, R, C).
+        shares: positions per cell of the layer along each axis; None for thumbnails of the legend.
     """
 
     observation: np.ndarray
@@ -122,24 +126,25 @@ class PageExamples:
 
 @dataclasses.dataclass(frozen=True)
 class PageLayer:
-    """A layer, its features, and what is attributed to them.
+    """A layer, its features, and the outputs attributed to them.
 
     Attributes:
         name, path: short name, and name of the module.
         grid: H and W.
-        first_pixel, stride: pixels on which cells are centred; None for units.
-        num_features: F.
-        stability: of each feature, see ``attribution.features``; NaN if unknown (F,).
-        facts: facts about the features as a whole, by title.
+        first_pixel, stride: centre of the first cell and distance between cells, in pixels; None
+            for units.
+        num_features: number of features F.
+        stability: stability of each feature, see ``attribution.results``; NaN if unknown (F,).
+        facts: facts about all features together, by title.
         outputs: numbers of the outputs that are attributed to this layer.
-        partial: whether a part of the network bypasses it.
-        gradients: whether it is the frame itself, which has only gradients.
-        objects: kinds of object that its features respond to; None if unknown. ``score``: object
-            score of the layer, with its interval and its value by chance, [score, low, high,
-            chance]; ``names``: kind that each feature is named after, or "" (F,); ``kinds``: for
-            each feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
-        thumbnails, spatial: examples, if there are any.
-        pictures: the observations that the examples refer to, uint8 (O, 64, 64, 3).
+        partial: whether a part of the network bypasses the layer.
+        gradients: whether the layer is the frame itself, which has only gradients.
+        objects: kinds of object to which the features respond; None if unknown. ``score``: object
+            score of the layer with its interval and chance level, [score, low, high, chance];
+            ``names``: kind after which each feature is named, or "" (F,); ``kinds``: for each
+            feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
+        thumbnails, spatial: dataset examples, if there are any.
+        pictures: observations to which the examples refer, uint8 (O, 64, 64, 3).
     """
 
     name: str
@@ -164,10 +169,10 @@ class PageOutput:
     """An output of the agent, or a quantity that is shown like one.
 
     Attributes:
-        name: as in ``--outputs``.
-        title: title for people.
+        name: name, as in ``--outputs``.
+        title: human-readable title.
         kind: one of ``KINDS``. Only attributions sum to the output minus its baseline; gradient
-            times activation and the activations of features are shown in addition.
+            times activation and the activations of features do not.
     """
 
     name: str
@@ -181,17 +186,18 @@ class PageContent:
 
     Attributes:
         experiment: name of the experiment.
-        agents: the agents, mostly one.
-        agent_of: number of the agent of each trajectory.
-        game: game and mode, for people.
+        agents: the agents, one or two.
+        agent_of: index of each trajectory's agent.
+        game: human-readable game and mode.
         outputs, layers: outputs and layers with attributions.
-        steps: steps of all trajectories, one agent after the other.
-        advantages: float32 (N,).
-        unit: how rewards are scaled, and how well values predict returns; see ``page_contents``.
+        steps: steps of all trajectories, grouped by agent.
+        advantages: advantage of each step, float32 (N,).
+        unit: scale of the rewards, and how well values predict returns; see ``page_contents``.
         bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
         labels: names of features, by layer and feature from 0.
-        failures: [{"cause", "steps": [[trajectory, step]]}] of failed episodes; empty if unknown.
-        reports: addresses of the sections of a report of checks relative to the page, by check.
+        failures: last steps of failed episodes by cause, [{"cause", "steps": [[trajectory,
+            step]]}]; empty if unknown.
+        reports: URL of each check's section in the report, relative to the page, by check.
         tolerance: accepted completeness error.
         remembers: whether the agent has a memory.
     """
@@ -213,12 +219,12 @@ class PageContent:
     remembers: bool
 
     def source(self, trajectory: int) -> tuple[PageAgent, int]:
-        """Agent of a trajectory, and the trajectory's number among those of this agent."""
+        """Return a trajectory's agent, and the trajectory's number within this agent."""
         number = self.agent_of[trajectory]
         return self.agents[number], trajectory - self.agent_of.index(number)
 
     def lags(self, layer: int, output: int) -> int:
-        """Number of steps that attributions over time go back; 0 if the agents differ."""
+        """Return the number of steps L of attributions over time; 0 if the agents differ."""
         lags = {agent.lags(self.layers[layer].name, self.outputs[output].name)
                 for agent in self.agents}
         return lags.pop() if len(lags) == 1 else 0
@@ -239,7 +245,7 @@ def write_page(path: Path, content: PageContent) -> None:
 
     jobs = [(layer, output) for layer in range(len(content.layers))
             for output in content.layers[layer].outputs]
-    # Reading, encoding and compressing all let other threads work.
+    # Reading, encoding and compressing all release the GIL.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         strips = list(pool.map(write_frames, numbers))
         work = pool.map(lambda job: _write_attributions(folder, content, *job), jobs)
@@ -295,7 +301,7 @@ def _manifest(content: PageContent, summaries: list[dict]) -> dict:
 
 def _write_attributions(folder: AttributionPageFolder, content: PageContent, layer: int,
                         output: int) -> dict:
-    """Write the attributions of an output to a layer in all trajectories; return their summary."""
+    """Write the attributions of an output to a layer in all trajectories; return the summary."""
     names = content.layers[layer].name, content.outputs[output].name
     lags = content.lags(layer, output)
     peaks, gaps, totals = [], [], []
@@ -320,7 +326,7 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
 
 
 def quantise(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert cells (T, H, W, F + 1) to int8; also return the |cell| that is ``LEVELS`` (T,)."""
+    """Quantise cells (T, H, W, F + 1) to int8; also return the |cell| mapped to ``LEVELS`` (T,)."""
     cells = cells.astype(np.float32)
     peak = np.abs(cells).max(axis=(1, 2, 3))
     scale = np.where(peak > 0, LEVELS / np.where(peak > 0, peak, 1), 0)
@@ -329,14 +335,21 @@ def quantise(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
              gaps: np.ndarray | None, totals: np.ndarray | None) -> dict:
-    """Statistics of a layer and an output over all trajectories.
+    """Compute statistics of a layer and an output over all trajectories.
+
+    Args:
+        content: content of the page.
+        layer, output: their numbers.
+        peaks: largest |cell| of each step and feature (N, F).
+        gaps: completeness error of each step (N,), if there are any.
+        totals: sums over cells (N, F + 1), if there are any.
 
     Returns:
-        ``scale``: |cell| that is drawn bright, the median over frames of the largest one; ``gaps``:
-        quantiles of the completeness errors, and how many are above the tolerance; ``means`` of
-        each feature's totals, the residual's last (F + 1,); ``strongest``: for each feature the
-        [trajectory, step, total] with its largest |totals|; ``lags``; ``spread``: for each feature
-        a histogram over frames of its largest |cell|.
+        ``scale``: |cell| that is shown at full brightness, the median over frames of the largest
+        |cell|; ``gaps``: quantiles of the completeness errors, and number above the tolerance;
+        ``means``: mean totals of each feature and, last, the residual (F + 1,); ``strongest``: for
+        each feature, [trajectory, step, total] of its largest |totals|; ``lags``: L; ``spread``:
+        for each feature, a histogram over frames of its largest |cell|.
     """
     largest = peaks.max(axis=1)
     features = () if totals is None else totals[:, :-1].T
@@ -365,7 +378,7 @@ def _encode_examples(examples: PageExamples) -> dict:
 
 
 def _sheets(frames: np.ndarray) -> Iterator[str]:
-    """Encode frames (T, H, W, 3) as WebP sheets of TILES x TILES."""
+    """Encode frames (T, H, W, 3) as WebP sheets of TILES x TILES frames."""
     size = TILES * TILES
     for begin in range(0, len(frames), size):
         part = frames[begin:begin + size]
@@ -378,8 +391,8 @@ def _sheets(frames: np.ndarray) -> Iterator[str]:
 
 
 def _strip(frames: np.ndarray) -> str:
-    """Encode the middle columns of frames (T, H, W, 3) next to each other, in lines of
-    STRIP_STEPS."""
+    """Encode the middle columns of frames (T, H, W, 3) side by side, with STRIP_STEPS frames per
+    line."""
     lines = -(-len(frames) // STRIP_STEPS)
     columns = frames[:, :, STRIP_COLUMNS]  # (T, H, c, 3)
     width = min(len(frames), STRIP_STEPS)

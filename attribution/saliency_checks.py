@@ -1,8 +1,8 @@
-"""Check saliency maps through the simulator beside attributions to layers: which of the two is
-right more often about the real game?
+"""Compare saliency maps through the simulator with attributions to layers: which of the two
+predicts the real game correctly more often?
 
-Deletion and insertion, weights drawn again, and objects hidden in the real game, for both kinds of
-map in the same recorded frames. Everything is written at the end.
+Both kinds of map are checked in the same recorded frames by deletion and insertion, by randomised
+weights, and by objects hidden in the real game. Results are written only at the end.
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file", model_file_required=True)
     flags.set_defaults(precision="float32")
     flags.add_argument("--layers", nargs="+", metavar="LAYER", default=["block2", "block3"],
-                       help="layers of the attributions, by short names or paths")
-    flags.add_argument("--output", default=VALUE, choices=ANSWERS, help="output that is explained")
-    flags.add_argument("--num_frames", type=count, default=300, help="recorded frames, at most")
+                       help="short names or paths of the layers to attribute to")
+    flags.add_argument("--output", default=VALUE, choices=ANSWERS,
+                       help="output that the maps explain")
+    flags.add_argument("--num_frames", type=count, default=300,
+                       help="maximum number of recorded frames")
     flags.add_argument("--num_randomised", type=count, default=48,
-                       help="of them, for the maps of agents whose weights are drawn again")
+                       help="maximum number of these frames for maps of agents with randomised "
+                            "weights")
     flags.add_argument("--output_dir", type=Path,
                        default=Path("analysis") / "attribution" / "saliency_checks",
                        help="folder to write to")

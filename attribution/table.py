@@ -1,5 +1,5 @@
-"""The table of the article's findings: what was published of agents for CoinRun, and what the
-studies of one or several agents show, with intervals."""
+"""Write a table that compares the article's claims about CoinRun agents with the findings, and
+their confidence intervals, in the studies of one or more agents."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stats.claims import FINDINGS_NAME, TABLE_NAME
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
-                       help="folders of the studies of an agent each, such as "
-                             "analysis/attribution, that hold attribution/, features/, "
-                            "objects/, checks/ and causes/")
+                       help="one folder of studies per agent, such as analysis/attribution, with "
+                            "the subfolders attribution/, features/, objects/, checks/ and "
+                            "causes/")
     flags.add_argument("--labels", nargs="+", metavar="NAME",
-                       help="names of the agents; those of the folders if not given")
+                       help="names of the agents; if not given, the names of the folders")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="of each agent, or one for all: whose numbers are shown, where each "
-                            "layer has its own; the middle one if not given")
-    flags.add_argument("--seed", type=seed, default=0, help="of the bootstraps")
+                       help="layer to show for findings that exist per layer: one per agent, or "
+                            "one for all agents; the middle layer if not given")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the bootstraps")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/table"),
                        help="folder to write to")
     return flags

@@ -1,8 +1,8 @@
-"""Trajectories: consecutive episodes of a recording, concatenated, and steps of interest in them.
+"""Trajectories: concatenated consecutive episodes of a recording, and steps of interest in them.
 
-A recording has one row per frame, with the reward that arrived *with* the frame. Its episodes end
-in a terminal row, which shows no level and is no step. A step here is a frame that was acted on,
-with the reward of its action.
+A recording has one row per frame, with the reward that arrived *with* the frame. Each episode ends
+with a terminal row, which does not show the level and is not a step. Here, a step is a frame in
+which the agent acted, with the reward of its action.
 
 Letters in shape comments: N steps of all trajectories, A actions.
 """
@@ -27,13 +27,13 @@ class Trajectories:
 
     Attributes:
         trajectory: number of the trajectory, ascending, int32 (N,).
-        episode, row: frame of the recording, int32 (N,).
+        episode, row: episode and row of the frame in the recording, int32 (N,).
         level: seed of the level, int64 (N,).
         action: action taken, int16 (N,).
         earned: reward of the action, float32 (N,).
         ended: whether the action ended its episode, bool (N,).
         value: value estimate at the step, float32 (N,).
-        next_value: value estimate at the episode's next row; 0 if there is none, float32 (N,).
+        next_value: value estimate at the episode's next step; 0 at its last step, float32 (N,).
         log_probs: log-probabilities of the actions, float32 (N, A).
     """
 
@@ -53,7 +53,8 @@ class Trajectories:
 
     @property
     def bounds(self) -> np.ndarray:
-        """First step of each trajectory, and the end of the last: int64 (trajectories + 1,)."""
+        """Index of the first step of each trajectory, and the total number of steps, int64
+        (trajectories + 1,)."""
         starts = np.flatnonzero(np.diff(self.trajectory, prepend=-1))
         return np.append(starts, len(self))
 
@@ -67,12 +68,12 @@ class Trajectories:
         return np.stack([self.episode, self.row], axis=1)
 
     def part(self, number: int) -> Trajectories:
-        """Return one of the trajectories."""
+        """Return the trajectory with a given number."""
         rows = slice(*self.bounds[number:number + 2])
         return Trajectories(**{name: array[rows] for name, array in vars(self).items()})
 
     def place(self, step: int) -> tuple[int, int]:
-        """Trajectory of a step, and its number there."""
+        """Return the trajectory of a step, and the step's number in it."""
         trajectory = int(self.trajectory[step])
         return trajectory, int(step - self.bounds[trajectory])
 
@@ -87,15 +88,15 @@ FIELDS = {"trajectory": Array(np.int32, "N"), "episode": Array(np.int32, "N"),
 
 def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
                     choose: str = IN_ORDER) -> list[int]:
-    """Return the episodes that trajectories consist of, in order.
+    """Return the numbers of the episodes for trajectories, in order.
 
     Args:
         folder: the recording.
         episodes: numbers of episodes; empty for all.
-        choose: ``in_order``; or ``failures``, episodes without a reward first.
+        choose: ``in_order``, or ``failures`` for episodes without a reward first.
 
     Raises:
-        UserError: if the recording has no such episode, or none at all.
+        UserError: if the recording has no episodes, or lacks one of the given ones.
     """
     recorded = folder.index()["episode"].unique().tolist()
     if not recorded:
@@ -107,7 +108,7 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
     selected = list(episodes) or recorded
     if choose == FAILURES:
         rewards = folder.all_steps(selected).groupby("episode")["reward"].sum()
-        selected.sort(key=lambda number: rewards[number] > 0)  # keeps the order among equals
+        selected.sort(key=lambda number: rewards[number] > 0)  # stable
     return selected
 
 
@@ -121,11 +122,11 @@ def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps:
 
     Args:
         folder: the recording.
-        num_trajectories, num_steps: maximum numbers of trajectories and of steps of each.
+        num_trajectories, num_steps: maximum numbers of trajectories and of steps per trajectory.
         episodes, choose: see :func:`select_episodes`.
 
     Raises:
-        UserError: if the recording is missing or damaged, or has no such episode.
+        UserError: if the recording is missing or damaged, or lacks one of the given episodes.
     """
     parts, number, length = [], 0, 0
     for episode in select_episodes(folder, episodes, choose):
@@ -142,9 +143,9 @@ def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps:
 
 
 def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.ndarray]:
-    """Read the first steps of an episode, by the fields of :class:`Trajectories`."""
+    """Read at most ``most`` first steps of an episode, as fields of :class:`Trajectories`."""
     steps, log_probs = folder.steps(episode), folder.array_files(episode).log_probs
-    length = len(steps) - 1  # the terminal row is no step
+    length = len(steps) - 1  # the terminal row is not a step
     if length < 1 or not steps["done"].iloc[-1] or steps["done"].iloc[:-1].any():
         raise UserError(f"{folder.steps_file(episode)} is no whole episode: its last row, and no "
                         "other, must be done")
@@ -160,11 +161,12 @@ def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.
 
 
 def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.ndarray:
-    """Return the step with the highest score of each episode, if the score is positive.
+    """Return the highest-scoring step of each episode, if its score is positive.
 
     Args:
         scores: score of each step (N,).
-        most: maximum number of steps.
+        steps: the steps.
+        most: maximum number of returned steps.
 
     Returns:
         Indices of the steps with the highest scores, in descending order of score.
@@ -178,8 +180,11 @@ def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.n
 
 
 def value_spikes(steps: Trajectories) -> np.ndarray:
-    """How far the value of a step deviates from its neighbours, |V_t - (V_{t-1} + V_{t+1}) / 2|;
-    0 where an episode or trajectory begins, ends or is cut off. float64 (N,)."""
+    """Compute how far each step's value deviates from its neighbours, float64 (N,).
+
+    The deviation is |V_t - (V_{t-1} + V_{t+1}) / 2|; it is 0 at the first and the last step of an
+    episode in a trajectory.
+    """
     values = steps.value.astype(np.float64)
     spikes = np.zeros(len(values))
     inner = ((steps.episode[2:] == steps.episode[:-2])
@@ -189,7 +194,8 @@ def value_spikes(steps: Trajectories) -> np.ndarray:
 
 
 def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
-    """Indices of the last steps of episodes that ended without a reward, in order."""
+    """Return the indices of the last steps of episodes that ended without a reward, in order; at
+    most ``most`` of them."""
     ends = np.flatnonzero(steps.ended)
     rewards = np.array([steps.earned[(steps.episode == steps.episode[end])
                                      & (steps.trajectory == steps.trajectory[end])].sum()
