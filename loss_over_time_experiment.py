@@ -19,8 +19,9 @@ import pandas as pd
 import torch
 
 from agents.agent_file import load_agent
+from agents.object_masks import ObjectPainter, recorded_without
 from agents.provenance import agent_sha256
-from agents.replay import ObjectPainter, recorded_game, recorded_without, replayed
+from agents.replay import recorded_game, replayed
 from common.cli import Parser, add_save_dir_flag, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main

@@ -1,17 +1,12 @@
-"""Replay recorded episodes in the real game, for their level states and masks of objects.
+"""Replay recorded episodes in the real game, for their level states.
 
-Every replayed frame is compared with the recorded one. The mask of a kind of object in a frame is
-the set of pixels that change when objects of this kind are not rendered; occluded parts are
-excluded.
-
-Letters in shape comments: K kinds of object, T frames, H W C a frame.
+Every replayed frame is compared with the recorded one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -19,8 +14,7 @@ from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import versions
 from envs.level_state import LevelState
-from envs.objects import GameObject, in_view, undrawn
-from envs.procgen_env import EnvConfig, LevelSlots, StateView
+from envs.procgen_env import EnvConfig, LevelSlots
 
 _EDITED = "cheese_region"  # key in recording.json if levels were edited
 
@@ -104,66 +98,3 @@ def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:
               "options of the game than it was made with")
     return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
                      f"real game at step {row}; likely {reason}")
-
-
-@dataclasses.dataclass(frozen=True)
-class ObjectPictures:
-    """Frames of a level state, rendered with and without each of K kinds of object.
-
-    Attributes:
-        frame: uint8 (H, W, C).
-        without: the frame without each kind, uint8 (K, H, W, C).
-    """
-
-    frame: np.ndarray
-    without: np.ndarray
-
-    @property
-    def masks(self) -> np.ndarray:
-        """Masks of the pixels of each kind, bool (K, H, W)."""
-        return (self.without != self.frame).any(axis=-1)
-
-
-class ObjectPainter:
-    """Renderer of level states that leaves out one kind of object at a time.
-
-    Args:
-        config: the game.
-        kinds: K kinds of object.
-    """
-
-    def __init__(self, config: EnvConfig, kinds: Sequence[GameObject]):
-        self.kinds = tuple(kinds)
-        self._view = StateView(config)
-
-    def draw(self, state: LevelState) -> ObjectPictures:
-        """Render a state with and without each kind; kinds out of view reuse the frame."""
-        frame = self._view.draw(state.to_bytes())
-        return ObjectPictures(frame, np.stack([
-            self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
-            for kind in self.kinds]))
-
-    def close(self) -> None:
-        """Free the environment."""
-        self._view.close()
-
-
-def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int, first: int,
-                     frames: np.ndarray) -> np.ndarray:
-    """Render consecutive frames of a recorded episode without each kind of object.
-
-    Args:
-        painter: painter for the game of the recording and K kinds of object.
-        first: row of the first frame.
-        frames: recorded frames, excluding the terminal frame, uint8 (T, C, H, W).
-
-    Returns:
-        Frames without each kind, uint8 (T, K, C, H, W).
-
-    Raises:
-        UserError: see ``replayed``.
-    """
-    without = np.repeat(frames[:, None], len(painter.kinds), axis=1)
-    for row, state in replayed(folder, episode, range(first, first + len(frames))):
-        without[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
-    return without

@@ -246,7 +246,7 @@ def test_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     (record.main, ["--logdir"]), (render.main, ["--vid_dir"]), (evaluate.main, ["--output"])])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "text", "no tensor", "missing tensor",
                                     "unknown tensor", "wrong shape", "scalar", "fewer actions",
-                                    "other clustering"])
+                                    "other embedding"])
 def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, capsys):
     path = tmp_path / "model_1.pth"
     content = torch.load(agent_path, weights_only=True)
@@ -277,7 +277,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
         else:
             content["model_state_dict"] = {"encoder.weight": torch.zeros(2)}
-            words = "neither an IMPALA nor a Nature nor a clear clustering"
+            words = "neither an IMPALA nor a Nature nor a clear embedding"
         torch.save(content, path)
     output = tmp_path / "output"
     assert words in refused(main, ["--model_file", path, *more, output], capsys)

@@ -17,7 +17,7 @@ from agents.agent_file import save_agent
 from agents.edits import Edit, with_edits
 from agents.episodes import PlayOptions, play_episodes
 from agents.networks import Policy
-from agents.replay import ObjectPainter
+from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
 from attribution import failure_causes
 from attribution.failures import causes, conditions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from agents.replay import ObjectPainter
+from agents.object_masks import ObjectPainter
 from common.errors import UserError
 from envs import objects as game_objects
 from envs.level_state import ENTITY, LevelState

@@ -236,7 +236,7 @@ def test_a_reference_set_has_the_moments_of_its_pictures(known):
     assert found.rms(policy, layer) == pytest.approx(np.sqrt((pictures**2).mean()), rel=1e-4)
     assert np.array_equal(found.drawn(5, 3, 1), found.drawn(5, 3, 1))
     assert not np.array_equal(found.drawn(5, 9, 1), found.drawn(6, 9, 1))
-    with pytest.raises(UserError, match="at least 2 pictures, not 1"):
+    with pytest.raises(UserError, match="at least 2 frames, not 1"):
         ReferenceSet(REFERENCE[:1])
 
 

@@ -668,9 +668,9 @@ def test_names_in_reports_are_no_markup(tmp_path):
                  f"# Report\n\nOf {markdown_escaped(name)}.\n"):
         document.write_text(text)
         page = str(render_document(tmp_path, document))
-        assert set(re.findall(r"<(\w+)", page)) <= {"h1", "p", "table", "thead", "tbody", "tr",
-                                                    "th", "td"}
-        assert html.unescape(page).count(" ".join(name.split())) == 1
+        assert set(re.findall(r"<(\w+)", page)) <= {"h1", "h2", "p", "table", "thead", "tbody",
+                                                    "tr", "th", "td"}
+        assert html.unescape(page).count(" ".join(name.split())) == text.count("tilted")
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):

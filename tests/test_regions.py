@@ -36,6 +36,7 @@ from common.config import load_settings
 from common.errors import UserError
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
+from interventions import comparison
 from maze.level.grid import WALL
 from maze.level.regions import CheeseRegion, cheese_region
 from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
@@ -373,7 +374,7 @@ def test_backgrounds_of_a_file_that_does_not_name_its_game_count_in_any_game(tmp
         assert env_config(args, tmp_path / "agent.pth").use_backgrounds
 
 
-def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
+def test_playing_takes_the_same_region(agent_path, matrices, tmp_path, monkeypatch):
     """Evaluating, recording, rendering and comparing: the same level has the same cheese."""
     level = 20
     maze = MazeState.parse(CheeseRegion(2)(stock_state("easy", level).to_bytes()))
@@ -398,10 +399,15 @@ def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["cheese_region"], result["mean_length"]) == (2, episode.length)
 
-    args = compare_interventions.parser().parse_args(["--agent_file", str(agent_path), *played])
-    place = compare_interventions.in_reality(args, tiny_policy(), FLOAT32)
-    assert place.description["cheese_region"] == 2
-    assert place.run((), {}).actions.tolist() == episode.actions[:-1].tolist()
+    made = []
+    monkeypatch.setattr(compare_interventions, "real_levels",
+                        lambda *args: made.append(comparison.real_levels(*args)) or made[0])
+    monkeypatch.setattr(compare_interventions, "check_starts", lambda *_: None)
+    assert compare_interventions.main([
+        "--agent_file", str(agent_path), "--patch", "zero@embedder.block1", "--num_controls", "2",
+        "--output_dir", str(tmp_path / "compared"), *played]) == 2  # one level is too few
+    assert made[0].settings["cheese_region"] == 2
+    assert made[0].run((), {}).actions.tolist() == episode.actions[:-1].tolist()
 
 
 def test_a_simulation_cannot_move_the_cheese(agent_path, matrices, tmp_path, capsys):

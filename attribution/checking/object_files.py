@@ -34,7 +34,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from agents.replay import ObjectPainter, ObjectPictures, recorded_game, replayed
+from agents.object_masks import ObjectPainter, ObjectPictures
+from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
 from attribution.checking.object_scores import Hallucinations, ObjectScores
 from common.errors import UserError
