@@ -3,7 +3,7 @@
 Each script is run from the command line with one thread on three sizes; a straight line fitted to
 the durations gives the cost of starting the script and the cost per unit of work. The largest size
 is then divided among two processes: two parallel shards, or two ranks of torchrun for trainings. A
-Markdown table is printed. Durations are wall times, so no other work may run.
+Markdown table is printed. Durations are wall times, so the machine must be otherwise idle.
 
     python -m benchmarks.growth                    everything, about 20 minutes on two cores
     python -m benchmarks.growth record             one stage, after preparing its inputs

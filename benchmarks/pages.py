@@ -375,7 +375,7 @@ def main() -> None:
     parser = parser_of(__doc__, PARTS)
     parser.add_argument("--num_samples", type=int, default=NUM_SAMPLES,
                         help="number of samples in the panel")
-    parser.add_argument("--keep", type=Path, help="folder to write the pages to and keep them in")
+    parser.add_argument("--keep", type=Path, help="folder in which to write and keep the pages")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         for part in (args.part,) if args.part else PARTS:

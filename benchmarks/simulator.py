@@ -84,8 +84,7 @@ def plain_transposed_conv(layer: torch.nn.ConvTranspose2d, x: Tensor) -> Tensor:
 
 
 def as_plain():
-    """Return a context in which the decoder's first layer is computed as a transposed convolution.
-    """
+    """Return a context that computes the decoder's first layer as a transposed convolution."""
     return mock.patch.object(generative.networks, "_transposed_conv_of_one_pixel",
                              plain_transposed_conv)
 

@@ -64,8 +64,15 @@ def typed(cls: type, values: dict, source: str):
 
 
 def _of_type(value, kind, what: str):
-    """Return ``value`` as type ``kind``: a plain type, a dataclass, an optional type, a tuple, or
-    a dict with text keys."""
+    """Check the type of a value and return it; integers are converted to float if required.
+
+    Args:
+        kind: plain type, dataclass, optional type, tuple, or dict with text keys.
+        what: name of the value, for messages.
+
+    Raises:
+        UserError: if the value is of another type.
+    """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else typed(kind, value, what)
@@ -111,7 +118,7 @@ def read_yaml(path: Path) -> dict:
 
 @contextlib.contextmanager
 def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
-    """Make ``read_yaml`` return the given contents, whatever the files hold by now.
+    """Make ``read_yaml`` return the given contents in the block, even if the files have changed.
 
     Args:
         contents: contents by path of the file.

@@ -20,7 +20,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Device, precision and memory layout in which networks run.
+    """Device, precision and memory layout of computations with networks.
 
     Attributes:
         device: device of parameters and rollouts.

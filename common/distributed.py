@@ -347,7 +347,7 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
-    """Return whether no rank has reported this error, or the cause of a lost process, before."""
+    """Return whether no rank has yet reported this error, or the cause of a lost process."""
     with contextlib.suppress(RuntimeError):  # the store may be lost, too
         if isinstance(error, LostProcess) and store.check(["reported"]):
             return False

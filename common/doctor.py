@@ -2,7 +2,7 @@
 
     python -m common.doctor
 
-It also runs, and names the packages, if packages are broken or missing.
+It runs even if packages are broken or missing, and names them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def packages(requirements: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def state_of_venv(root: Path) -> str:
-    """Describe whether ``.venv`` in a folder exists and is up to date by make's criterion."""
+    """Describe whether a folder's ``.venv`` exists and is newer than its requirements."""
     made = root / ".venv" / "installed"
     if not made.exists():
         return "there is none; make builds it"
@@ -162,7 +162,7 @@ FACTS: dict[str, Callable[[], str]] = {
 
 
 def facts() -> dict[str, str]:
-    """Return every fact by its name; a fact that cannot be determined gives the reason."""
+    """Return all facts by name; if a fact cannot be determined, its value is the reason."""
     found = {}
     for name, find in FACTS.items():
         try:

@@ -83,7 +83,7 @@ def _is_about_memory(error: Exception) -> bool:
 def _open_closed_streams() -> None:
     """Open a null device in place of each closed standard stream.
 
-    Otherwise the next opened file would get the stream's descriptor, and the output of libraries.
+    Otherwise the next opened file would get the stream's descriptor and receive its output.
     """
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
@@ -95,7 +95,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave_os_errors_to_the_main_thread(failure: threading.ExceptHookArgs) -> None:
-    """Ignore OS errors of other threads, the hook for ``threading.excepthook``.
+    """Hook for ``threading.excepthook`` that ignores OS errors.
 
     On a full disk TensorBoard's writer thread fails, and the error is raised again in the thread
     that uses the writer.

@@ -340,7 +340,7 @@ class ArrayFile:
         """Read the rows from ``begin`` up to ``end``, or up to the last row.
 
         Returns:
-            (rows, *shape[1:]).
+            Array (rows, *shape[1:]).
 
         Raises:
             UserError: if the file was truncated or deleted, or these rows hold NaN or infinity.

@@ -2,9 +2,9 @@
 
 Browsers let a page that is opened from disk load classic scripts, but neither files nor modules.
 Each data file is therefore a script that calls ``panelData(name, content)`` with JSON; the page
-loads it on demand. Arrays are stored as [type, letters] with little-endian numbers, or as [type,
-letters, "gzip"] if these are compressed; see ``letters``. Names chosen by a user are stored as
-values, never as keys, and pages show them as text.
+loads it on demand. Arrays are stored as [type, text], or as [type, text, "gzip"] if compressed; the
+text encodes the bytes of little-endian numbers, see ``letters``. Names chosen by a user are stored
+as values, never as keys, and pages show them as text.
 
 ``web/shared/lib/data.js`` reads these files.
 """
@@ -25,7 +25,7 @@ from common.errors import UserError
 from common.schemas import Entry, File
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
-BITS, FIRST_LETTER = 15, 0x4000  # per letter; all code points up to 0xBFFF are valid
+BITS, FIRST_LETTER = 15, 0x4000  # per character; all code points up to 0xBFFF are valid
 _TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8": "u1",
           "uint32": "<u4"}
 
@@ -85,13 +85,13 @@ def data_script(path: Path, content: dict) -> bytes:
 
 
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Encode arrays by name as [type, letters]; the supported types are those of ``_TYPES``."""
+    """Encode arrays by name as [type, text]; the supported types are those of ``_TYPES``."""
     return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}
 
 
 def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Compress and encode large arrays by name as [type, letters, "gzip"]."""
+    """Compress and encode large arrays by name as [type, text, "gzip"]."""
     return {name: [array.dtype.name, letters(_compressed(array)), "gzip"]
             for name, array in arrays.items()}
 
@@ -110,10 +110,9 @@ def _little_endian(array: np.ndarray) -> bytes:
 
 
 def letters(data: bytes) -> str:
-    """Encode bytes as text for UTF-16 scripts, with 15 bits per letter.
+    """Encode bytes as text for UTF-16 scripts, with 15 bits per character; base64 has 6.
 
-    In UTF-16, base64 would need 16 bits for 6. The first two letters hold the number of bytes; the
-    bits follow, padded with zeros.
+    The first two characters encode the number of bytes; the bits follow, padded with zeros.
     """
     bits = np.unpackbits(np.frombuffer(data, np.uint8))
     bits = np.pad(bits, (0, -len(bits) % BITS)).reshape(-1, BITS)

@@ -220,7 +220,7 @@ def flattened(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _nested(key: str, value: object) -> dict:
-    """Return nested mappings in which a dotted name leads to a value."""
+    """Nest a value in mappings, one for each part of its dotted name."""
     first, *rest = key.split(".")
     return {first: _nested(".".join(rest), value) if rest else value}
 

@@ -21,11 +21,11 @@ from common.files import check_finite, read_array, read_arrays, read_bytes, read
 from common.tables import read_table
 
 SETTINGS_NAME = "settings.json"
-_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # checked, but not converted to
+_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that arrays are not converted to
 
 
 class Format(Protocol):
-    """File format: writes and reads the value of an entry."""
+    """Interface of file formats, which write and read the value of an entry."""
 
     is_folder: bool
 

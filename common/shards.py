@@ -1,6 +1,6 @@
 """Work divided into shards: jobs that share a folder, on one machine or on several.
 
-The shards write files of different names. Each shard keeps its state in its own folder inside the
+No two shards write files of the same name. Each shard keeps its state in its own folder inside the
 shared one::
 
     .shards/2_of_3/shard.json    settings of the shard, and whether it has finished

@@ -46,7 +46,7 @@ def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]
             torchrun does.
 
     Yields:
-        The number of the received signal, in a list that is empty until then.
+        List of the received signal's number; empty until a signal is received.
     """
     received: list[int] = []
     previous: dict = {}

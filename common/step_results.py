@@ -72,7 +72,7 @@ class StepResults:
         return path
 
     def has(self, name: str) -> bool:
-        """Return whether an entry should exist.
+        """Return whether the results include an entry.
 
         Published folders, which have no settings, may lack entries. If there are settings, a
         missing file is an error, which ``read`` raises.
@@ -134,7 +134,7 @@ class StepResults:
             compute: computes the values and facts of the step.
 
         Returns:
-            Values by name of their entries.
+            Values of the step by the names of their entries.
         """
         record_file = self._steps.path / f"step_{name}.json"
         record = read_description(record_file)

@@ -1,7 +1,7 @@
 """Association of two quantities of frames, with 95 % bootstrap intervals over episodes.
 
-All functions take the episode of each frame (N,) as ``episodes``, and the bootstrap over these
-episodes. Shape symbols: N frames, E episodes, K quantities, R resamplings.
+``episodes`` is the episode of each frame (N,), and ``bootstrap`` resamples these episodes.
+Shape symbols: N frames, E episodes, K quantities, R resamplings.
 """
 
 from __future__ import annotations

@@ -152,8 +152,7 @@ class ClaimsTable:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Return a summary: how many claims have numbers, and how many tested numbers are claimed.
-        """
+        """Summarise how many claims have numbers, and how many tested numbers are claimed."""
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"

@@ -51,8 +51,7 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
 
 
 def effect_style(claimed: bool, p_holm: float) -> dict[str, Any]:
-    """Return the marker style: diamond if claimed, filled if significant after Holm's correction.
-    """
+    """Return the marker style of an effect: diamond if claimed, filled if p (Holm) <= LEVEL."""
     color = CLAIMED if claimed else EFFECT
     return {"color": color, "marker": "D" if claimed else "o",
             "markerfacecolor": color if p_holm <= LEVEL else "white"}
@@ -93,7 +92,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
         part = directions[directions["outcome"] == outcome.name]
         axes.axvline(0, color="black", linewidth=0.8)
         forest_plot(axes, part, names)
-        axes.locator_params(axis="x", nbins=5)  # more overlap where numbers are long
+        axes.locator_params(axis="x", nbins=5)  # more labels would overlap if numbers are long
         unaltered = part["unaltered"].iloc[0]
         axes.set_title(outcome.label, fontsize=10)
         axes.set_xlabel(f"change (unaltered: {unaltered:.3g})", fontsize=9)

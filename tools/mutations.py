@@ -64,8 +64,7 @@ def read_mutations(path: Path = LIST) -> list[Mutation]:
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the tracked and new files of the repository into a folder, and return the copy's path.
-    """
+    """Copy the repository's tracked and new files into a folder; return the path of the copy."""
     copy = target / "repository"
     names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -44,7 +44,7 @@ from pipeline.stages import FOLDERS, all_stages
 from tools.browser import opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
-ENDED = 0.5  # end probability of the episode from which a sample is excluded
+ENDED = 0.5  # samples with at least this probability of the episode's end are excluded
 FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
 PANEL_STEP = 3  # one step before the function of the saliency map is evaluated
 STEPS_BEFORE_FAILURE = 5
