@@ -28,14 +28,14 @@ from generative.simulator import Simulator
 
 MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = FRAME_KINDS = (
     "mse", "psnr", "ssim", "psnr_remembered", "psnr_revealed", "ssim_remembered", "psnr_moving")
-PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # kinds of the table only
+PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # only in the table
 REMEMBERED_SHARE = "remembered_share"
-# Followed by the kind of object:
+# Prefixes of the kind of object.
 OBJECT_ERROR, OBJECT_SHOWN, KEPT = "object_", "shown_", "kept_"
 OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
     "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
 
-MIN_SQUARED_ERROR = 1e-5  # floor of a frame's squared error: 50 dB at most
+MIN_SQUARED_ERROR = 1e-5  # lower limit, so that PSNR is at most 50 dB
 _SSIM_SIGMA, _SSIM_RADIUS = 1.5, 5  # pixels; the window has 11 x 11
 _SSIM_CONSTANTS = 0.01**2, 0.03**2  # for values from 0 to 1
 
@@ -53,16 +53,16 @@ def psnr(squared_error):
 
 
 def ssim_map(images: Tensor, labels: Tensor) -> Tensor:
-    """Structural similarity, averaged over the channels.
+    """Compute the map of structural similarity (SSIM), averaged over the channels.
 
-    A Gaussian window of 11 x 11 pixels (sigma 1.5), without Bessel's correction; only windows that
-    lie inside the frame count (Wang et al. 2004, "Image quality assessment", equation 13).
+    Uses a Gaussian window of 11 x 11 pixels (sigma 1.5), without Bessel's correction; only windows
+    inside the frame count (Wang et al. 2004, "Image quality assessment", equation 13).
 
     Args:
-        images, labels: (…, C, H, W) in [0, 1].
+        images, labels: images to compare (…, C, H, W) in [0, 1].
 
     Returns:
-        float64 (…, H - 10, W - 10), for the pixels at least 5 from the frame's edge.
+        SSIM, float64 (…, H - 10, W - 10), of the pixels at least 5 from the frame's edge.
     """
     x, y = images.double(), labels.double()
     down, across = (_gaussian_rows(size).to(x.device) for size in x.shape[-2:])
@@ -91,7 +91,7 @@ def _gaussian_rows(size: int) -> Tensor:
 
 
 def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:
-    """Pixels that show a place that was in view in any of the initial frames.
+    """Mask of the pixels that show a place that was in view in any of the initial frames.
 
     Pixel (u, v) of a frame shows the place (u, v) + (x, -y) · scale of the level. The mask is
     eroded by one pixel; the frame's own edge does not erode it.
@@ -99,12 +99,12 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
     Args:
         initial: positions of the player in squares, x to the right and y up, at the initial frames
             (I, B, 2).
-        later: the same at the steps (T, B, 2).
+        later: positions of the player at the simulated steps (T, B, 2).
         scale: pixels per square, see ``pixels_per_square``.
-        size: H = W.
+        size: height and width of a frame, H = W.
 
     Returns:
-        bool (T, B, H, W); False at steps whose position is NaN, unless the camera stands still.
+        Mask, bool (T, B, H, W); False where the position is NaN, unless the camera stands still.
     """
     num_steps, num_windows = later.shape[:2]
     if scale == 0:
@@ -122,11 +122,11 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Regions:
-    """Pixels of the recorded frames that are measured separately, bool (T, B, H, W) each.
+    """Masks of pixels of the recorded frames that are measured separately, bool (T, B, H, W) each.
 
     Attributes:
-        in_memory: places in view in the initial frames, see ``remembered_mask``; None if the
-            camera's motion is not known.
+        in_memory: pixels of places in view in the initial frames, see ``remembered_mask``; None if
+            the camera's motion is not known.
         moving: pixels of moving objects; None if objects are not measured.
     """
 
@@ -134,7 +134,7 @@ class Regions:
     moving: Tensor | None = None
 
     def masks(self) -> dict[str, Tensor]:
-        """Region of each kind of PSNR that has one."""
+        """Mask (T, B, H, W) of each kind of PSNR that is restricted to a region."""
         masks = {}
         if self.in_memory is not None:
             still = torch.ones_like(self.in_memory) if self.moving is None else ~self.moving
@@ -145,7 +145,7 @@ class Regions:
         return masks
 
     def remembered_share(self) -> Tensor | None:
-        """Share of the pixels that are remembered (T, B)."""
+        """Share of the pixels that are remembered (T, B); None if it is not known."""
         remembered = self.masks().get(PSNR_REMEMBERED)
         return None if remembered is None else remembered.float().mean(dim=(-2, -1))
 
@@ -154,12 +154,12 @@ def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str
     """Compute the measures of ``FRAME_KINDS`` that the regions allow.
 
     Args:
-        images: predicted, (T, B, C, H, W); they are rounded to 8 bits.
-        labels: recorded, (T, B, C, H, W) in [0, 1].
+        images: predicted images (T, B, C, H, W); they are rounded to 8 bits.
+        labels: recorded images (T, B, C, H, W) in [0, 1].
 
     Returns:
-        By kind (T, B): squared errors of values from 0 to 1, PSNR in dB, or SSIM; NaN where a
-        region is empty.
+        Measures by kind, (T, B) each: mean squared error of values from 0 to 1, PSNR in dB, or
+        SSIM; NaN where a region is empty.
     """
     images, labels = to_8_bits(images), to_8_bits(labels)
     errors = (images - labels).square().mean(dim=-3)  # (T, B, H, W)
@@ -182,13 +182,13 @@ def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def _compare_objects(images: Tensor, labels: Tensor, without: Tensor, region: Tensor | None = None,
                      ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare images with recorded ones on the pixels of each kind of object.
+    """Compare predicted with recorded images on the pixels of each kind of object.
 
-    An object is shown if, on its pixels, the image is closer to the recorded frame than to the
-    frame without the object (less than half of that one's squared error).
+    An object is shown if, on its pixels, the squared error of the image is less than half of the
+    squared error of the recorded frame without the object.
 
     Args:
-        images, labels: predicted and recorded (T, B, C, H, W).
+        images, labels: predicted and recorded images (T, B, C, H, W).
         without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
         region: pixels that count, bool (T, B, H, W); None for all.
 
@@ -207,14 +207,14 @@ def _compare_objects(images: Tensor, labels: Tensor, without: Tensor, region: Te
 
 def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
                     without: Tensor) -> dict[str, Tensor]:
-    """Mean squared error on the pixels of each kind of object, and whether it is shown.
+    """Measure the mean squared error on the pixels of each kind of object, and whether it is shown.
 
     Args:
         kinds: names of K kinds.
         images, labels, without: see ``measure_kept_objects``.
 
     Returns:
-        By kind (T, B); NaN where the kind is not in view.
+        Measures by name, (T, B) each; NaN where the kind of object is not in view.
     """
     errors, sizes, shown = _compare_objects(images, labels, without)
     measures = {}
@@ -228,17 +228,17 @@ def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
 
 def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
                          in_memory: Tensor | None) -> dict[str, Tensor]:
-    """Whether each kind of object that was in view at the start is still shown.
+    """Measure whether each kind of object that was in view at the start is still shown.
 
     Args:
         kinds: names of K kinds.
-        images, labels: predicted and recorded (T, B, C, H, W).
+        images, labels: predicted and recorded images (T, B, C, H, W).
         without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
-        in_memory: see ``Regions``; parts of objects outside of it do not count. None: all count.
+        in_memory: see ``Regions``; parts of objects outside it do not count. If None, all count.
 
     Returns:
-        By kind 1 or 0 (T, B); NaN where the kind was not in view at the first step, or no part of
-        it is now.
+        Measures by name, 1 or 0, (T, B) each; NaN where the kind of object was not in view at the
+        first step, or no part of it is in view now.
     """
     _, sizes, shown = _compare_objects(to_8_bits(images), labels, without, in_memory)
     at_start = (without[0] != labels[0].unsqueeze(1)).flatten(2).any(dim=-1)  # (B, K)
@@ -262,8 +262,8 @@ class OtherAgent:
 
     @torch.no_grad()
     def states_entering(self, windows: np.ndarray) -> Tensor:
-        """Compute the states that enter the agent at the first steps of windows (B, D), after all
-        earlier frames of the episodes."""
+        """Compute the agent's hidden states (B, D) before the first simulated steps of windows
+        (B,), after all earlier frames of the episodes."""
         places = map(self._dataset.place, windows.tolist())
         return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
 
@@ -284,11 +284,11 @@ class OtherAgent:
 
 
 def compare_agents(recorded: PolicyOutput, shown: PolicyOutput) -> tuple[Tensor, Tensor]:
-    """Compare an agent on predicted frames with itself on the recorded ones.
+    """Compare an agent's outputs on predicted frames with its outputs on recorded frames.
 
     Returns:
-        Divergence of its policy on predicted frames from its policy on recorded ones in nats, and
-        cosine of its hidden states, (T, B) each.
+        KL divergence, in nats, of its policy on recorded frames from its policy on predicted
+        frames, and cosine similarity of its hidden states, (T, B) each.
     """
     divergence = (recorded.log_probs.exp() * (recorded.log_probs - shown.log_probs)).sum(dim=-1)
     return divergence, functional.cosine_similarity(recorded.hidden_states, shown.hidden_states,
@@ -301,8 +301,9 @@ class ObjectFrames:
 
     Attributes:
         kinds: names of K kinds of object.
-        of: maps numbers of windows (B,) to the label frames of the simulated steps, each without
-            one kind of object, uint8 (T, B, K, C, H, W); from the terminal step on as recorded.
+        of: function that maps numbers of windows (B,) to the label frames of the simulated steps,
+            each without one kind of object, uint8 (T, B, K, C, H, W); unchanged from the terminal
+            step on.
         moving: whether each kind moves through the level.
     """
 
@@ -313,15 +314,15 @@ class ObjectFrames:
 
 @dataclasses.dataclass(frozen=True)
 class FidelityCard:
-    """What to measure in addition to the losses.
+    """Settings of the fidelity card, whose measures complement the losses.
 
     Attributes:
-        scale: see ``pixels_per_square``.
-        positions: maps numbers of windows (B,) to the player's positions in squares at all frames
-            of the windows (W, B, 2), NaN where unknown; needed where the camera moves.
-        other_simulator: second simulator for the same windows.
+        scale: pixels per square, see ``pixels_per_square``; None if not known.
+        positions: function that maps numbers of windows (B,) to the player's positions in squares
+            at all frames of the windows (W, B, 2), NaN where unknown; needed if the camera moves.
+        other_simulator: second simulator, run on the same windows.
         other_agent: agent that took no part in training.
-        objects: objects to measure.
+        objects: recorded frames without objects, from which objects are located.
     """
 
     scale: float | None = None
@@ -331,7 +332,7 @@ class FidelityCard:
     objects: ObjectFrames | None = None
 
     def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
-        """Mask of ``Regions`` for windows (B,) with label frames (T, B, C, H, W)."""
+        """Mask ``Regions.in_memory`` of windows (B,) with label frames (T, B, C, H, W)."""
         if self.scale == 0:
             return labels.new_ones(*labels.shape[:2], *labels.shape[-2:], dtype=torch.bool)
         positions = None if self.positions is None else self.positions(windows)

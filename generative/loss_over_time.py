@@ -1,20 +1,20 @@
-"""Loss against simulated step: how long imagination stays close to what was recorded.
+"""Loss over simulated steps: how long imagination stays close to the recording.
 
-The simulator imagines windows from their initial frames with the recorded actions, z from the
+The simulator imagines windows from their initial frames with the recorded actions and z from the
 prior. It is compared with three predictors that any simulator must beat:
 
 - ``last_frame``: the last initial frame at every step;
 - ``mean_frame``: the mean frame of the training episodes at every step;
 - ``shuffled_actions``: the simulator itself, with the recorded actions of another window.
 
-A step counts up to and including the first terminal one of its window. What follows is black and
-trivial to predict; averaged in, it would make every later step look easier.
+Steps count up to and including the first terminal step of their window. The black frames after it
+are trivial to predict; including them would make every later step look easier.
 
-Further measures concern the agent. It sees the frames of each predictor and the recorded ones, from
-the same recorded state on: how much do its policy, its values and its states differ? And for each
-kind of object, on the pixels that it covers in the recorded frame: how large is the error, and is
-the object shown, that is, is the frame closer to the recorded one than to the same frame without
-the object (less than half of that one's squared error)?
+Further measures compare the agent's policy, values and hidden states on the frames of each
+predictor with those on the recorded frames, starting from the same recorded hidden state. For each
+kind of object, on the pixels that it covers in the recorded frame, they report the squared error
+and whether the object is shown, that is, whether the squared error is less than half of the error
+of the recorded frame without the object.
 
 A fidelity card (``generative.fidelity``) adds measures that are reported for other world models,
 and these predictors:
@@ -23,8 +23,8 @@ and these predictors:
 - ``noop_actions``: the simulator without any action;
 - ``other_simulator``: a second simulator, if there is one.
 
-The card excludes the terminal frame, all after it, and windows whose initial frames lie outside of
-the episode.
+The card excludes terminal frames, all frames after them, and windows whose initial frames lie
+outside the episode.
 
 Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
 kinds of object.
@@ -106,17 +106,18 @@ class LossOverTime:
         action_windows: windows whose actions ``shuffled_actions`` was given (N,).
         episodes: numbers of the episodes that the windows show (N,).
         counted: whether a step counts, bool (T, N).
-        losses: by predictor and kind, float32 (T, N), NaN where a step does not count. Predictors
-            that are no simulations of this simulator have only the ``image`` among the losses. The
-            losses: 0.5 times the sum of squared errors of the image after its clamp, 0.5 times the
-            squared error of the reward, cross-entropy of the terminal, 0.5 times the sum of squared
-            errors of the agent's state after the step, and the divergence of the posterior, with
-            the true frame at the imagined h, from the prior (nats, without its weight). For all
-            predictors: the divergence of the agent's policy on their frames from its policy on the
-            recorded ones (nats), the cosine of its states, and, where objects are measured, for
-            each kind the mean squared error on its pixels and whether it is shown (1 or 0), NaN
-            where it is not in view.
-        values: the agent's values, by predictor and on the RECORDED frames, like the losses.
+        losses: losses and measures by predictor and kind, float32 (T, N), NaN where a step does not
+            count. Simulations by this simulator have all ``KINDS``, others only ``image``: 0.5
+            times the sum of squared errors of the clamped image, 0.5 times the squared error of the
+            reward, cross-entropy of the terminal, 0.5 times the sum of squared errors of the
+            agent's hidden state after the step, and KL divergence of posterior (given the true
+            frame and the imagined h) and prior, unweighted, in nats. All predictors have the KL
+            divergence between the agent's policies on recorded and predicted frames (nats), the
+            cosine similarity of its hidden states and, if objects are measured, for each kind the
+            mean squared error on its pixels and whether it is shown (1 or 0), NaN where it is not
+            in view.
+        values: the agent's values by predictor, and on the RECORDED frames, float32 (T, N), NaN
+            where a step does not count.
         fidelity: measures of the fidelity card by predictor and kind, float32 (T, N), NaN where
             they are not defined or the card excludes the frame.
         other_values: ``values`` of an agent that took no part in training, NaN where the card
@@ -139,8 +140,8 @@ class LossOverTime:
                      if predictor == SIMULATOR and kind.startswith(OBJECT_SHOWN))
 
     def save(self, folder: Path) -> None:
-        """Write a file for each kind and predictor, whose name the simulator's files leave out,
-        and one for the measures of the card, whose arrays are called ``<kind>/<predictor>``."""
+        """Write one file per kind and predictor (the simulator's files omit its name), and one file
+        for the card, with arrays named ``<kind>/<predictor>``."""
         store = ResultStore(folder, LOSS_OVER_TIME)
         for (predictor, kind), loss in self.losses.items():
             key = kind if predictor == SIMULATOR else f"{kind}_{predictor}"
@@ -157,10 +158,11 @@ class LossOverTime:
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw at most ``most`` of the held-out windows, without repetition.
+    """Draw at most ``most`` of the held-out windows, without replacement.
 
     Raises:
-        UserError: if there are no two, so that there are no actions of another window.
+        UserError: if there are fewer than two windows, so that no window can be given the actions
+            of another.
     """
     chosen = np.random.default_rng(seed).permutation(held_out)[:most]
     if len(chosen) < 2:
@@ -171,9 +173,9 @@ def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """The mean frame of the episodes that these windows show, float32 (C, H, W) in [0, 1].
+    """Mean frame of the episodes that windows (N,) show, float32 (C, H, W) in [0, 1].
 
-    All frames of at most MEAN_FRAME_EPISODES of them, drawn by the seed, have the same weight.
+    All frames of at most MEAN_FRAME_EPISODES randomly drawn episodes have the same weight.
     """
     episodes = np.random.default_rng(seed).permutation(np.unique(dataset.episodes_of(windows)))
     episodes = episodes[:MEAN_FRAME_EPISODES].tolist()
@@ -193,12 +195,12 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
     """Compute the losses of all predictors on recorded windows.
 
     Args:
-        dataset: its windows have as many steps as are simulated.
-        windows: numbers of at least two windows in random order (N,). For ``shuffled_actions``
-            each is given the actions of the next one, the last those of the first.
-        mean: the mean frame (C, H, W).
-        draw: how z is chosen from the prior.
-        card: what to measure for the fidelity card; None for nothing.
+        dataset: recorded rollouts, with windows of as many steps as are simulated.
+        windows: numbers of at least two windows in random order (N,). ``shuffled_actions`` gives
+            each window the actions of the next, and the last window the actions of the first.
+        mean: mean frame (C, H, W).
+        draw: sampler of z.
+        card: settings of the fidelity card; None for no card.
 
     Raises:
         UserError: if a loss is not finite, or ``card`` has a simulator with another number of
@@ -280,7 +282,7 @@ def _check_initial_frames(simulator: Simulator, num_init_steps: int) -> None:
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                           draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """Recorded frames and the frames imagined instead, uint8 (N, T, H, W, C) each."""
+    """Return the recorded and the imagined frames of windows, uint8 (N, T, H, W, C) each."""
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)
@@ -301,8 +303,8 @@ def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, m
     """Run the predictors on a batch.
 
     Returns:
-        The simulations that are compared in every respect; the images of all predictors; and the
-        images of the predictors that only the fidelity card has, (T, B, C, H, W) each.
+        The simulations for which all losses are computed; the images of all predictors; and the
+        images of the predictors used only by the fidelity card, (T, B, C, H, W) each.
     """
     other, controls = {}, {}
     with compute.autocast():
@@ -321,10 +323,10 @@ def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, m
 
 
 def control_actions(actions: Tensor) -> dict[str, Tensor]:
-    """Actions of the ``ACTION_CONTROLS``, from the recorded ones (T, B).
+    """Actions of the ``ACTION_CONTROLS`` (T, B), from the recorded actions (T, B).
 
-    ``shifted_actions`` are one step late; the first step keeps its own action, because the frame
-    that it leads to is an initial one.
+    ``shifted_actions`` are one step late; the first step keeps its own action, because its label is
+    an initial frame.
     """
     return {SHIFTED_ACTIONS: torch.cat([actions[:1], actions[:-1]]),
             NOOP_ACTIONS: torch.full_like(actions, NOOP)}
@@ -333,7 +335,7 @@ def control_actions(actions: Tensor) -> dict[str, Tensor]:
 def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
                        simulations: dict[str, Simulation], images: dict[str, Tensor],
                        compute: Compute) -> Measures:
-    """Losses of the simulations, and image losses of the other predictors."""
+    """Compute all losses of the simulations, and the image losses of the other predictors."""
     losses: Measures = {}
     for predictor, predicted in images.items():
         squared = (predicted - batch.images).square()  # (T, B, C, H, W)
@@ -360,16 +362,16 @@ def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
 def _agent_measures(sequence: Callable[[Tensor, Tensor], PolicyOutput], truth: Tensor,
                     entering: Tensor, images: dict[str, Tensor], kl: str, cosine: str,
                     ) -> tuple[Measures, dict[str, Tensor]]:
-    """Compare an agent on predicted images with itself on the recorded ones.
+    """Compare an agent's outputs on predicted images with its outputs on recorded images.
 
     Args:
-        sequence: runs the agent, see ``FrozenAgent.sequence``.
+        sequence: function that runs the agent, see ``FrozenAgent.sequence``.
         truth: recorded images (T, B, C, H, W).
-        entering: state that enters the first step (B, D).
+        entering: the agent's hidden state before the first step (B, D).
         kl, cosine: names of the two measures.
 
     Returns:
-        The measures, and the agent's values by predictor and on the RECORDED images (T, B).
+        The measures, and the agent's values by predictor and on the RECORDED images, (T, B) each.
     """
     recorded = sequence(truth, entering)
     measures, values = {}, {RECORDED: recorded.values}

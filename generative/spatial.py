@@ -1,21 +1,21 @@
-"""The spatial architecture: encoder, cell and decoder whose state is a grid of places.
+"""The spatial architecture: encoder, cell and decoder whose state is a grid.
 
 The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pixels, and a few
-global numbers. Part of the grid is the *canvas*: an image of the world as it was in view in the
-last initial frame, which stays as it is. The cell predicts how the camera moves and adds up its
+global numbers. Part of the grid is the *canvas*: an image of what was in view in the last initial
+frame, which never changes. The cell predicts the motion of the camera and accumulates it in the
 *displacement*. The canvas, shifted by the displacement, shows the part of the view that was visible
 in the last initial frame, so static objects keep their shape. The rest of the grid is a *memory* in
 coordinates of the view, a convolutional GRU, for everything else: moving objects, the player, and
 newly revealed places.
 
-Images are made of patches in a basis of principal components that is fitted to the recording when
-training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
+Image patches are represented in a basis of principal components that is fitted to the recording
+when training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
 components through, so that training starts from a linear code of the last initial frame.
 
-In training mode, the camera's motion learns from recorded positions alone: the loss of the images
-has no gradient with respect to the displacement and the motion memory. The camera's loss reaches
-earlier steps and the start through the motion memory, but has no gradient with respect to the
-canvas, the memory and earlier velocities. In evaluation mode everything is differentiable.
+In training mode, the camera's motion is learned from recorded positions only: the image loss has no
+gradient with respect to the displacement and the motion memory. The camera's loss reaches earlier
+steps and the start through the motion memory, but has no gradient with respect to the canvas, the
+memory and earlier velocities. In evaluation mode everything is differentiable.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
 steps, C H W an image, P = 64 cells, K coefficients of a patch, G global numbers, W hidden
@@ -38,26 +38,27 @@ from generative.networks import on_unit_sphere
 
 NUM_CELLS = GRID * GRID
 PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
-CROP = 24  # pixels per side of what the camera's motion is predicted from
+CROP = 24  # pixels per side of the crop from which the camera's motion is predicted
 _NUM_CAMERA = 5  # global numbers next to the motion memory: velocity, displacement, started
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion between two frames that the encoder compares, pixels
 _FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
 _COST_SHARPNESS = 6.0
-_SMALLEST_SCALE = 0.25  # of the code, see ``SpatialStart``
+_SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
 _MOTION_WIDTH = 128
 _HEAD_WIDTH = 128
 
 
 def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple[Tensor, Tensor]:
-    """Move the camera over images, with bilinear interpolation; borders are repeated outside.
+    """Shift the camera over images, with bilinear interpolation and border padding.
 
     Args:
-        images: (N, C, 64, 64).
-        displacement: of the camera in pixels, to the right and down (N, 2).
+        images: images (N, C, 64, 64).
+        displacement: displacement of the camera in pixels, to the right and down (N, 2).
         size: S, pixels per side of the central part that is returned.
 
     Returns:
-        The view (N, C, S, S), and which part of each pixel lies inside the images (N, 1, S, S).
+        The view (N, C, S, S), and the fraction of each pixel that lies inside the image
+        (N, 1, S, S).
     """
     pixels = torch.arange(FRAME_SIZE, device=images.device, dtype=torch.float32)
     first = (FRAME_SIZE - size) // 2
@@ -84,11 +85,11 @@ def _initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
 
 
 class PatchBasis(nn.Module):
-    """Images as whitened principal components of their 8 x 8 patches.
+    """Basis of whitened principal components of 8 x 8 image patches.
 
     Args:
-        num: K, leading components that are kept.
-        image_channels: C.
+        num: K, number of leading components to keep.
+        image_channels: C, colour channels of an image.
     """
 
     mean: Tensor
@@ -104,7 +105,7 @@ class PatchBasis(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Find mean, components and scale of the patches of images (N, C, 64, 64) in [0, 1]."""
+        """Fit mean, components and scale to the patches of images (N, C, 64, 64) in [0, 1]."""
         patches = functional.pixel_unshuffle(images, PATCH).permute(0, 2, 3, 1).flatten(0, 2)
         self.mean.copy_(patches.mean(dim=0))
         centred = patches - self.mean
@@ -114,14 +115,14 @@ class PatchBasis(nn.Module):
         self.scale.copy_(variances.flip(0)[:num].clamp(min=1e-6).sqrt())
 
     def coefficients(self, images: Tensor) -> Tensor:
-        """Images (N, C, 64, 64) to coefficients (N, K, 8, 8)."""
+        """Compute the coefficients (N, K, 8, 8) of images (N, C, 64, 64)."""
         patches = functional.pixel_unshuffle(images, PATCH)  # (N, C·64, 8, 8)
         weight = self.components / self.scale[:, None]
         bias = -weight @ self.mean
         return functional.conv2d(patches, weight[:, :, None, None], bias)
 
     def images(self, coefficients: Tensor, with_mean: bool = True) -> Tensor:
-        """Leading coefficients (N, at most K, 8, 8) to images (N, C, 64, 64)."""
+        """Reconstruct images (N, C, 64, 64) from leading coefficients (N, up to K, 8, 8)."""
         num = coefficients.shape[1]
         weight = (self.components[:num] * self.scale[:num, None]).T  # (C·64, K)
         patches = functional.conv2d(coefficients, weight[:, :, None, None],
@@ -130,7 +131,7 @@ class PatchBasis(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Group norm and two 3 x 3 convolutions, added to the input; (N, W, 8, 8) to the same."""
+    """Pre-activation residual block with group norm and two 3 x 3 convolutions (N, W, 8, 8)."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -150,14 +151,14 @@ class SpatialState:
     """Parts of the environment's state.
 
     Attributes:
-        canvas: coefficients of the world in view in the last initial frame (B, canvas, 8, 8).
-        memory: in coordinates of the view (B, memory, 8, 8).
+        canvas: coefficients of the last initial frame (B, canvas, 8, 8).
+        memory: memory in coordinates of the view (B, memory, 8, 8).
         motion: memory of the camera's motion (B, motion).
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).
-        started: 0 before the first step, which shows the last initial frame itself, so that its
-            motion does not count; 1 from then on (B, 1).
+        started: 0 before the first step, whose motion does not count because it shows the last
+            initial frame itself; 1 afterwards (B, 1).
     """
 
     canvas: Tensor
@@ -190,11 +191,11 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
     A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion.
 
     Args:
-        before: (B, C, 64, 64).
-        after: the next frame.
+        before: first frame (B, C, 64, 64).
+        after: next frame (B, C, 64, 64).
 
     Returns:
-        Logarithms of mean squared errors (B, shifts).
+        Logarithms of mean squared errors, one for each motion (B, shifts).
     """
     before, after = before.mean(dim=1), after.mean(dim=1)
     height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
@@ -209,16 +210,16 @@ def likely_motion(costs: Tensor) -> Tensor:
     """Estimate the camera's motion as a soft arg-min of the costs.
 
     Args:
-        costs: from ``motion_costs`` (B, shifts).
+        costs: costs from ``motion_costs`` (B, shifts).
 
     Returns:
-        Pixels to the right and down (B, 2).
+        Motion in pixels to the right and down (B, 2).
     """
     weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
         -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
     across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
                     for most in (_SHIFTS_X, _SHIFTS_Y))
-    # What was at x in the frame before is at x - motion in the next.
+    # A point at x in the first frame is at x - motion in the next.
     return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
 
 
@@ -232,13 +233,14 @@ def velocity_patterns(like: Tensor) -> Tensor:
 class SpatialEncoder(nn.Module):
     """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
-    The last channel of the code starts as the constant 1, from which ``SpatialStart`` reads the
-    norm that is lost in normalisation. The camera's velocity is added to it in two patterns.
+    The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
+    recovers the norm that is lost in normalisation. The camera's velocity is added to this channel
+    in two patterns.
     """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
-        self._basis = (basis,)  # registered by the simulator
+        self._basis = (basis,)  # in a tuple because the simulator registers the module
         width, frames = config.spatial_width, config.num_init_steps * config.image_channels
         channels = config.bottleneck_vec_size // NUM_CELLS
         self.down = nn.Sequential(
@@ -316,7 +318,7 @@ class SpatialStart(nn.Module):
 
 
 class CameraMotion(nn.Module):
-    """Predicts the camera's motion in a step from the middle of the view and the action."""
+    """Predicts the camera's motion in a step from the centre of the view, memory and action."""
 
     def __init__(self, config: SimulatorConfig, num_actions: int):
         super().__init__()
@@ -337,11 +339,11 @@ class CameraMotion(nn.Module):
         """Predict the next motion memory (B, motion) and velocity in pixels per step (B, 2).
 
         Args:
-            crop: middle of the view, and which part is known (B, C + 1, CROP, CROP).
-            memory: (B, memory, 8, 8).
-            motion: (B, motion).
-            velocity: pixels per step (B, 2).
-            action: one-hot (B, A).
+            crop: centre of the view, and the known fraction of each pixel (B, C + 1, CROP, CROP).
+            memory: memory of the state (B, memory, 8, 8).
+            motion: motion memory (B, motion).
+            velocity: velocity in pixels per step (B, 2).
+            action: one-hot action (B, A).
         """
         middle = GRID // 2
         near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
@@ -354,15 +356,15 @@ class CameraMotion(nn.Module):
 
 
 class NoEmbedding(nn.Module):
-    """An empty frame embedding: without latent variables there is no posterior to read one."""
+    """An empty frame embedding: without latent variables, there is no posterior that needs one."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) to (N, 0)."""
+        """Return empty embeddings (N, 0) of images (N, C, H, W)."""
         return images.new_zeros(len(images), 0)
 
 
 class SpatialCell(nn.Module):
-    """The parts of one environment step; see ``generative.networks.EnvironmentCell``."""
+    """Recurrent cell of the environment; see ``generative.networks.EnvironmentCell``."""
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
@@ -396,7 +398,7 @@ class SpatialCell(nn.Module):
         before = apart(state.displacement)
         crop = torch.cat(shift(apart(world), before, CROP), dim=1)
         with torch.autocast(h.device.type, enabled=False):
-            # The velocity at the start is predicted from the vector and learns, later ones do not.
+            # The initial velocity, predicted from the vector, has a gradient; later ones do not.
             velocity = torch.where(state.started > 0, apart(state.velocity), state.velocity)
             motion, velocity = self.camera(crop, apart(state.memory), state.motion, velocity,
                                            action_input)
@@ -416,16 +418,17 @@ class SpatialCell(nn.Module):
                             torch.ones_like(state.started)).flat()
 
     def camera_state(self, h: Tensor) -> Tensor:
-        """The camera's velocity and displacement (…, 4) in states (…, H)."""
+        """Return the camera's velocity and displacement (…, 4) in states (…, H)."""
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
-        """Replace velocity and displacement (B, 4) of states (B, H) in some rows, bool (B,)."""
+        """Replace velocity and displacement in states (B, H) by ``camera`` (B, 4) in the rows where
+        ``where`` (B,) is True."""
         known = torch.where(where[:, None], camera, self.camera_state(h))
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
 
     def prior_logits(self, h: Tensor) -> Tensor:
-        """Logits (…, S, K) of the only class of the only latent variable."""
+        """Return zero logits (…, S, K), because the only latent variable has a single class."""
         return h.new_zeros(*h.shape[:-1], *self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
@@ -434,7 +437,7 @@ class SpatialCell(nn.Module):
 
 
 class SpatialDecoder(nn.Module):
-    """Image, reward and terminal from [h, z]; see ``generative.networks.Decoder``."""
+    """Decodes image, reward and terminal from [h, z]; see ``generative.networks.Decoder``."""
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
@@ -453,7 +456,7 @@ class SpatialDecoder(nn.Module):
         _initialise(self.out, [0] * self.out.out_channels)
 
     def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """h (N, H) and one-hot z (N, S, K)."""
+        """Decode states h (N, H) and z (N, S, K); see ``generative.networks.Decoder.forward``."""
         state, basis = split_state(h, self.config), self._basis[0]
         displacement, motion = state.displacement, state.motion
         if self.training:

@@ -1,6 +1,6 @@
 """Saliency on disk: files in the folder of a sample, written by saliency_experiments.py.
 
-Layout, as published except for the files marked *, with the name of a function::
+Layout, as published except for the files marked *; <function> is the name of a function::
 
     sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
                  grad_processed_ims_<function>.npy      see SaliencyArrays
@@ -107,14 +107,14 @@ class SaliencyFolder(NumberedStore):
         return typed(Specificity, self.read(*key), str(self.file_of(*key)))
 
     def description(self, number: int, function: str) -> dict:
-        """Settings of the saliency; empty if it is not finished, or published."""
+        """Settings of the saliency; empty if the saliency is unfinished or published."""
         return read_description(self.file_of("description", number, function))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
-        """Functions whose saliency is finished, by the numbers of samples.
+        """Functions whose saliency is finished, by sample number.
 
         Published saliency has no description files. If none of these samples has any, a function
-        with all its arrays counts.
+        with all its arrays counts as finished.
         """
         described = {number: self._functions(number, "description") for number in numbers}
         if any(described.values()):
@@ -134,7 +134,7 @@ class SaliencyFolder(NumberedStore):
         """Read the saliency of a function in a sample.
 
         Raises:
-            UserError: naming the file that is missing or damaged.
+            UserError: if a file is missing or damaged; the message names it.
         """
         return SaliencyArrays(**{field: self.read(field, number, function) for field in _ARRAYS})
 
@@ -142,7 +142,7 @@ class SaliencyFolder(NumberedStore):
         """Stack one field of several samples.
 
         Raises:
-            UserError: see ``saliency``; or if the shapes differ.
+            UserError: see ``saliency``; or if the shapes of the samples differ.
         """
         arrays = [self.read(field, number, function) for number in numbers]
         for number, array in zip(numbers, arrays):
@@ -155,7 +155,7 @@ class SaliencyFolder(NumberedStore):
         """Whether the saliency of a function in a sample is finished.
 
         Raises:
-            UserError: if it is, but was computed with other settings.
+            UserError: if it is finished, but was computed with other settings.
         """
         stored = self.description(number, function)
         key = first_difference(stored, description, SALIENCY.informative) if stored else None
@@ -173,7 +173,7 @@ class SaliencyFolder(NumberedStore):
                     WITHOUT_ENV_GRADS if function.endswith(WITHOUT_ENV_GRADS) else "")
 
     def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
-        """Write the arrays of a function in a sample, which does not finish it."""
+        """Write the arrays of a function in a sample without marking it as finished."""
         for field in _ARRAYS:
             self.write(field, number, function, value=getattr(arrays, field))
 
@@ -183,11 +183,11 @@ class SaliencyFolder(NumberedStore):
 
 
 class SharedSaliency:
-    """Saliency that shards compute together in a folder of samples, which others may use as well.
+    """Coordination of shards that compute saliency in a sample folder, which other runs may share.
 
     Args:
-        folder: the folder of samples.
-        settings: settings of all shards, which decide how the work is divided.
+        folder: folder of samples.
+        settings: settings of all shards, which determine the division of the work.
         files: description files that the shards write.
     """
 
@@ -214,7 +214,7 @@ class SharedSaliency:
         """Check that no file is missing, and remove the notes of the shards.
 
         Raises:
-            UserError: naming the shards or the file that are missing.
+            UserError: if a shard or a file is missing; the message names it.
         """
         def check(*_) -> None:
             for path in self._missing():

@@ -32,14 +32,14 @@ Coordinates = Callable[[Tensor, DirectionType], Tensor]
 """Maps hidden states (…, D) to coordinates along the directions of a type."""
 
 VALUE_DELTA, DIRECTION = "value_delta", "hx_direction"
-WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
+WITHOUT_ENV_GRADS = "_without_env_grads"  # suffix of the function in file names
 FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION)
-_COPIES = 1  # stream of random numbers, in addition to seed and number of the sample
+_COPIES = 1  # random stream; part of the generator's seed
 
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyFunction:
-    """A scalar of a simulation, whose gradients are computed.
+    """A scalar function of a simulation, whose gradients are computed.
 
     Attributes:
         what: one of ``FUNCTIONS``.
@@ -68,7 +68,7 @@ class SaliencyFunction:
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
                  coordinates: Coordinates | None) -> Tensor:
-        """Compute the scalar of each row of the batch (B,), the mean over ``common_timesteps``, or
+        """Compute the scalar of each row of the batch (B,), averaged over ``common_timesteps``, or
         over all steps for ``value_delta``."""
         if self.what == VALUE_DELTA:
             return torch.stack([after.values - before.values
@@ -86,12 +86,13 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
     """Parse the names of functions; duplicates are dropped.
 
     Args:
-        names: names among ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``;
-            or single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
-        direction_type: "ica" or "pca", for names without a type.
+        names: names in ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``; or
+            single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
+        direction_ids: numbers of the directions that ``hx_direction`` stands for.
+        direction_type: type of directions named without one, "ica" or "pca".
 
     Raises:
-        UserError: if there is no such function, naming the nearest.
+        UserError: if a function is unknown; the message suggests the nearest name.
     """
     default: DirectionType = "pca" if direction_type == "pca" else "ica"
     functions = []
@@ -113,10 +114,10 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
 
 def checked_directions(functions: Sequence[SaliencyFunction],
                        projector: Projector) -> list[tuple[int, DirectionType]]:
-    """Number and type of the directions among functions.
+    """Number and type of each direction among functions.
 
     Raises:
-        UserError: if the projector has no such direction.
+        UserError: if the projector does not have one of the directions.
     """
     directions = []
     for function in functions:
@@ -135,9 +136,10 @@ class Gradients:
     """Gradients of a scalar with respect to images and states, averaged over the copies.
 
     Attributes:
-        images: after the clamp, float32 (G, T, C, H, W).
-        hidden_states: the agent's states after a step, float32 (G, T, D).
-        env_h: float32 (G, T, E).
+        images: gradient with respect to the clamped images, float32 (G, T, C, H, W).
+        hidden_states: gradient with respect to the agent's hidden states after each step, float32
+            (G, T, D).
+        env_h: gradient with respect to the environment's deterministic states, float32 (G, T, E).
     """
 
     images: Tensor
@@ -150,6 +152,7 @@ def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
     """Perturb a bottleneck vector (V,): unit vectors (N, V), of which the first is unperturbed.
 
     Args:
+        num_copies: N, with the unperturbed vector.
         scale: standard deviation of the noise on every entry of the other copies.
         seed, number: seed of the noise, and number of the sample.
     """
@@ -166,20 +169,20 @@ def combined_vector(vectors: Tensor) -> Tensor:
 
 
 class SaliencyPass:
-    """One forward pass, which serves every function.
+    """One forward pass, shared by all functions.
 
-    Samples share the batch: its rows do not interact, so the gradients of the sum of their scalars
-    are those of each scalar. The simulation ends at the last step that a function needs; later
-    steps have zero gradients.
+    Samples share the batch. Its rows do not interact, so the gradients of the sum of their scalars
+    equal the gradients of each scalar. The simulation ends at the last step that a function needs;
+    later steps have zero gradients.
 
     Args:
-        simulator: on the device of ``compute``; its weights need no gradients.
+        simulator: simulator on the device of ``compute``; its weights need no gradients.
         copies: bottleneck vectors of the samples' copies (G, N, V).
         functions: functions whose gradients will be computed.
         common_timesteps: steps at which the functions are read.
         num_steps: T of the samples.
         without_env_grads: detach the action before it enters the environment.
-        coordinates: needed for directions.
+        coordinates: coordinates of hidden states along directions; None if no function needs them.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, copies: Tensor,
@@ -193,7 +196,7 @@ class SaliencyPass:
         with compute.autocast(), torch.enable_grad():
             with torch.no_grad():
                 start = simulator.start_from(copies.flatten(0, 1).to(compute.device), draw)
-            # Without a leaf that requires gradients there would be no graph.
+            # Without a leaf that requires a gradient there would be no graph.
             leaf = start.env_h.detach().clone().requires_grad_()
             self._steps = simulator.imagine(dataclasses.replace(start, env_h=leaf), draw,
                                             simulated, without_env_grads=without_env_grads)
@@ -204,7 +207,7 @@ class SaliencyPass:
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 
     def gradients(self, function: SaliencyFunction) -> Gradients:
-        """Compute the gradients of each sample's scalar, the mean over its copies."""
+        """Compute the gradients of each sample's scalar, averaged over its copies."""
         with torch.enable_grad():
             scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
             total = scalars.unflatten(0, self._shape).mean(dim=1).sum()
@@ -225,7 +228,7 @@ class SaliencyPass:
 PICTURE_SCALE = 4
 FRAMES_PER_SECOND = 5
 FULL_COLOUR_QUANTILE = 0.995
-FRAME_SHARE = 0.35  # of the frame below the colours; the rest is white
+FRAME_SHARE = 0.35  # opacity of the frame below the colours, on white
 POSITIVE, NEGATIVE = (20, 60, 255), (255, 40, 20)
 
 
@@ -234,11 +237,11 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 
     Args:
         gradients: float32 (T, C, H, W).
-        kernel_size: size of the Gaussian kernel, odd; in pixels.
+        kernel_size: size of the Gaussian kernel in pixels, odd.
         sigma: standard deviation of the kernel, in pixels. The map is mirrored at its borders.
 
     Returns:
-        float32 (T, H, W).
+        Saliency maps, float32 (T, H, W).
     """
     return gaussian_filter(gradients.sum(axis=1), sigma, radius=kernel_size // 2, mode="mirror",
                            axes=(1, 2))
@@ -247,14 +250,15 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 def specificity(gradients: np.ndarray) -> np.ndarray:
     """Mean absolute Pearson correlation between the gradients of different functions.
 
-    Maps are specific to their functions only if this is well below 1; at 1 all functions have the
-    same map, up to sign and scale.
+    Maps are specific to their functions only if it is well below 1; if it is 1, all functions have
+    the same map, up to sign and scale.
 
     Args:
-        gradients: gradients of the functions with respect to the images (F, T, C, H, W).
+        gradients: gradients of F functions with respect to the images (F, T, C, H, W).
 
     Returns:
-        float64 (T,); NaN where fewer than two functions depend on the images of a step.
+        Correlation at each step, float64 (T,); NaN where fewer than two functions depend on the
+        images.
     """
     correlations = np.full(gradients.shape[1], np.nan)
     for step, pixels in enumerate(np.moveaxis(gradients, 1, 0).reshape(gradients.shape[1],
@@ -267,9 +271,9 @@ def specificity(gradients: np.ndarray) -> np.ndarray:
 
 
 def full_colour(*maps: np.ndarray) -> float:
-    """Return the saliency that is drawn in full colour, the same for all steps.
+    """Return the absolute saliency that is drawn in full colour, the same for all steps.
 
-    One pixel in 200 has a larger one. Steps without any saliency do not count.
+    One pixel in 200 has a larger saliency; steps without any saliency are excluded.
 
     Args:
         maps: saliency maps, (T, H, W) each.
@@ -284,12 +288,12 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
     it.
 
     Args:
-        maps: (T, H, W).
-        frames: uint8 (T, H, W, C).
-        full: saliency that is drawn in full colour.
+        maps: saliency maps (T, H, W).
+        frames: frames of the sample, uint8 (T, H, W, C).
+        full: absolute saliency that is drawn in full colour.
 
     Returns:
-        uint8 (T, H, W, C).
+        Renderings, uint8 (T, H, W, C).
     """
     strength = np.clip(maps / full, -1, 1)[..., None]  # (T, H, W, 1)
     faint = 255 - FRAME_SHARE * (255 - frames.astype(np.float32))
@@ -301,13 +305,13 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
 
 def film(number: int, frames: np.ndarray, actions: np.ndarray,
          renderings: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the frames of a sample next to renderings of it, below their titles.
+    """Yield the frames of a sample next to its renderings, below their titles.
 
     Args:
         number: number of the sample.
-        frames: uint8 (T, H, W, C).
-        actions: that entered the steps, drawn as arrows; -1 where it is not known (T,).
-        renderings: uint8 (T, H, W, C), by title.
+        frames: frames of the sample, uint8 (T, H, W, C).
+        actions: input actions of the steps, drawn as arrows; -1 where unknown (T,).
+        renderings: renderings of the sample's saliency by title, uint8 (T, H, W, C) each.
     """
     large = np.stack([enlarge(frame, PICTURE_SCALE) if action < 0
                       else mark_action(enlarge(frame, PICTURE_SCALE), action)

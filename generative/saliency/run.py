@@ -1,9 +1,9 @@
 """Compute and store the saliency of many samples.
 
-The saliency of a sample depends on the seed, its number and its bottleneck vector alone, up to
-rounding that depends on the batch; so runs can be stopped, divided and repeated. Batches are a
-fixed division of the requested numbers, so a resumed run has the same numbers, to the last bit, as
-one that was never stopped.
+The saliency of a sample depends only on the seed, its number and its bottleneck vector, up to
+rounding that depends on the batch; so runs can be stopped, divided and repeated. The requested
+samples are always divided into the same batches, so a resumed run is bit-identical to an
+uninterrupted one.
 
 Letters in shape comments: G samples in a batch, T steps, C H W an image.
 """
@@ -57,7 +57,7 @@ class SaliencyPlan:
     Attributes:
         functions: functions whose gradients are computed.
         common_timesteps: steps at which the functions are read.
-        num_copies: copies of a sample; the first one is the sample itself.
+        num_copies: number of copies of a sample; the first copy is the sample itself.
         perturbation_scale: standard deviation of the noise on the vectors of the other copies.
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
@@ -75,7 +75,7 @@ class SaliencyPlan:
     seed: int
 
     def file_name(self, function: SaliencyFunction) -> str:
-        """Name of the function in the names of its files."""
+        """Name of the function in file names."""
         return function.name + (WITHOUT_ENV_GRADS if self.without_env_grads else "")
 
 
@@ -83,15 +83,15 @@ class SampleSaliency:
     """Computes the saliency of recorded samples.
 
     Args:
-        simulator: on the device of ``compute``.
+        simulator: simulator on the device of ``compute``.
         samples: recorded samples.
-        description: simulator and agent, for the description files.
+        description: settings of simulator and agent, for the description files.
         matrices: checksums of the matrices that define the directions, by file name; None if no
             function needs them.
         coordinates: see ``SaliencyPass``.
 
     Attributes:
-        diverging: samples whose recorded frames the simulator does not reproduce.
+        diverging: numbers of the samples whose recorded frames the simulator does not reproduce.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SaliencyPlan,
@@ -103,7 +103,7 @@ class SampleSaliency:
         self.diverging: set[int] = set()
 
     def description(self, function: SaliencyFunction) -> dict:
-        """Settings of the files of a function."""
+        """Settings stored with the files of a function."""
         settings = dataclasses.asdict(self.plan)
         del settings["functions"]
         return {"function": function.name, **settings, **self._description,
@@ -113,7 +113,8 @@ class SampleSaliency:
         """Read and stack samples.
 
         Raises:
-            UserError: if one is damaged, or too short for the plan.
+            UserError: if a sample is damaged, does not fit the simulator, or is too short for the
+                plan.
         """
         samples = self.samples.stacked(numbers)
         if samples.bottleneck_vec.shape[1] != self._simulator.config.bottleneck_vec_size:
@@ -135,7 +136,7 @@ class SampleSaliency:
         """Yield the gradients of functions in samples, from one forward pass.
 
         Raises:
-            UserError: if one is not finite, naming function and sample.
+            UserError: if a gradient is not finite; the message names function and sample.
         """
         plan = self.plan
         copies = torch.stack([
@@ -162,7 +163,8 @@ class SampleSaliency:
                              self.plan.sigma)
 
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
-        """Note the samples whose frames (G, T, H, W, C) differ from images (G, T', C, H, W)."""
+        """Add samples whose frames (G, T, H, W, C) differ from the simulated images
+        (G, T', C, H, W) to ``diverging``."""
         simulated = np.moveaxis(images, 2, -1) * 255
         differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
         self.diverging |= {number for number, largest in zip(numbers, differences.max(axis=1))
@@ -177,11 +179,11 @@ def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> Sa
 
 def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
                    batch_size: int, with_videos: bool, overwrite: bool) -> int:
-    """Compute and write the missing saliency, until the end or a signal to stop.
+    """Compute and write the missing saliency, until all is written or a signal asks to stop.
 
     Args:
         numbers: numbers of the samples.
-        batch_size: samples that share a forward pass.
+        batch_size: number of samples per forward pass.
         with_videos: write the missing videos as well.
         overwrite: compute everything again.
 
@@ -258,8 +260,9 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
     and yield sentences that report it.
 
     Args:
-        numbers: numbers of the samples. All of their finished maps with this kind of gradient
-            count.
+        numbers: numbers of the samples. All their finished maps with this kind of gradient are
+            compared.
+        without_env_grads: kind of gradient to compare, see ``SaliencyPlan``.
 
     Raises:
         UserError: if a map is missing or damaged.
@@ -301,7 +304,7 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
     """
     value = SaliencyFunction(VALUE)
     plain, without = value.name, value.name + WITHOUT_ENV_GRADS
-    # The folder is not that of the samples, so their vectors are identified.
+    # The samples are in another folder, so checksums identify their vectors.
     descriptions = {number: {
         **saliency.description(value), "bottleneck_vec_sha256": hashlib.sha256(
             saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest()}
@@ -346,16 +349,16 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
 
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,
                     numbers: Sequence[int], description: dict, overwrite: bool) -> SampleFolder:
-    """Simulate one sample from the mean of the bottleneck vectors of several.
+    """Simulate one sample from the mean of the bottleneck vectors of several samples.
 
     Args:
-        description: further settings that the sample depends on.
+        description: further settings that the new sample depends on.
 
     Returns:
-        A folder next to theirs, with the sample 0.
+        Folder next to ``samples`` that contains the new sample as number 0.
 
     Raises:
-        UserError: if a sample is damaged, or the folder holds something else.
+        UserError: if a sample is damaged, or the folder was written with other settings.
     """
     vectors = torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers))
     num_steps = len(samples.sample(numbers[0]).frames)
