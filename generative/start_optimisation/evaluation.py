@@ -1,18 +1,18 @@
 """Optimised starts compared with recorded starts, in the simulator and in the real game.
 
-The best start of each objective counts (score minus penalty). Its ``score`` is the target in
-deviations from the mean over recorded starts, simulated, with the sign of the objective. An
-objective is a row of the statistics of ``stats.effects``, and objectives with one target are drawn
-together. Outcomes:
+Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
+simulated target in standard deviations from its mean over recorded starts, with the sign of the
+objective. In the statistics of ``stats.effects``, each objective is a row, and objectives with the
+same target are resampled together. Outcomes:
 
-- ``score``: minus the score of the best of ``best_of`` recorded starts that no search began from.
-  The controls are the best of as many recorded starts, drawn again from all of them.
-- ``percentile``: in the real game. The recording of the recorded start that is nearest to the
-  optimised one is replayed up to it, then the agent plays on; the outcome is the share of the
-  recorded values that the target at the step exceeds (in the objective's direction), minus 0.5. The
-  arm ``recorded`` starts from the best of the recorded starts itself. The controls are the
-  starts of the same arm for another objective: the start of objective i + j, read by the target of
-  objective i, for every j that gives each objective another target.
+- ``score``: score minus the score of the best of ``best_of`` recorded starts from which no search
+  began. Each control is the best of as many recorded starts, redrawn from all recorded starts.
+- ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
+  nearest to the optimised start, then the agent continues; the outcome is the share of the recorded
+  values that the target at the step exceeds (in the objective's direction), minus 0.5. The arm
+  ``recorded`` uses the best recorded start instead. Each control swaps the starts of the same arm
+  between objectives: the target of objective i is read in the start of objective i + j, for every j
+  that gives each objective another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, V vector,
 P plays, T steps, D agent hidden state.
@@ -40,31 +40,31 @@ from generative.start_optimisation.recorded_starts import layers_of, read
 from generative.start_optimisation.search import SearchContext
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 
-QUANTILE = 0.999  # quantile of recorded values, beyond which a start is extreme
-LEAST = 0.01  # smallest excess, in deviations: units that saturate differ by rounding
-SHOWN = 0.95  # percentile from which the real game shows the target
+QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
+LEAST = 0.01  # smallest excess that counts, in deviations: saturated units differ by rounding
+SHOWN = 0.95  # percentile from which the target counts as shown in the real game
 NUM_DRAWS = 8  # draws of the latents for each best start
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
 PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
 RECORDED = "recorded"  # arm of the best recorded starts
 NUM_SUBSETS = 20  # subsets of the recorded starts that serve as controls
-_DRAWS, _SUBSETS = 2, 3  # streams of random numbers, in addition to the seed
+_DRAWS, _SUBSETS = 2, 3  # random streams; part of the generators' seeds
 
 
 def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
              recording: RolloutFolder | None, batch_size: int, seed: int,
              ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read all targets in all optimised starts and compare these with recorded starts.
+    """Read all targets in all optimised starts and compare these starts with recorded starts.
 
     Args:
-        folders: samples, by penalty.
+        folders: sample folders by penalty.
         recording: source of the recorded starts; None to leave out the real game.
 
     Returns:
-        A row for each penalty, objective and start, see ``starts.csv``: columns about the real game
-        and drawn latents are empty except for the best start of an objective, which ``best`` marks.
-        And the table of ``compare_conditions`` for the outcomes ``score`` and ``percentile``; None
-        with fewer than ``MIN_STARTS`` targets, which have no interval.
+        The table ``starts.csv``, with a row for each penalty, objective and start: ``best`` marks
+        the best start of an objective, and only this start has values in the columns about the real
+        game and drawn latents. And the table of ``compare_conditions`` for the outcomes ``score``
+        and ``percentile``; None with fewer than ``MIN_STARTS`` targets, too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores: dict[float | str, np.ndarray] = {}
@@ -132,10 +132,11 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
 @torch.no_grad()
 def _targets(context: SearchContext, vectors: np.ndarray, batch_size: int,
              uniform: np.ndarray | None = None) -> np.ndarray:
-    """All targets in rollouts from vectors (B, V): (B, G).
+    """Simulate rollouts from vectors (B, V) and read all targets (B, G).
 
     Args:
-        uniform: random numbers for the latents, see ``PresetDraw`` (draws, B, S).
+        uniform: random numbers for the latents, see ``PresetDraw`` (draws, B, S); None for the most
+            likely latents.
     """
     targets, step, values = _all_targets(context), context.plan.step, []
     for begin in range(0, len(vectors), batch_size):
@@ -150,19 +151,19 @@ def _targets(context: SearchContext, vectors: np.ndarray, batch_size: int,
 
 
 def _all_targets(context: SearchContext) -> list[Target]:
-    """Targets in the order of the columns."""
+    """Targets in the order of the columns of ``context.starts``."""
     by_column = dict(zip(context.columns, context.objectives))
     return [by_column[column].target for column in sorted(by_column)]
 
 
 def _scores(context: SearchContext, values: np.ndarray) -> np.ndarray:
-    """Targets (O, G) as scores (O, O): rows are the starts' objectives, columns the targets'."""
+    """Convert targets (O, G) to scores (O, O): a row per start, a column per objective."""
     return np.stack([context.score(number, values[:, column])
                      for number, column in enumerate(context.columns)], axis=1)
 
 
 def _drawn_scores(context: SearchContext, vectors: np.ndarray, seed: int) -> np.ndarray:
-    """Mean scores (O,) with drawn latents; the draws are the same for all starts."""
+    """Mean scores (O,) over drawn latents; all starts share the same draws."""
     shape = context.plan.step + 2, NUM_DRAWS, context.simulator.config.stoch_dim
     uniform = np.random.default_rng([seed, _DRAWS]).random(shape, np.float32)
     values = _targets(context, vectors.repeat(NUM_DRAWS, axis=0), NUM_DRAWS * 4,
@@ -172,11 +173,14 @@ def _drawn_scores(context: SearchContext, vectors: np.ndarray, seed: int) -> np.
 
 def _real_percentiles(context: SearchContext, rows: np.ndarray,
                       recording: RolloutFolder) -> tuple[np.ndarray, np.ndarray]:
-    """Percentiles in the real game from recorded starts (O,).
+    """Compute percentiles in the real game from recorded starts.
+
+    Args:
+        rows: rows of the recorded starts, one per objective (O,).
 
     Returns:
-        (O, O), rows are the starts' objectives, columns the targets'; and whether the episode ended
-        before the step (O,).
+        Percentiles (O, O), with a row per start and a column per objective; and whether the episode
+        ended before the step (O,).
     """
     unique, place = np.unique(rows, return_inverse=True)
     targets = _all_targets(context)
@@ -196,7 +200,7 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
 def compare_with_recorded(context: SearchContext, scores: dict[float | str, np.ndarray],
                           percentiles: dict[float | str, np.ndarray],
                           seed: int) -> pd.DataFrame | None:
-    """Effects of all arms on the outcomes, see the module.
+    """Estimate the effects of all arms on the outcomes defined in the module's docstring.
 
     Args:
         scores: scores of the best starts (O, O), by penalty.
@@ -240,7 +244,8 @@ def shifts(columns: np.ndarray) -> list[int]:
 
 
 def shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
-    """Each objective's target in the start of the objective that many places further."""
+    """Read from a matrix (O, O) the target of each objective in the start of the objective
+    ``shift`` places later (O,)."""
     number = np.arange(len(matrix))
     return matrix[(number + shift) % len(matrix), number]
 
@@ -248,19 +253,21 @@ def shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
 def play_on(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
             places: Sequence[WindowPlace], step: int,
             layers: tuple[str, ...]) -> tuple[Rollouts, np.ndarray]:
-    """Replay recordings up to a frame each, then let the agent take its most likely actions.
+    """Replay recordings, each up to a given frame, then let the agent take its most likely actions.
 
-    The state that enters the agent at the frame is the recorded one.
+    The agent starts with the recorded hidden state.
 
     Args:
-        step: last step, counted from the frame as in a simulation.
+        places: episodes and frames (P places).
+        step: last step; step 0 shows the given frame, as in a simulation.
 
     Returns:
-        The outputs (T, P), repeated from the last frame of an episode that ended before; and
-        whether it did, bool (P,).
+        The outputs (T, P), which repeat the last frame of an episode that has ended; and whether
+        the episode ended before the last step, bool (P,).
 
     Raises:
-        UserError: if a replay shows other frames than the recording, naming episode and step.
+        UserError: if a replay deviates from the recorded frames; the message names episode and
+            step.
     """
     with (torch.no_grad(), games_at(folder, places) as (slots, states), compute.autocast(),
           cached(agent.policy, layers, graph=True) as activations):

@@ -1,4 +1,5 @@
-"""Objectives of the search: scalars of the agent at a step of a rollout, simulated or real.
+"""Objectives of the optimisation: scalar outputs of the agent at a step of a simulated or real
+rollout.
 
 Letters in shape comments: T steps, B rollouts, A actions, D agent hidden state, U units of a layer.
 """
@@ -37,10 +38,11 @@ class Rollouts:
     """The agent's outputs at the steps of rollouts.
 
     Attributes:
-        values: (T, B).
-        log_probs: (T, B, A).
-        hidden_states: states after each step (T, B, D).
-        units: mean over the cells of each channel of a layer, by the layer's name (T, B, U).
+        values: the agent's values (T, B).
+        log_probs: log-probabilities of the agent's actions (T, B, A).
+        hidden_states: the agent's hidden states after each step (T, B, D).
+        units: units of each layer by name; of a feature map, the spatial mean of each channel
+            (T, B, U).
     """
 
     values: Tensor
@@ -66,11 +68,11 @@ class Rollouts:
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
             layers: tuple[str, ...] = (), draw: Draw | None = None,
             ) -> tuple[list[Step], Rollouts]:
-    """Simulate from vectors (B, V), with everything that depends on them in the graph.
+    """Simulate from vectors (B, V), with gradients of all outputs with respect to them.
 
     Args:
-        layers: layers whose units are read.
-        draw: choice of the latents; by default the most likely ones.
+        layers: names of the layers whose units are read.
+        draw: sampler of the latents; None for the most likely latents.
     """
     draw = draw or LatentSampler("mode")
     policy = simulator.agent.policy
@@ -94,7 +96,7 @@ class OutputTarget:
         return self.output.name
 
     def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
-        # Log-probabilities are logits, too, and their own log-probabilities.
+        # Log-probabilities are valid logits: log-softmax does not change them.
         at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
                           rollouts.hidden_states[step])
         return self.output(at, at.logits.argmax(dim=-1))
@@ -122,7 +124,7 @@ class DirectionTarget:
 
 @dataclasses.dataclass(frozen=True)
 class UnitTarget:
-    """A unit of a layer; of a map, the mean of a channel."""
+    """A unit of a layer, or the spatial mean of a channel of a feature map."""
 
     first_step: ClassVar[int] = 0
 
@@ -143,7 +145,7 @@ class UnitTarget:
 
 @dataclasses.dataclass(frozen=True)
 class MoveTarget:
-    """Log-probability of one action at the step before and of another action at the step."""
+    """Sum of the log-probabilities of one action at the previous step and another at the step."""
 
     first_step: ClassVar[int] = 1
     layers: ClassVar[tuple[str, ...]] = ()
@@ -194,10 +196,10 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
             directions as in ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
             units as <layer>:<number>, a layer alone for all of its units;
             ``from_<action>_to_<action>``.
-        projector: needed for directions.
+        projector: projector onto the directions; None if no target is a direction.
 
     Raises:
-        UserError: if there is no such target, naming the nearest.
+        UserError: if a target is unknown; the message suggests the nearest name.
     """
     targets: list[Target] = []
     for name in names:

@@ -1,21 +1,21 @@
-"""Recorded starts: their vectors and densities, the targets read in them, and the files.
+"""Recorded starts: vectors, density, target values and files.
 
 The encoder gives one vector per window, so the aggregate posterior of the starts (Hoffman and
 Johnson 2016; Tomczak and Welling 2018) is a set of points on the unit sphere. Its density is
 estimated by the mean of von Mises-Fisher kernels around those points, the analogue of Gaussians on
-the sphere; their concentration maximises the likelihood of episodes that are left out. A Gaussian
-with the vectors' mean and covariance would give a high density to the space between clusters, where
-no recorded start lies. Preferred inputs that are searched in the code of a generator need such a
-bound: without one they leave the codes that the generator knows (Nguyen et al. 2016, 2017).
+the sphere; their concentration maximises the likelihood of left-out episodes. A Gaussian with the
+vectors' mean and covariance would assign a high density to the space between clusters, where no
+recorded start lies. Activation maximisation in the latent space of a generator needs such a bound:
+without one, it leaves the region that the generator was trained on (Nguyen et al. 2016, 2017).
 
 Layout of the output folder::
 
     made_to_order.json        settings
     recorded.npz              recorded starts, see RecordedStarts, with the names of the targets
-    penalty_<p>/              a folder of samples, as of record_gen_samples.py, for each penalty:
-                              objective i has the samples from i * (number of starts) on. Its videos
-                              show each rollout next to the nearest recorded start, simulated and
-                              as recorded
+    penalty_<p>/              sample folder in the layout of record_gen_samples.py, for each
+                              penalty; the samples of objective i are numbered from
+                              i * (number of starts). Videos show each rollout next to the nearest
+                              recorded start, simulated and as recorded
     pictures/order_<i>.png    the best start of objective i with each penalty, and the recorded
                               frames nearest to it, one start per row
     starts.csv                a row for each penalty, objective and start
@@ -47,9 +47,9 @@ from generative.simulator import Simulator
 from generative.start_optimisation.objectives import Rollouts, Target, rollout
 
 CONCENTRATIONS = tuple(2.0 ** np.arange(16))
-TYPICAL_SHARE = 0.05  # share of the recorded starts that are less likely than a typical one
+TYPICAL_SHARE = 0.05  # share of the recorded starts whose density is too low to be typical
 MIN_EPISODES = 2
-_WINDOWS = 1  # stream of random numbers, in addition to the seed
+_WINDOWS = 1  # random stream; part of the generator's seed
 
 OPTIMISED_STARTS = Schema(
     "starts made to order", "python -m generative.optimise_start", items={
@@ -59,7 +59,7 @@ OPTIMISED_STARTS = Schema(
             "simulated": Array(np.float32, "N G"), "real": Array(np.float32, "N G"),
             "targets": Array(np.str_, "G")})),
         "sample_settings": Entry("penalty_{}/recording.json", File()),
-        "sample_lock": Entry("penalty_{}/.{}", File()),  # after a kill
+        "sample_lock": Entry("penalty_{}/.{}", File()),  # left over after a kill
         "sample_files": Entry("penalty_{}/sample_{}/{}", File()),
         "videos": Entry("penalty_{}/videos/{}", File())},
     results={
@@ -75,9 +75,9 @@ class RecordedStarts:
     """Recorded starts, in a random order.
 
     Attributes:
-        windows: windows of the recorded data, int64 (N,).
-        episodes, frames: what the first simulated step shows, int64 (N,).
-        vectors: float32 (N, V).
+        windows: numbers of the recorded windows, int64 (N,).
+        episodes, frames: episode and frame that the first simulated step shows, int64 (N,).
+        vectors: bottleneck vectors, float32 (N, V).
         simulated: targets in a rollout from the vector, float32 (N, G).
         real: targets when the agent sees the recorded frames, float32 (N, G).
     """
@@ -91,19 +91,19 @@ class RecordedStarts:
 
 
 def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) -> np.ndarray:
-    """Draw windows whose initial frames are of one episode that has not ended at the step.
+    """Draw windows whose initial frames belong to one episode that has not ended by the step.
 
     Returns:
-        At most ``number`` windows, int64.
+        Numbers of at most ``number`` windows, int64 (N,).
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such window.
     """
     lengths = dataset.folder.index().groupby("episode").size()
     places = [dataset.place(window) for window in range(len(dataset))]
     windows = [window for window, place in enumerate(places)
                if place.frame >= dataset.num_init_steps - 1
-               and place.frame + step < lengths[place.episode] - 1]  # the last row is black
+               and place.frame + step < lengths[place.episode] - 1]  # the last row's frame is black
     if not windows:
         raise UserError(f"no episode in {dataset.folder.path} is long enough for "
                         f"{dataset.num_init_steps} initial frames and the step {step}; see --step")
@@ -113,7 +113,12 @@ def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) ->
 def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
                     windows: np.ndarray, targets: Sequence[Target], step: int,
                     batch_size: int) -> RecordedStarts:
-    """Simulate recorded starts, and read the targets there and on the recorded frames."""
+    """Simulate recorded starts, and read the targets on the simulated and the recorded frames.
+
+    Args:
+        windows: numbers of the recorded windows (N,).
+        step: step at which the targets are read.
+    """
     sizes = dataclasses.replace(
         simulator.config, num_init_steps=dataset.num_init_steps,
         num_sim_steps=dataset.window_length - dataset.num_init_steps + 1)
@@ -138,7 +143,7 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
 
 
 def layers_of(targets: Sequence[Target]) -> tuple[str, ...]:
-    """Layers whose units the targets read."""
+    """Names of the layers whose units the targets read."""
     return tuple(dict.fromkeys(layer for target in targets for layer in target.layers))
 
 
@@ -150,7 +155,7 @@ def read(targets: Sequence[Target], rollouts: Rollouts, step: int) -> np.ndarray
 
 def _on_recorded_frames(agent: FrozenAgent, compute: Compute, batch: AlignedBatch, step: int,
                         layers: tuple[str, ...]) -> Rollouts:
-    """Outputs at the step and the one before, with the recorded states entering."""
+    """Run the agent at the step and the step before, from the recorded hidden states."""
     outputs = []
     with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
         for t in range(max(step - 1, 0), step + 1):
@@ -164,12 +169,12 @@ class RecordedDensity:
     """Density of recorded start vectors.
 
     Attributes:
-        vectors: unit vectors (N, V).
+        vectors: recorded unit vectors (N, V).
         concentration: concentration of the kernels.
         log_density: log-density of each recorded vector under the kernels of other episodes, up to
             a constant, float64 (N,).
         typical: log-density that all but ``TYPICAL_SHARE`` of the recorded vectors exceed.
-        spread: difference of their median from ``typical``; above 0.
+        spread: median log-density of the recorded vectors minus ``typical``; above 0.
     """
 
     vectors: Tensor
@@ -184,11 +189,11 @@ class RecordedDensity:
 
         Args:
             vectors: vectors of recorded windows (N, V).
-            episodes: their episodes (N,). Windows of an episode resemble each other, so its kernels
-                do not count for its own windows.
+            episodes: episodes of the windows (N,). Windows of an episode resemble each other, so
+                the density at a window excludes the kernels of its own episode.
 
         Raises:
-            UserError: if all vectors are of one episode.
+            UserError: if all vectors belong to one episode.
         """
         if len(np.unique(episodes)) < MIN_EPISODES:
             raise UserError("the recorded starts are of one episode only, which does not say where "
@@ -207,23 +212,24 @@ class RecordedDensity:
                    float(typical), max(float(median - typical), 1e-6))
 
     def of(self, vectors: Tensor) -> Tensor:
-        """Log-density of vectors (B, V), up to the same constant (B,)."""
+        """Log-density (B,) of vectors (B, V), up to the constant of ``log_density``."""
         similarity = self.concentration * vectors @ self.vectors.T.to(vectors)  # (B, N)
         return similarity.logsumexp(dim=-1) - np.log(len(self.vectors))
 
     def excess(self, vectors: Tensor) -> Tensor:
-        """How far the density of vectors (B, V) lies below the typical one, in units of ``spread``.
+        """Compute how far the log-density of vectors (B, V) is below ``typical``.
 
         Returns:
-            (B,); 0 where recorded vectors typically lie.
+            Excess in units of ``spread`` (B,); 0 for typical vectors.
         """
         return torch.relu(self.typical - self.of(vectors)) / self.spread
 
     def nearest(self, vectors: Tensor, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the recorded vectors that are nearest to vectors (B, V), nearest first.
+        """Find the ``number`` recorded vectors nearest to each of the vectors (B, V).
 
         Returns:
-            Their rows, int64 (B, number), and cosines, float32 (B, number).
+            Rows of the recorded vectors, int64 (B, number), and cosine similarities, float32
+            (B, number), nearest first.
         """
         cosines, rows = (vectors @ self.vectors.T.to(vectors)).topk(number, dim=-1)
         return rows.numpy(), cosines.numpy()
@@ -233,7 +239,7 @@ def log_normaliser(concentration: float, dimensions: int) -> float:
     """Logarithm of the von Mises-Fisher density's constant (Mardia and Jupp 2000, section 9.3.2).
 
     Args:
-        dimensions: V of the space that the sphere is in.
+        dimensions: V, the dimension of the space that contains the sphere.
     """
     order = dimensions / 2 - 1
     return (order * np.log(concentration) - dimensions / 2 * np.log(2 * np.pi)

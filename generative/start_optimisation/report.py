@@ -35,7 +35,7 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
     """Format the report as Markdown.
 
     Args:
-        starts, effects: from ``evaluate``.
+        starts, effects: tables from ``evaluate``.
         real_game: whether the starts were compared in the real game.
     """
     best = starts[starts["best"]]
@@ -100,7 +100,7 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
 
 
 def _share(values: pd.Series) -> str:
-    """A share with Wilson's 95 % interval (1927), as text."""
+    """Format the share of true values with Wilson's 95 % interval (1927)."""
     value, low, high = share(int(values.astype(bool).sum()), len(values))
     return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; "
             f"{round(value * len(values))} of {len(values)})")
@@ -127,7 +127,7 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
 
 
 def _objectives(best: pd.DataFrame) -> list[str]:
-    """A row for each objective and penalty."""
+    """Format the table of objectives, with a row for each objective and penalty."""
     rows = []
     for row in best.sort_values(["order", "penalty"], ascending=[True, False]).itertuples():
         real = getattr(row, "real_percentile", np.nan)
@@ -143,8 +143,8 @@ def _objectives(best: pd.DataFrame) -> list[str]:
 
 
 def plot(path: Path, starts: pd.DataFrame) -> None:
-    """Plot the scores of all objectives next to those of recorded starts, and percentiles in the
-    real game."""
+    """Plot the scores of all objectives next to the scores of recorded starts, and percentiles in
+    the real game."""
     best = starts[starts["best"]]
     penalties = best["penalty"].unique()
     first = best[best["penalty"] == penalties[0]].sort_values("recorded_score")

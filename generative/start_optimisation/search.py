@@ -4,16 +4,16 @@ Several starts of an objective share a batch. For each start, the search maximis
 
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
-with mean and deviation of the target over recorded starts, the excess of ``RecordedDensity``, and
-the surprise, in nats, that the episode has not ended by the step: the sum of -log(1 - P(end)).
-Without it the search finds the black frames after an episode's end. For all starts together,
-diversity * ``vector_crowding`` is subtracted, the term that spreads the simulator's vectors in
-training. Nothing is sampled: latents take their most likely class, the agent takes its most likely
-actions, and both pass straight-through gradients. These are biased, so the vector that was best in
-the forward pass is kept, not the last one.
+where mean and deviation of the target are taken over recorded starts, excess is defined by
+``RecordedDensity``, and end is the surprisal, in nats, that the episode has not ended by the step:
+the sum of -log(1 - P(end)). Without this term, the search finds the black frames after an episode's
+end. For all starts together, diversity * ``vector_crowding`` is subtracted, the term that spreads
+the simulator's vectors in training. Nothing is sampled: latents take their most likely class, the
+agent takes its most likely actions, and both pass straight-through gradients. These are biased, so
+the vector with the best forward pass is kept, not the last vector.
 
-An objective is searched by itself and its starts have fixed places in one batch, so its result does
-not depend on other objectives, nor on which files existed when the search was started.
+Objectives are optimised separately and their starts have fixed places in a batch, so results do not
+depend on other objectives, nor on which files existed when the search was started.
 
 Letters in shape comments: K starts of an objective, N recorded starts, T simulated steps, B
 samples, V bottleneck vector.
@@ -54,9 +54,9 @@ class SearchPlan:
 
     Attributes:
         step: step of the rollout, from 0, at which the target is read.
-        iterations: steps of Adam.
+        iterations: number of Adam steps.
         learning_rate: learning rate of Adam, for the entries of the vectors.
-        diversity: weight of the crowding.
+        diversity: weight of the crowding penalty.
     """
 
     step: int
@@ -79,17 +79,18 @@ class Scale:
     deviation: float
 
     def score(self, values, sign: float):
-        """Values of the target in deviations from the mean; larger is better."""
+        """Convert values of the target to deviations from the mean, signed so that larger is
+        better."""
         return sign * (values - self.mean) / self.deviation
 
 
 def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
            scale: Scale, density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
-    """Return the best vector of each search (K, V).
+    """Return the best vectors (K, V) found from each initial vector.
 
     Args:
         begin: initial vectors (K, V).
-        penalty: weight of excess and end.
+        penalty: weight of the excess and end terms.
 
     Raises:
         UserError: if the target or its gradient is not finite.
@@ -129,15 +130,16 @@ class SearchContext:
     """Inputs shared by all searches.
 
     Attributes:
-        dataset: recorded rollouts, with windows as long as the rollouts that are stored.
+        dataset: recorded rollouts, with windows as long as the stored rollouts.
         starts: recorded starts.
-        best_of: number of recorded starts, the last ones, that optimised starts are compared with;
-            searches begin from the others.
+        best_of: number of recorded starts, the last in ``starts``, that optimised starts are
+            compared with; searches begin from the others.
         density: density of all recorded starts.
-        objectives: what to search for.
+        objectives: objectives to optimise.
         columns: column of each objective's target in ``starts``.
-        num_starts: K.
-        num_steps: length of the rollouts that are stored.
+        plan: settings of the search.
+        num_starts: K, number of starts per objective.
+        num_steps: number of steps of the stored rollouts.
     """
 
     simulator: Simulator
@@ -158,7 +160,7 @@ class SearchContext:
         return Scale(float(values.mean()), max(float(values.std()), 1e-9))
 
     def score(self, number: int, values: np.ndarray) -> np.ndarray:
-        """Scores for an objective of values of its target."""
+        """Convert values of an objective's target to scores."""
         return self.scale(number).score(values.astype(np.float64), self.objectives[number].sign)
 
     def scores(self, number: int) -> np.ndarray:
@@ -166,10 +168,10 @@ class SearchContext:
         return self.score(number, self.starts.simulated[:, self.columns[number]])
 
     def begins(self, number: int) -> np.ndarray:
-        """Recorded starts that the searches of an objective begin from (K,).
+        """Rows of the recorded starts from which the searches of an objective begin (K,).
 
-        These are the best of the starts that optimised ones are not compared with, from different
-        episodes as far as possible.
+        These are the best of the starts that optimised starts are not compared with, from different
+        episodes if possible.
         """
         pool = len(self.starts.windows) - self.best_of
         ranked = np.argsort(-self.scores(number)[:pool], kind="stable")
@@ -185,7 +187,7 @@ class SearchContext:
 
 def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
-    """Optimise start vectors and write the missing samples, until the end or a signal to stop.
+    """Optimise start vectors and write the missing samples, until a signal asks to stop.
 
     Returns:
         0 when everything is written, 128 + the signal's number after a signal.
@@ -231,7 +233,7 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
 
 
 def _recorded_film(context: SearchContext, windows: Windows, row: int) -> Iterator[np.ndarray]:
-    """Recorded frames of the simulated steps, enlarged, with the action that entered each."""
+    """Yield the recorded frames of the simulated steps, enlarged, with the input actions."""
     first = context.dataset.num_init_steps - 1
     frames = windows.frames[first:, row].movedim(1, -1).numpy()  # (T, H, W, C)
     for frame, action in zip(frames, windows.actions[first - 1:, row].tolist()):
@@ -239,8 +241,8 @@ def _recorded_film(context: SearchContext, windows: Windows, row: int) -> Iterat
 
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
-    """Write a strip of an objective's best start with each penalty, and of the recorded starts that
-    are nearest to the first of them."""
+    """Write an image strip of an objective's best start for each penalty and of the recorded starts
+    nearest to the first of them."""
     (rows,), _ = context.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
                                          min(NEAREST_IN_STRIP, len(context.starts.windows)))
     windows = context.dataset.batch(context.starts.windows[rows])
