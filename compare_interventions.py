@@ -1,11 +1,12 @@
-"""Measure the effects of altered directions of the agent's hidden state, or of patches of its
-layers, on its behaviour.
+"""Measure how altered directions of the agent's hidden state, or patches of its layers, affect its
+behaviour.
 
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with controls: alterations of random directions of equal size, or patches of
-the same kind with a part drawn at random. With patches, components are altered only if --directions
-or --swaps is given, too. A killed run goes on after its last alteration; more directions, patches
-or controls can be added to a finished one. With --scan, every part of a layer is patched in turn.
+the same kind with a part drawn at random. If patches are given, directions are altered only if
+--directions or --swaps is also given. A killed run resumes after its last alteration; directions,
+patches and controls can be added to a finished run. With --scan, every part of a layer is patched
+in turn.
 """
 
 from __future__ import annotations
@@ -59,39 +60,40 @@ NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "swaps", "
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True,
-                       help="agent whose state is altered")
+                       help="agent file whose hidden state or layers are altered")
     add_parameter_set_flag(flags)
     flags.add_argument("--num_episodes", type=count, default=400,
-                       help="levels to play, or starts to simulate, for each alteration")
+                       help="number of levels to play, or starts to simulate, per alteration")
     add_comparison_flags(flags)
     add_direction_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=1)
     add_env_flags(flags)
     add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--training_levels", action="store_true",
-                       help="play the levels of --start_level and --num_levels instead of those "
-                            "outside")
+                       help="play the levels of --start_level and --num_levels instead of unseen "
+                            "levels")
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="episodes played at a time")
+                       help="number of episodes played at a time")
     flags.add_argument("--in_simulator", action="store_true",
-                       help="simulate instead of playing real levels")
+                       help="use simulated episodes instead of real levels")
     flags.add_argument("--model_file", type=Path, help="simulator file, for --in_simulator")
     add_data_flag(flags)
     flags.add_argument("--num_sim_steps", type=count, key="analysis.saliency.num_sim_steps",
-                       help="simulated steps")
+                       help="number of simulated steps")
     flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
                        key="record.rand_init",
                        help="simulate from random vectors instead of recorded frames")
-    flags.add_argument("--batch_size", type=count, default=32, help="simulations at a time")
+    flags.add_argument("--batch_size", type=count, default=32,
+                       help="number of simulations at a time")
     flags.add_argument("--output_dir", type=Path,
-                       help="<save_dir of the parameter set>/interventions if not given, or "
-                            "interventions_in_simulator, or scan")
+                       help="output folder; if not given, interventions, "
+                            "interventions_in_simulator or scan in the parameter set's save_dir")
     flags.add_argument("--seed", type=seed, default=1,
-                       help="of levels, actions, bootstrap and sign flips; not 0, as in "
-                            "record.py, so that the levels are not those that the directions "
-                            "were found on")
+                       help="seed of levels, actions, bootstrap and sign flips; not 0 as in "
+                            "record.py, so that the levels differ from the levels on which the "
+                            "directions were found")
     flags.add_argument("--overwrite", action="store_true",
-                       help="throw away what the output folder holds")
+                       help="delete the previous contents of the output folder")
     add_shard_flags(flags, "the alterations")
     add_compute_flags(flags, in_parameter_set=True)
     return flags
@@ -159,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
                  compute: Compute) -> Playground:
-    """Return the simulated starts of the flags."""
+    """Return the simulated starts that the flags specify."""
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
     if args.cheese_region:

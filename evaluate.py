@@ -1,4 +1,4 @@
-"""Measure an agent: success rate and mean return over levels it was not trained on."""
+"""Evaluate an agent: success rate and mean return on levels that it was not trained on."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--model_file", type=Path, required=True, help="agent file to evaluate")
     flags.add_argument("--num_episodes", type=count, default=1000,
-                       help="levels to play, one episode each")
+                       help="number of levels to play, one episode each")
     add_env_flags(flags)
     add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--training_levels", action="store_true",
-                       help="play the levels of --start_level and --num_levels instead of those "
-                            "outside")
+                       help="play the levels of --start_level and --num_levels instead of unseen "
+                            "levels")
     flags.add_argument("--greedy", action="store_true",
-                       help="take the most likely action instead of drawing one")
+                       help="take the most likely action instead of sampling one")
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="episodes played at a time")
-    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
+                       help="number of episodes played at a time")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
     flags.add_argument("--causes", action="store_true",
-                       help="also say why levels were failed: the hazard without which the last "
-                            "step would not have ended the episode")
-    add_output_file_flag(flags, help="write the result as JSON here, too")
+                       help="also report why levels were failed: the hazard without which the "
+                            "last step would not have ended the episode")
+    add_output_file_flag(flags, help="also write the result to this file, as JSON")
     flags.add_argument("--other_agent", type=Path,
-                       help="agent file; also say how alike the two are, on frames that the first "
-                            "one meets, a level each: divergences of their policies and CKA of "
-                            "their layers")
+                       help="second agent file; also report KL divergences between the policies "
+                            "and CKA of the layers, on one frame per level from episodes of the "
+                            "first agent")
     flags.add_argument("--num_compared", type=whole(2, 100_000), default=500,
-                       help="levels on which the two are compared")
+                       help="number of levels on which the agents are compared")
     add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("num_threads",))

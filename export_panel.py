@@ -1,5 +1,5 @@
 """Build the interpretability panel: a folder with a page that shows simulated samples, step by
-step, with their saliency and the agent's hidden state. It opens from disk and from any web
+step, with their saliency and the agent's hidden state. The page works from disk and from any web
 server."""
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_analysis_flags(flags)
     flags.add_argument("--exp_name", default="Interpretability panel",
-                       help="name of the experiment, which the page has as its title")
+                       help="name of the experiment, used as the title of the page")
     add_generated_data_flag(flags)
     flags.add_argument("--samples", nargs="+", default=["informed_init"], metavar="FOLDER",
-                       help="those of these folders that are shown")
+                       help="names of the sample folders to show")
     flags.add_argument("--num_samples", type=count, default=None,
-                       help="at most so many of each folder; all of them if not given")
+                       help="maximum number of samples per folder; all if not given")
     add_direction_folder_flag(flags)
     add_direction_number_flag(flags)
-    flags.add_argument("--behaviours_dir", type=Path, help="folder of the analysis of behaviours; "
+    flags.add_argument("--behaviours_dir", type=Path, help="folder of the behaviour analysis; "
                        "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     flags.add_argument("--num_behaviour_samples", type=count,
                        key="analysis.combined_agent_env_hx.num_samples",
-                       help="samples that it was made of, which is in the names of its files; "
+                       help="number of samples in the behaviour analysis, as in its file names; "
                             "without these files no behaviours are shown")
     flags.add_argument("--max_states", type=count, default=20000,
-                       help="recorded states in the scatter plot, evenly spaced")
+                       help="maximum number of recorded states in the scatter plot, evenly spaced")
     flags.add_argument("--output_dir", type=Path,
-                       help="folder to write to; <save_dir>/panel if not given")
+                       help="output folder; <save_dir>/panel if not given")
     return flags
 
 
@@ -104,13 +104,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def positions_of(hidden: StepResults) -> dict[str, np.ndarray]:
-    """Where the player was at the recorded states, if the recording is there and says so."""
+    """Return the player's positions at the recorded states; empty if there are none."""
     data_dir = hidden.settings().get("data_dir")
     return read_recorded_positions(RolloutFolder(data_dir), hidden.number) if data_dir else {}
 
 
 def check_space(path: Path, size: int) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Raise UserError if the disk has too little free space for ``size`` bytes."""
     there = next(parent for parent in path.absolute().parents if parent.exists())
     free = shutil.disk_usage(there).free
     if size > free:

@@ -1,9 +1,9 @@
 """Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
 
-The simulator is compared with three predictors that it must beat: the last initial frame, the mean
-frame of the training episodes, and the simulator with the actions of another window. The fidelity
-card adds PSNR, SSIM and further controls (docs/fidelity.md); with --life_starts the agent also
-plays on from recorded frames in the simulator and in the real game.
+The simulator is compared with three baselines: the last initial frame, the mean frame of the
+training episodes, and the simulator with the actions of another window. The fidelity card adds
+PSNR, SSIM and further controls (docs/fidelity.md); with --life_starts the agent also continues
+from recorded frames in the simulator and in the real game.
 """
 
 from __future__ import annotations
@@ -81,22 +81,23 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file to measure", model_file_required=True)
     add_save_dir_flag(flags)
     flags.add_argument("--num_batches", type=count, key="analysis.loss_over_time.num_batches",
-                       help="batches of held-out windows")
+                       help="number of batches of held-out windows")
     flags.add_argument("--sample_latents", action="store_true",
-                       help="draw the latent variables instead of taking the most likely ones")
+                       help="sample the latent variables instead of taking the most likely values")
     flags.add_argument("--unseen", action="store_true",
-                       help="the simulator saw no episode of this recording in training: measure "
-                            "windows of all of them")
+                       help="use windows of all episodes, for a recording on which the simulator "
+                            "was not trained")
     flags.add_argument("--compare_model_file", type=Path,
-                       help="second simulator of the same agent, measured on the same windows")
+                       help="simulator file of the same agent, evaluated on the same windows")
     flags.add_argument("--other_agent_file", type=Path,
-                       help="agent that took no part in training, shown the same frames")
+                       help="agent that was not used in training, evaluated on the same frames")
     flags.add_argument("--life_starts", type=from_zero, default=0,
-                       help="starts from which the agent plays on in the simulator and in the real "
-                            "game; 0 for none")
+                       help="number of starts from which the agent continues in the simulator and "
+                            "in the real game; 0: none")
     flags.add_argument("--output_dir", type=Path,
-                       help="new folder to write to; if not given, <save_dir>/loss_over_time/ and "
-                            "in it --gen_mod_exp_name, or the time if that is not given either")
+                       help="new output folder; if not given, a folder in "
+                            "<save_dir>/loss_over_time named by --gen_mod_exp_name, or else by "
+                            "the time")
     return flags
 
 
@@ -198,14 +199,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def describe_file(path: Path | None, name: str) -> dict[str, str]:
-    """Return name and checksum of an optional file, for the settings."""
+    """Return the name and checksum of an optional file, for the settings."""
     return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
 
 
 def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
               config: SimulatorConfig, compute: Compute,
               objects: ObjectFrames | None) -> FidelityCard:
-    """Choose what to measure for the fidelity card; if remembered pixels are left out, print the
+    """Set up the measurements of the fidelity card; if remembered pixels are left out, print the
     reason."""
     scale, positions = find_camera(dataset, windows)
     other_simulator = args.compare_model_file and open_simulator(
@@ -217,7 +218,7 @@ def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Names
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
-    """Scale and positions for ``FidelityCard``; (None, None) where they are not known."""
+    """Return scale and positions for ``FidelityCard``; (None, None) if they are not known."""
     try:
         game = recorded_game(dataset.folder)
         scale = pixels_per_square(game.env_name, game.distribution_mode)
@@ -241,7 +242,7 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
     """Find the player's positions at all frames of windows by replaying their episodes.
 
     Returns:
-        Numbers of some of the windows (B,) to positions (W, B, 2), as ``Windows.positions``.
+        Function from window numbers (B,) to positions (W, B, 2), as in ``Windows.positions``.
 
     Raises:
         UserError: see ``agents.replay.replayed``.
@@ -260,8 +261,8 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Render recorded frames without each kind of object in the real game; None, with a printed
-    reason, if that is not possible."""
+    """Return a renderer of recorded frames without each kind of object, which uses the real game;
+    None, after printing the reason, if that is not possible."""
     try:
         config = recorded_game(dataset.folder)
     except UserError as error:
@@ -289,7 +290,7 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
 
 
 def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
-    """Print image errors and agent measures at the first steps, shown objects, and comparisons."""
+    """Print image errors, agent measures and shown objects at the first steps, and comparisons."""
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
         rows = table[(table["kind"] == kind) & table["step"].isin(SHOWN_STEPS)]
         means = rows.pivot(index="predictor", columns="step", values="mean").reindex(

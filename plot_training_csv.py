@@ -1,4 +1,4 @@
-"""Plot the training curve of a run, of an agent or of a simulator."""
+"""Plot the training curves of an agent or a simulator."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from generative.training_plots import plot_simulator
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--datapath", type=Path, required=True,
-                       help="a run's folder, or its experiment's folder for the newest run; of "
-                            "an agent (train.py) or of a simulator (train_gen_model.py)")
+                       help="folder of a run, or of an experiment for its newest run, by train.py "
+                            "(agents) or train_gen_model.py (simulators)")
     flags.add_argument("--beside", type=Path,
-                       help="another agent's run, whose return is drawn beside this one's "
-                            "(plot_beside.png in this run's folder)")
+                       help="folder of another agent's run, to compare the returns of the two runs "
+                            "(plot_beside.png in the folder of the first)")
     return flags
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def name_of(folder: Path) -> str:
-    """A run in a word or two: its experiment's, or its folder's if it lies in none."""
+    """Return a short name of a run: its experiment, or its folder if it has no experiment."""
     return folder.parent.name if folder.name.startswith("seed_") else folder.name
 
 

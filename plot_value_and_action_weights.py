@@ -1,4 +1,4 @@
-"""Draw the agent's read-out weights in the space of its independent components: the effect of each
+"""Plot the agent's readout weights in the space of its independent components: the effect of each
 component on the value and on the logits of the actions."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parser() -> Parser:
     add_simulator_flags(flags, "accepted for the published commands; no effect here",
                         model_file_required=False)
     add_direction_flags(flags)
-    flags.add_argument("--output_dir", type=Path, help="folder to write to; "
+    flags.add_argument("--output_dir", type=Path, help="output folder; "
                        "<save_dir>/value_and_action_weights if not given")
     return flags
 

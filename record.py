@@ -50,34 +50,35 @@ from maze.level.regions import (
 )
 
 VIDEO_SCALE = 3
-MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
+MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower than playing
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--model_file", type=Path, required=True, help="agent file to record")
     flags.add_argument("--logdir", type=Path, default=Path("."),
-                       help="the recording is written to <logdir>/data/")
-    flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
+                       help="folder of the recording, which is written to <logdir>/data/")
+    flags.add_argument("--num_episodes", type=count, default=10_000,
+                       help="number of episodes to record")
     add_env_flags(flags)
     add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--param_name", default="hard-rec-record",
-                       help="parameter set whose n_envs says how many episodes are played at a "
+                       help="parameter set whose n_envs is the number of episodes played at a "
                             "time")
-    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
     flags.add_argument("--no_action_noise", action="store_true",
-                       help="do not flatten the policy as hyperparams/action_noise.yml says")
+                       help="do not apply the action noise of hyperparams/action_noise.yml")
     add_swap_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=0)
     flags.add_argument("--interpreting_params_name", default="defaults",
-                       help="parameter set in hyperparams/interpreting_configs.yml, for the "
-                            "swap alone")
+                       help="parameter set in hyperparams/interpreting_configs.yml, used only "
+                            "for swaps")
     flags.add_argument("--positions", action="store_true",
-                       help="also record where the player is: columns player_x and player_y, in "
-                            "cells")
-    flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
+                       help="also record the player's position in cells: columns player_x and "
+                            "player_y")
+    flags.add_argument("--no_videos", action="store_true", help="do not write sample_*.mp4 videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="throw away what the data folder holds")
+                       help="delete the previous contents of the data folder")
     add_shard_flags(flags, "the episodes")
     add_patch_flags(flags)
     add_compute_flags(flags)
@@ -86,7 +87,7 @@ def parser() -> Parser:
 
 
 def steps_table(episode: Episode) -> pd.DataFrame:
-    """Return the rows of an episode's CSV without their position in the index."""
+    """Return the rows of an episode's CSV without the columns episode and global_step."""
     return pd.DataFrame({
         "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
         "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
@@ -149,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
                              PlayOptions(alter_logits=noise, edit=edit,
                                          keep_positions=args.positions))
-    pool = ThreadPoolExecutor(1)  # writes while the agent plays on
+    pool = ThreadPoolExecutor(1)  # writes episodes while the agent plays
     pending: list[Future] = []
     try:
         with patches.scope(policy, *([swap.patch] if swap else [])):

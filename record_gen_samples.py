@@ -1,4 +1,4 @@
-"""Record rollouts that a trained simulator imagines, with the agent inside."""
+"""Record rollouts that a trained simulator generates, with the agent acting in it."""
 
 from __future__ import annotations
 
@@ -54,28 +54,29 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=SAMPLES_AT_A_TIME)
     flags.add_argument("--generated_data_dir", key="generated_data_dir",
-                       help="samples go to folders in here")
-    flags.add_argument("--data_save_dir", type=Path, help="the same, and wins")
+                       help="folder in which the sample folders are written")
+    flags.add_argument("--data_save_dir", type=Path,
+                       help="same as --generated_data_dir, and takes precedence")
     flags.add_argument("--num_samples", type=count, key="record.max_samples",
-                       help="starts to simulate from; each gives one sample, or one for each of "
-                            "several manual actions")
+                       help="number of starts to simulate from; each gives one sample, or one for "
+                            "each of several manual actions")
     flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
                        key="record.rand_init",
                        help="start from random vectors instead of recorded frames")
     flags.add_argument("--use_recorded_actions", action="store_true",
-                       help="what was done after the recorded frames is done again, instead of "
-                            "what the agent would do now")
+                       help="repeat the actions recorded after the initial frames, instead of the "
+                            "agent's own actions")
     flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
-                       help="action that enters every step: one or several of "
+                       help="action that is taken at every step: one or several of "
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
-                            "a video in which each is placed where it points")
+                            "a video that places each action where it points")
     add_swap_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
-                       help="draw the latent variables instead of taking the most likely ones")
-    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+                       help="sample the latent variables instead of taking the most likely values")
+    flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="throw away what the folders to write to hold")
+                       help="delete the previous contents of the output folders")
     add_shard_flags(flags, "the starts")
     return flags
 
@@ -152,12 +153,12 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerRun:
-    """One folder of samples.
+    """Recording of one folder of samples.
 
     Attributes:
-        name: of the folder.
-        description: what makes it.
-        scope: in which it is simulated.
+        name: name of the folder.
+        description: settings that define the samples.
+        scope: context manager in which the samples are simulated.
     """
 
     name: str
@@ -167,7 +168,7 @@ class SamplerRun:
 
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
                  arm: Sequence[Patch]) -> list[str]:
-    """The folders of samples that are asked for: as it is, with a swap, with patches."""
+    """Return the names of the requested sample folders: unaltered, with a swap, with patches."""
     swapped = configured_name(parameters.get(SwapConfig), args.random_directions)
     return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
             *([f"{plan.folder_name}_patched_{arm_name(arm)}"] if arm else [])]
@@ -175,10 +176,10 @@ def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: Sampl
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
               trained_init_steps: int = 1) -> SamplingPlan:
-    """The plan of the flags; a number of steps on the command line wins.
+    """Return the sampling plan; numbers of steps on the command line take precedence.
 
     Args:
-        trained_init_steps: the simulator's.
+        trained_init_steps: number of initial steps with which the simulator was trained.
     """
     actions = manual_actions(args.manual_action)
     saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)

@@ -1,4 +1,4 @@
-"""Render episodes of an agent as videos: what a person sees, and what the agent sees."""
+"""Render episodes of an agent as videos: a 512-pixel view, and the agent's own frames."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def parser() -> Parser:
     flags.add_argument("--model_file", type=Path, required=True, help="agent file to render")
     flags.add_argument("--vid_dir", type=Path,
                        help="folder for the videos; default: logs/videos/<env_name>/<exp_name>/")
-    flags.add_argument("--num_eps", type=count, default=10, help="episodes to render")
+    flags.add_argument("--num_eps", type=count, default=10, help="number of episodes to render")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
-                       help="environment steps a second in the videos")
+                       help="environment steps per second in the videos")
     flags.add_argument("--strip", action="store_true",
-                       help="also write a picture with moments of each episode side by side")
+                       help="also write an image of each episode with several moments side by side")
     flags.add_argument("--exp_name", type=folder_name, default="render",
                        help="name of the default video folder")
     add_env_flags(flags)
     add_cheese_region_flag(flags, of_agent=True)
-    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
     add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints", "num_threads"))
@@ -56,7 +56,7 @@ def parser() -> Parser:
 
 
 def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
-    """Write the videos of an episode, and print a line about it."""
+    """Write the videos of an episode, and print a one-line summary."""
     views = {"person": episode.person_views,
              "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
                        for frame in episode.frames)}

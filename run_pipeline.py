@@ -1,6 +1,6 @@
-"""Run the whole experiment, from training to a page that ties it together. Stages that are up to
-date are skipped, interrupted ones are continued, and those whose code, parameters or inputs have
-changed run again. With --submit the stages are jobs of a cluster."""
+"""Run the whole experiment, from training to a page with all results. Stages that are up to date
+are skipped, interrupted stages are resumed, and stages whose code, parameters or inputs have
+changed run again. With --submit, the stages run as cluster jobs."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ FORBIDDEN = set("/\\\0")
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--preset", required=True,
-                       help="one of hyperparams/pipeline.yml (demo, full, tiny, maze), or "
-                            "section:NAME for the shipped agent in the sizes of a parameter set "
-                            "of hyperparams/interpreting_configs.yml")
+                       help="preset in hyperparams/pipeline.yml (demo, full, tiny, maze), or "
+                            "section:NAME for the shipped agent with the sizes of a parameter "
+                            "set in hyperparams/interpreting_configs.yml")
     flags.add_argument("--output_dir", type=Path,
-                       help="folder to write to; <preset>_output if not given")
-    flags.add_argument("--exp_name", help="name of the experiment; the preset's if not given")
+                       help="output folder; <preset>_output if not given")
+    flags.add_argument("--exp_name", help="name of the experiment; the preset's name if not given")
     flags.add_argument("--agent_file", type=Path,
-                       help="analyse this agent instead of the preset's and train none")
+                       help="analyse this agent instead of the preset's, without training one")
     flags.add_argument("--model_file", type=Path,
-                       help="use this simulator instead of the preset's and train none")
+                       help="use this simulator instead of the preset's, without training one")
     which = flags.add_mutually_exclusive_group()
     which.add_argument("--from", dest="first", metavar="STAGE",
-                       help="begin with this stage, whatever the state of those before it")
+                       help="start at this stage, regardless of the state of earlier stages")
     which.add_argument("--only", nargs="+", metavar="STAGE", help="run only these stages")
     which.add_argument("--accept", nargs="+", metavar="STAGE",
-                       help="run nothing, and record that these stages are valid as they are, "
-                            "after a change that does not affect them")
+                       help="run nothing, and mark the results of these stages as valid, after a "
+                            "change that does not affect them")
     flags.add_argument("--force", action="store_true",
-                       help="run the selected stages again, whatever their records say")
+                       help="run the selected stages again, regardless of their records")
     flags.add_argument("--dry_run", action="store_true",
-                       help="print what would be run and why, and run nothing")
+                       help="print which stages would run and why, and run nothing")
     flags.add_argument("--check_contents", action="store_true",
                        help="read every file again; otherwise a file of the same size and "
                             "modification time counts as unchanged")
     flags.add_argument("--report", action="store_true",
-                       help="run nothing, and write the page from the finished stages")
+                       help="run nothing, and write the page of results from finished stages")
     cluster = flags.add_argument_group("on a cluster")
     cluster.add_argument("--submit", choices=sorted(SCHEDULERS),
-                         help="submit the stages that are not done and not submitted yet, one job "
-                              "per stage; with --dry_run print the commands")
+                         help="submit the stages that are neither done nor submitted, one job per "
+                              "stage; with --dry_run print the commands")
     cluster.add_argument("--status", action="store_true",
                          help="print the status of the stages and their jobs, and run nothing")
     cluster.add_argument("--cluster_file", type=Path, default=CLUSTER_FILE,
-                         help="requests of jobs: time, memory, cores, GPUs")
+                         help="YAML file of the jobs' resource requests: time, memory, cores, GPUs")
     job = flags.add_argument_group("for the jobs that --submit makes")
     job.add_argument("--in_job", choices=sorted(SCHEDULERS),
-                     help="run the stage of --only as a job of this scheduler, next to those of "
+                     help="run the stage of --only as a job of this scheduler, next to jobs of "
                           "other stages, and write no page")
     job.add_argument("--shard", type=shard, metavar="I/N",
                      help="compute the I-th of the N shards of the stage")
     job.add_argument("--join", type=count, metavar="N", help="join the N shards of the stage")
     job.add_argument("--processes", type=count, default=1,
-                     help="processes that torchrun starts for the stage, on this machine")
+                     help="number of local processes that torchrun starts for the stage")
     job.add_argument("--seconds_to_stop", type=count, default=600,
-                     help="seconds between a signal and the moment at which torchrun kills them")
+                     help="seconds between a stop signal and the kill of the processes by torchrun")
     job.add_argument("--max_sittings", type=count, default=1,
-                     help="number of times that the job is started, if its time is up before it "
-                          "is done")
+                     help="maximum number of times that the job is started, if it runs out of "
+                          "time")
     return flags
 
 
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """Run the chosen stages with these contents of the parameter files; returns the status."""
+    """Run the selected stages with the parameters in ``hyperparams``; returns the exit status."""
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
 
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
-    """Submit the stages that are not done and not submitted yet, or print the commands."""
+    """Submit the stages that are neither done nor submitted, or print the commands."""
     experiment = pipeline.experiment
     command = [sys.executable, str(ROOT / "run_pipeline.py"), "--preset", args.preset,
                "--output_dir", str(experiment.path), "--exp_name", description["name"]]
@@ -166,7 +166,7 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
 
 
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
-    """Do a job's part of a stage; back to the queue if the job's time is up before it is done."""
+    """Run a job's part of a stage; requeue the job if its time is up before it is done."""
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()
     with experiment.opened_by_job(part.name):
@@ -187,7 +187,7 @@ def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[s
     """Return the stages that the flags select.
 
     Raises:
-        UserError: if there is no such stage, naming the nearest.
+        UserError: if there is no such stage; the message names the nearest one.
     """
     for name in [first] if first else only or []:
         if name not in names:

@@ -1,5 +1,5 @@
-"""Take gradients of the agent's value, its actions and its hidden directions through the
-simulator, in samples that record_gen_samples.py recorded, over as many steps as those have."""
+"""Compute gradients of the agent's value, actions and hidden-state directions through the
+simulator, over all steps of samples that record_gen_samples.py recorded."""
 
 from __future__ import annotations
 
@@ -63,36 +63,36 @@ def parser() -> Parser:
     add_samples_flags(flags)
     flags.add_argument("--saliency_func_type", nargs="+", metavar="FUNCTION",
                        key="analysis.saliency.func_type",
-                       help=f"one or several of {', '.join(FUNCTIONS)} (every one of "
+                       help=f"one or several of {', '.join(FUNCTIONS)} (all directions of "
                             f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca")
     flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.sample_ids",
-                       help="numbers of samples, or a range: 0 to 100 ends before 100")
+                       help="sample numbers, or a range: 0 to 100 excludes 100")
     add_direction_ids_flag(flags, "--direction_ids",
                            f"directions that {DIRECTION} stands for, likewise")
     add_direction_type_flag(flags)
     flags.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
                        key="analysis.saliency.common_timesteps",
-                       help="simulated steps at which the functions are read, from 0")
+                       help="simulated steps at which the functions are evaluated, from 0")
     flags.add_argument("--combine_samples_not_iterate", action="store_true",
                        key="analysis.saliency.combine_samples_not_iterate",
-                       help="make one sample of the mean of the samples' bottleneck vectors, in a "
-                            "folder of its own")
+                       help="simulate a single sample from the mean of the samples' bottleneck "
+                            "vectors, in its own folder")
     flags.add_argument("--without_env_grads", action="store_true",
-                       help="let no gradients through the action that enters the environment; "
-                            "names of files say so")
+                       help="stop gradients at the action that enters the environment; the file "
+                            "names indicate this")
     flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.difference_demo_sample_ids",
-                       help=f"those of the samples in which {VALUE} is shown with and without "
+                       help=f"numbers of samples for which {VALUE} is shown with and without "
                             "these gradients, if it is among the functions; 0 to 0: none")
     flags.add_argument("--difference_demo_dir", type=Path,
-                       help="folder of this demonstration; demo_with_without_env_grads beside the "
-                            "samples if not given")
+                       help="folder of this demonstration; demo_with_without_env_grads next to "
+                            "the samples if not given")
     add_direction_flags(flags)
     add_shard_flags(flags, "the samples")
-    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="make what is asked for again where it is already there")
+                       help="compute requested results again if they already exist")
     return flags
 
 
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
         demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
                         if number in numbers]
-    demonstration = (args.difference_demo_dir or  # that of another agent's samples is another
+    demonstration = (args.difference_demo_dir or  # each agent's samples have their own
                      samples.path.parent / parameters.folders.saliency_demonstration.name)
     shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
                              args.batch_size)
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
 def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
                     demonstration: Path, demonstrated: Sequence[int],
                     batch_size: int) -> SharedSaliency:
-    """The saliency that all shards write together, and the demonstration in another folder."""
+    """Return the saliency files that all shards write together, including the demonstration."""
     files = [SaliencyFolder(folder).file_of("description", number, plan.file_name(function))
              for number in numbers for function in plan.functions]
     files += [SaliencyFolder(demonstration).file_of("description", number, DIFFERENCE)
@@ -195,7 +195,7 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
 
 
 def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
-    """Refuse samples of another simulator or agent; warn where published samples do not say."""
+    """Raise UserError if samples belong to another simulator or agent; warn if that is unknown."""
     description = samples.description()
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
         accepted = (agent_digests(agent_file) if key == "agent_sha256" else {origin[key]})

@@ -47,23 +47,23 @@ def parser() -> Parser:
     flags.add_argument("--num_timesteps", type=time_steps, default=25_000_000,
                        help="environment steps to train for")
     flags.add_argument("--num_threads", type=threads, default=2,
-                       help="threads that step the environments")
+                       help="number of threads that step the environments")
     flags.add_argument("--seed", type=seed, default=None,
-                       help="of weights, levels and actions; random if not given")
+                       help="seed of weights, levels and actions; random if not given")
     flags.add_argument("--num_checkpoints", type=count, default=1,
-                       help="agent files to keep, evenly spaced")
+                       help="number of agent files to keep, evenly spaced")
     flags.add_argument("--model_file", default="", help="agent file to start from")
     flags.add_argument("--keep_optimizer", action="store_true",
-                       help="start from the optimiser's state in --model_file too")
+                       help="also start from the optimiser state in --model_file")
     flags.add_argument("--teacher_file", default="",
-                       help="agent file whose policy the run learns from at first (kickstarting; "
-                            "kickstart_* in the parameter set)")
+                       help="agent file of a teacher for the first part of the run (kickstarting; "
+                            "see kickstart_* in the parameter set)")
     flags.add_argument("--val_interval", type=count, default=1,
-                       help="updates between two validation rollouts on unseen levels")
+                       help="number of updates between validation rollouts on unseen levels")
     flags.add_argument("--logdir", type=Path, default=Path("logs"),
-                       help="where runs are written: <logdir>/procgen/<env_name>/<exp_name>/")
+                       help="folder for runs, in <logdir>/procgen/<env_name>/<exp_name>/")
     flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
-                       help="continue this run exactly where it was saved")
+                       help="resume this run exactly where it was saved")
     add_compute_flags(flags)
     return flags
 
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> int:
-    """Train with the settings of the flags, together with the other processes."""
+    """Train as the flags specify, together with the other processes; returns the exit status."""
     compute = resolve_compute(args.device, args.gpu_device, args.precision, world.local_rank)
     if args.resume:
         folder = args.resume
@@ -116,10 +116,10 @@ def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> i
 
 
 def checksum(teacher_file: str) -> str:
-    """Return the checksum of a teacher, or "" without one.
+    """Return the checksum of a teacher's file, or "" without a teacher.
 
     Raises:
-        UserError: if the file is missing or no agent.
+        UserError: if the file is missing or not an agent file.
     """
     if not teacher_file:
         return ""
@@ -128,7 +128,7 @@ def checksum(teacher_file: str) -> str:
 
 
 def resumed_settings(args, explicit: set[str]) -> TrainSettings:
-    """Return the settings of the run to resume, with the flags that may change."""
+    """Return the settings of the run to resume, updated by the flags that may change."""
     if not (args.resume / RESUME_NAME).is_file():
         raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
     for name in sorted(explicit - RESUMABLE):

@@ -1,4 +1,4 @@
-"""Train a simulator of the environment, with the frozen agent inside, on recorded rollouts."""
+"""Train a simulator of the environment, which contains the frozen agent, on recorded rollouts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file to start from", model_file_required=False)
     flags.add_argument("--max_batches", type=from_zero, default=0,
-                       help="end after so many batches; 0: when the epochs are over")
+                       help="stop after this number of batches; 0: after the last epoch")
     flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
-                       help="continue this run exactly where it was saved")
+                       help="resume this run exactly where it was saved")
     return flags
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
           world: Distributed) -> int:
-    """Train as the flags say, together with the other processes."""
+    """Train as the flags specify, together with the other processes; returns the exit status."""
     common = parameters.common
     compute = resolve_compute(common.device, common.gpu_device, args.precision, world.local_rank)
     if args.resume:
@@ -86,7 +86,7 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
 
 
 def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorRunSettings:
-    """The settings of the run to resume, with those flags that may change."""
+    """Return the settings of the run to resume, updated by the flags that may change."""
     if not checkpoints(args.resume):
         raise UserError(f"{args.resume} holds no run to resume: there is no checkpoint in it")
     for name in sorted(explicit - RESUMABLE):

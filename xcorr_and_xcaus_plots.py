@@ -1,5 +1,5 @@
-"""Draw how independent components of the agent's state go together some steps apart
-(cross-correlation) and what they do to each other through the simulator (cross-causation)."""
+"""Plot correlations between independent components of the agent's state at several lags
+(cross-correlation) and their effects on each other in the simulator (cross-causation)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parser() -> Parser:
     flags.add_argument("--data_output_dir", type=Path, help="folder of the matrices; "
                        "<save_dir>/cross_corr_and_causation_plot_data if not given")
     flags.add_argument("--no_causation", action="store_true",
-                       help="draw cross-correlation alone, which needs no saliency")
+                       help="plot only cross-correlation, which needs no saliency")
     return flags
 
 

@@ -1,25 +1,25 @@
-"""State of a Procgen level, byte by byte: the part that all 16 games share, read and written.
+"""Read and write the serialised state of a Procgen level: the part that all 16 games share.
 
-``get_state`` of an environment gives one ``bytes``: little-endian, without padding, integers and
-truth values as int32, a text as its int32 length and its letters. In this order::
+``get_state`` of an environment returns ``bytes``: little-endian, without padding, integers and
+booleans as int32, a text as its int32 length and its characters, in this order::
 
     head                version (0), name of the game
-    options             how the game is drawn and which levels it draws
+    options             options of rendering and level generation
     levels              range of level seeds
-    level_generator     of level seeds: whether it is seeded, and the text of C++'s mt19937
-    game_generator      of what happens in the game
-    step                reward, end, time and the like
+    level_generator     generator of level seeds: whether it is seeded, and C++'s mt19937 as text
+    game_generator      generator of random events in the game
+    step                reward, end of the episode, time and other values of the step
     grid_size
-    entities            their number, then 31 fields each
+    entities            number of entities, then 31 fields each
     drawing             background, physics of the player
-    picture_generator
+    picture_generator   generator of random images
     world               sizes and view
-    grid                width, height, their product, then a cell each
-    tail                what belongs to one game alone, then the mark 0xCAFECAFE
+    grid                width, height, their product, then the cells
+    tail                fields of the individual game, then the end mark 0xCAFECAFE
 
-The texts vary in length, so no offset is fixed. Procgen ends the whole process, without an
-exception, on a state that it cannot read or draw: hence nothing reaches ``set_state`` that
-:meth:`LevelState.parse` has not accepted.
+Texts vary in length, so offsets are not fixed. A state that Procgen cannot read or render crashes
+the whole process without an exception, so only states that :meth:`LevelState.parse` accepts are
+passed to ``set_state``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 def _record(*parts: tuple[np.dtype, str]) -> np.dtype:
-    """A packed record of fields, of which each part names several of one type."""
+    """Return the dtype of a packed record; each part names several fields of one type."""
     return np.dtype([(name, dtype) for dtype, names in parts for name in names.split()])
 
 
@@ -66,7 +66,7 @@ WORLD = _record(
     (_INT, "main_width main_height out_of_bounds_object"),
     (_FLOAT, "unit view_dim x_off y_off visibility min_visibility"))
 
-# Tails: a number of 4-byte words, or a list of words or entities that is preceded by its length.
+# Tails by game: numbers of 4-byte words, and lists of words or entities preceded by their lengths.
 _LIST, _ENTITIES = "list", "entities"
 _TAILS = {
     "bigfish": (2,), "bossfight": (_LIST, 23), "caveflyer": (), "chaser": (_LIST, _LIST, 7),
@@ -74,16 +74,16 @@ _TAILS = {
     "jumper": (7,), "leaper": (1, _LIST, 1, _LIST, 1), "maze": (2,), "miner": (1,), "ninja": (8,),
     "plunder": (1, _LIST, _LIST, _LIST, _LIST, 9), "starpilot": (_ENTITIES,)}
 _END = (0xCAFECAFE).to_bytes(4, "little")
-_GENERATOR_SIZE = 624  # numbers of mt19937, followed by its position among them
-_FORK_OPTIONS = 5  # more than ours, in the fork of Langosco et al. (2022)
+_GENERATOR_SIZE = 624  # numbers in the state of mt19937, which precede its position
+_FORK_OPTIONS = 5  # additional options in the fork of Langosco et al. (2022)
 _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration is 1
-# Limits of Procgen 0.10.7, tried for every game: beyond them it ends the process.
-_MAX_DRAWN = 100  # absolute values of cells and image types
+# Limits of Procgen 0.10.7, tested for every game: values beyond them crash the process.
+_MAX_DRAWN = 100  # largest absolute value of cells and image types
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
-_THEMES = {"maze": 1}  # games in which every image has fewer
-_MAX_TILES = 100  # tiles of a background in the view
-_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and per step: beyond, it hangs
+_THEMES = {"maze": 1}  # games in which every image has fewer themes
+_MAX_TILES = 100  # background tiles in the view
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of entities, in cells and per step; Procgen hangs beyond
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
@@ -94,18 +94,18 @@ _BACKGROUNDS = {
 class LevelState:
     """Parsed state of a level. All arrays are read-only.
 
-    To edit a state, replace bytes at an :meth:`offset`, or ``dataclasses.replace`` a part by one of
-    the same size; either way the rest stays the same, bit for bit.
+    To edit a state, replace bytes at an :meth:`offset`, or use ``dataclasses.replace`` with a part
+    of the same size; in both cases the other bytes stay the same.
 
     Attributes:
         game: name of the game.
         options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
             ``STEP``, ``DRAWING`` and ``WORLD``.
-        level_generator, game_generator, picture_generator: bytes of the random generators.
+        level_generator, game_generator, picture_generator: serialised random generators.
         grid_size: stored size, w * h in a generated level.
         entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
         grid: cells, int32 (h, w); row 0 is the bottom of the frame.
-        tail: fields of this game alone, and the end mark.
+        tail: fields of the individual game, and the end mark.
     """
 
     game: str
@@ -131,9 +131,9 @@ class LevelState:
             game: expected game, if given.
 
         Raises:
-            UserError: if the state would crash Procgen; the reason is named. Except for maze, two
-                things are not checked: whether the image of an entity has its theme (fewer than
-                ten exist for most), and the meaning of the numbers in the tail.
+            UserError: if the state would crash Procgen; the message gives the reason. Except for
+                maze, two things are not checked: whether the theme of an entity exists (most
+                images have fewer than ten), and the meaning of the numbers in the tail.
         """
         walk = _Walk(data)
         version, name_bytes = walk.integer("version"), walk.text("name of the game")
@@ -155,7 +155,7 @@ class LevelState:
         return state
 
     def to_bytes(self) -> bytes:
-        """Serialise the state as Procgen reads it."""
+        """Serialise the state in Procgen's format."""
         height, width = self.grid.shape
         return b"".join((
             self._head, self.options.tobytes(), self.levels.tobytes(), self.level_generator,
@@ -212,7 +212,7 @@ class LevelState:
 
     @property
     def player(self) -> np.void:
-        """The last entity of type 0, which Procgen uses as the player."""
+        """Player: the last entity of type 0, as in Procgen."""
         return self.entities[self.entities["type"] == 0][-1]
 
     @property
@@ -220,7 +220,7 @@ class LevelState:
         return _integers(0, len(self.game)) + self.game.encode("ascii")
 
     def _check(self, walk: _Walk) -> None:
-        """Raise if a readable state would end the process or hang it."""
+        """Raise UserError if a well-formed state would crash or hang Procgen."""
         height, width = self.grid.shape
         if not (self.entities["type"] == 0).any():
             raise walk.error("it has no player")
@@ -260,7 +260,7 @@ class LevelState:
 
 
 class _Walk:
-    """A reader of a state: each method reads the next part."""
+    """Sequential reader of a state; each method reads the next part."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -270,7 +270,7 @@ class _Walk:
         return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
-        """Skip ``size`` bytes; returns the offset of the first."""
+        """Skip ``size`` bytes; returns the offset of the first byte."""
         begin = self.at
         if size < 0:
             raise self.error(f"a negative length of {what} at byte {begin}")
@@ -306,7 +306,7 @@ class _Walk:
         return self.data[begin:end]
 
     def _end_of_generator(self, begin: int) -> int | None:
-        """Offset of the end of a generator that begins here; None if there is none."""
+        """Return the end offset of the generator that starts at ``begin``, or None without one."""
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]

@@ -1,7 +1,7 @@
-"""Kinds of object of a game in its level state: find them, make them invisible, remove them.
+"""Find kinds of object in a level state, make them invisible, or remove them.
 
-The only reader of ``hyperparams/game_objects.yml``. All functions map a ``LevelState`` to another
-from which Procgen can continue.
+The only module that reads ``hyperparams/game_objects.yml``. Functions that change a ``LevelState``
+return a state from which Procgen can continue.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from envs.level_state import LevelState
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
 LEFT, RIGHT = "left", "right"
-_EMPTY = 100  # cell of every game
-_PLAYER = 0  # type of entity
-_FAR_AWAY = -1000.0  # in cells, outside of every level
+_EMPTY = 100  # value of an empty cell in every game
+_PLAYER = 0  # entity type of the player
+_FAR_AWAY = -1000.0  # coordinate in cells, outside all levels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ class GameObject:
     Attributes:
         name: name such as ``saw``.
         entity_types: types of its entities.
-        moving: ``left`` for only those that move to the left or stand still, ``right`` for those
-            that move to the right, None for all.
+        moving: ``left`` for entities that move to the left or stand still, ``right`` for entities
+            that move to the right, None for all entities.
         cells: values of its cells in the grid.
         hazard: whether it can end an episode.
-        trails: types of entities that its own leave behind. A trail belongs to the nearest entity
-            of ``entity_types``, whatever its direction.
+        trails: types of entities that its entities leave behind. A trail belongs to the nearest
+            entity of ``entity_types``, regardless of its direction.
         mobile: whether it moves through the level; all kinds with ``moving`` do.
     """
 
@@ -64,10 +64,10 @@ class GameObject:
 
 @functools.cache
 def objects_of(game: str) -> tuple[GameObject, ...]:
-    """Return the kinds of object of a game; none if the game has no table.
+    """Return the kinds of object of a game; empty if the game has no table.
 
     Raises:
-        UserError: if the table is damaged; the entry is named.
+        UserError: if the table is invalid; the message names the entry.
     """
     kinds = read_yaml(GAME_OBJECTS_FILE).get(game, {})
     where = f"{GAME_OBJECTS_FILE.name}: {game}"
@@ -78,18 +78,18 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
 
 
 def hazards_of(game: str) -> tuple[GameObject, ...]:
-    """Return the kinds that can end an episode, see ``objects_of``."""
+    """Return the kinds of object that can end an episode, see ``objects_of``."""
     return tuple(kind for kind in objects_of(game) if kind.hazard)
 
 
 def invisible(state: LevelState, kind: GameObject) -> LevelState:
     """Make the entities of a kind invisible; they still act.
 
-    They stay invisible, but moving entities with a trail add a visible piece to it in every step,
-    which another call hides.
+    They stay invisible, but moving entities with a trail add a visible piece to it at every step;
+    call the function again to hide it.
 
     Raises:
-        UserError: if the kind is made of cells, which cannot act without being drawn.
+        UserError: if the kind consists of cells, which cannot act while invisible.
     """
     if kind.cells:
         raise UserError(f"{kind.name} of {state.game} is drawn from cells, which cannot be "
@@ -98,21 +98,21 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
 
 
 def undrawn(state: LevelState, kind: GameObject) -> LevelState:
-    """Make a kind invisible: its entities, and its cells by emptying them. Only for rendering,
+    """Make the entities of a kind invisible and empty its cells. Use the result only for rendering,
     because emptied cells do not act."""
     state = _without_cells(state, kind, None)
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
 def removed(state: LevelState, kind: GameObject, within: float | None = None) -> LevelState:
-    """Remove a kind: move its entities far outside of the level, and empty its cells.
+    """Remove a kind: move its entities far outside the level, and empty its cells.
 
     Args:
         within: remove only objects whose nearest edge is at most this many cells from the
             player's centre in x and y (maximum norm).
 
     Raises:
-        UserError: if the kind is the player, without which there is no level.
+        UserError: if the kind is the player, which every level needs.
     """
     if _PLAYER in kind.entity_types:
         raise UserError(f"{kind.name} is the player of {state.game}, which cannot be taken away")
@@ -137,7 +137,7 @@ def in_view(state: LevelState, kind: GameObject) -> bool:
 
 
 def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:
-    """Mask of the entities of a kind, bool (entities,), optionally with their trails."""
+    """Return a mask of the entities of a kind, bool (entities,), optionally with their trails."""
     chosen = np.isin(state.entities["type"], kind.entity_types)
     if kind.moving is not None:
         chosen &= (state.entities["vx"] > 0) == (kind.moving == RIGHT)
@@ -145,7 +145,7 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """Extend a mask of entities (entities,) by the trails that belong to them."""
+    """Add to a mask of entities, bool (entities,), the trails that belong to them."""
     entities = state.entities
     owners = np.flatnonzero(np.isin(entities["type"], kind.entity_types))
     trails = np.flatnonzero(np.isin(entities["type"], kind.trails))
@@ -158,21 +158,21 @@ def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.nd
 
 
 def _reaches(entities: np.ndarray, x: float, y: float, distance: float) -> np.ndarray:
-    """Mask of the entities that reach into a square of side 2 ``distance`` around a position."""
+    """Return a mask of the entities within ``distance`` of a position in maximum norm."""
     gap = np.maximum(abs(entities["x"] - x) - entities["rx"],
                      abs(entities["y"] - y) - entities["ry"])
     return gap <= distance
 
 
 def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.ndarray:
-    """Mask of the cells of the grid that reach into such a square, bool (h, w)."""
+    """Return a mask of the cells within ``distance`` of a position in maximum norm, bool (h, w)."""
     rows, columns = (np.arange(size) + 0.5 for size in state.grid.shape)
     gap = np.maximum(abs(rows - y)[:, None], abs(columns - x)) - 0.5
     return gap <= distance
 
 
 def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]) -> LevelState:
-    """Set fields of some entities."""
+    """Set fields of the entities that the mask ``rows`` selects."""
     if not rows.any():
         return state
     entities = state.entities.copy()
@@ -183,8 +183,8 @@ def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]
 
 
 def _without_cells(state: LevelState, kind: GameObject, within: np.ndarray | None) -> LevelState:
-    """Empty the cells of a kind: those that ``within`` (h, w) marks, or without it all, including
-    the cell that is drawn around the grid."""
+    """Empty the cells of a kind: the cells marked by ``within`` (h, w), or if it is None all cells,
+    including the cell that is drawn around the grid."""
     if not kind.cells:
         return state
     gone = np.isin(state.grid, kind.cells)

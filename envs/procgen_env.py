@@ -1,4 +1,4 @@
-"""Procgen environments: batches of frames, rewards and episode starts; single levels and states.
+"""Procgen environments: vector environments, episodes on chosen levels, and single level states.
 
 Letters in shape comments: N environments, H W C height, width, colour channels of a frame.
 """
@@ -48,7 +48,7 @@ class EnvConfig:
         start_level: seed of the first level.
         num_levels: number of consecutive level seeds; 0 for all of them.
         use_backgrounds: whether the game draws background images. The published agents were
-            trained without.
+            trained without them.
     """
 
     env_name: str
@@ -77,7 +77,7 @@ class EnvConfig:
 
     @property
     def levels(self) -> range:
-        """The level seeds in use."""
+        """Level seeds in use."""
         if self.distribution_mode == "exploration":
             level = EXPLORATION_LEVEL_SEEDS[self.env_name]
             return range(level, level + 1)
@@ -86,9 +86,9 @@ class EnvConfig:
         return range(self.start_level, self.start_level + self.num_levels)
 
     def draw_levels(self, num: int, seed: int) -> list[int]:
-        """Draw ``num`` level seeds, distinct ones as long as there are enough.
+        """Draw ``num`` level seeds, which are distinct while unused seeds remain.
 
-        Drawing more with the same seed only adds to the list.
+        A larger ``num`` with the same seed only extends the list.
         """
         rng = random.Random(seed)
         drawn: list[int] = []
@@ -103,8 +103,8 @@ class EnvConfig:
     def unseen_levels(self) -> EnvConfig:
         """Return the same game with the levels outside this range: all seeds above it.
 
-        With ``num_levels`` 0 nothing is outside. The result is then the same distribution, of
-        which a run sees a vanishing part (2**31 levels).
+        If ``num_levels`` is 0, no level is outside. The result is then the same distribution, of
+        which a run sees a negligible part (2**31 levels).
 
         Raises:
             UserError: if no level is left.
@@ -136,16 +136,16 @@ class EnvObservation:
 class ProcgenVectorEnv:
     """N Procgen environments stepped together.
 
-    ``act`` hands over the actions and returns at once; the environments step in threads of
-    their own until ``observe`` waits for them. Episodes restart automatically.
+    ``act`` submits the actions and returns at once; the environments step in background threads,
+    and ``observe`` waits for them. Episodes restart automatically.
 
     Args:
         config: game and levels.
         num_envs: number of environments N.
-        seed: seed of the draws of levels.
-        num_threads: threads that step the environments.
-        edit: optional edit of every new level, before its first frame is shown. Rewards and ends
-            of episodes stay as they were. Without one no state is read or set.
+        seed: seed of the level draws.
+        num_threads: number of threads that step the environments.
+        edit: optional edit of every new level, before its first frame is observed. It does not
+            change the rewards and episode ends of that observation.
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2,
@@ -176,21 +176,21 @@ class ProcgenVectorEnv:
         self._env.act(actions)
 
     def get_state(self) -> list[bytes]:
-        """The complete state of each environment, its random generators included."""
+        """Return the complete state of each environment, including its random generators."""
         return self._env.get_state()
 
     def set_state(self, states: list[bytes]) -> None:
-        """Put the environments back into states from :meth:`get_state`.
+        """Restore the states of the environments from :meth:`get_state`.
 
         Raises:
-            UserError: if there is not one for each environment, or one is of another game or would
+            UserError: if the number of states is not N, or a state belongs to another game or would
                 crash Procgen.
         """
         self.check_states(states)
         self._env.set_state(states)
 
     def check_states(self, states: list[bytes]) -> None:
-        """Raise what ``set_state`` would raise, without setting anything."""
+        """Raise the errors that ``set_state`` would raise, without setting any state."""
         if len(states) != self._env.num:
             raise UserError(f"there are {len(states)} states for {self._env.num} environments")
         for state in states:
@@ -205,13 +205,13 @@ class LevelSlots:
     """Environments for single episodes: each of N slots plays one episode of a chosen level.
 
     Procgen's own vector environment draws its levels itself. Here the caller chooses the level of
-    each slot, so an episode depends on its level and its actions alone.
+    each slot, so an episode depends only on its level and its actions.
 
     Args:
         config: game and drawing options; its level range is not used.
-        num_slots: number of slots N. A slot shows nothing until :meth:`start`.
-        person_view: render the 512-pixel view of :meth:`person_view`, too.
-        edit: optional edit of every level, before its first frame is shown.
+        num_slots: number of slots N. A slot is empty until :meth:`start`.
+        person_view: also render the 512-pixel view that :meth:`person_view` returns.
+        edit: optional edit of every level, before its first frame is observed.
         edit_every_step: repeat the edit after every step, which takes about 2 ms.
     """
 
@@ -240,8 +240,8 @@ class LevelSlots:
     def step(self, slot: int, action: int) -> tuple[float, bool]:
         """Take one step; returns the reward and whether it ended the episode.
 
-        At the end ``frames[slot]`` is black and the slot is stopped: what Procgen shows then
-        belongs to the next episode.
+        At the end of the episode ``frames[slot]`` is black and the slot is stopped, because the
+        frame that Procgen renders then belongs to the next episode.
         """
         env = self._envs[slot]
         env.act(np.array([action], dtype=np.int32))
@@ -258,16 +258,17 @@ class LevelSlots:
         return float(reward[0]), bool(first[0])
 
     def state(self, slot: int) -> bytes | None:
-        """State of a slot's level; None after the end."""
+        """Return the state of a slot's level; None after the end of the episode."""
         return self._envs[slot].state_of(0) if slot in self._envs else None
 
     def player(self, slot: int) -> np.void | None:
-        """Player of a slot's level, a record of ``envs.level_state.ENTITY``; None after the end."""
+        """Return a slot's player, a record of ``envs.level_state.ENTITY``; None after the end."""
         state = self.state(slot)
         return None if state is None else LevelState.parse(state).player
 
     def person_view(self, slot: int) -> np.ndarray:
-        """View for people, uint8 (512, 512, C); needs ``person_view=True``. Black after the end."""
+        """Return the 512-pixel view, uint8 (512, 512, C), black after the end of the episode; needs
+        ``person_view=True``."""
         if slot not in self._envs:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]
@@ -283,10 +284,10 @@ class LevelSlots:
 
 
 class StateView:
-    """An environment that is put into states of levels, to render them or to play on from them.
+    """Environment that is set to level states, to render them or to continue from them.
 
     Args:
-        config: the game; everything else is part of a state.
+        config: the game; all other options are part of a state.
         person_view: render the 512-pixel view instead of the agent's.
     """
 
@@ -295,10 +296,10 @@ class StateView:
         self._env = _make(config, range(1), 1, 0, 0, person_view)
 
     def set(self, state: bytes) -> None:
-        """Put the level into a state.
+        """Set the level to a state.
 
         Raises:
-            UserError: if it is of another game or would crash Procgen.
+            UserError: if the state belongs to another game or would crash Procgen.
         """
         LevelState.parse(state, self._game)
         self._env.set_state([state])
@@ -316,14 +317,14 @@ class StateView:
 
     def step(self, action: int) -> tuple[bool, bool]:
         """Take a step; returns whether it ended the episode, and whether the level then counts as
-        solved. After an end the environment shows another level."""
+        solved. After the end of an episode the environment shows another level."""
         self._env.observe()
         self._env.act(np.array([action], dtype=np.int32))
         ended = bool(self._env.observe()[2][0])
         return ended, ended and bool(self._env.get_info()[0]["prev_level_complete"])
 
     def state(self) -> bytes:
-        """State of the level."""
+        """Return the state of the level."""
         return self._env.state_of(0)
 
     def close(self) -> None:
@@ -332,15 +333,15 @@ class StateView:
 
 
 class _Procgen(ProcgenGym3Env):
-    """Procgen's environments, with access to the states of single ones."""
+    """Procgen's environments, with access to the states of single environments."""
 
     def __init__(self, num: int, env_name: str, **options):
         super().__init__(num, env_name, **options)
         self._game = env_name
-        self._state: object | None = None  # where a state is read to
+        self._state: object | None = None  # buffer that states are read into
 
     def state_of(self, index: int) -> bytes:
-        """State of one environment; all of them must have been observed."""
+        """Return the state of one environment; all environments must have been observed."""
         if self._state is None:
             self._state = self._ffi.new("char[]", MAX_STATE_SIZE)
         size = self.call_c_func("get_state", index, self._state, MAX_STATE_SIZE)

@@ -1,4 +1,4 @@
-"""Rewards over an agent's training: normalisation, and statistics of finished episodes."""
+"""Normalisation of rewards, and statistics of finished episodes, during an agent's training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.saved_state import check_like, check_numbers
 
 
 def clipped_scale(deviation: float, largest: float) -> float:
-    """Factor that ``RewardNormalizer`` applies to rewards.
+    """Return the factor that ``RewardNormalizer`` applies to rewards.
 
     Args:
         deviation: standard deviation of the running return.
@@ -19,10 +19,10 @@ def clipped_scale(deviation: float, largest: float) -> float:
 
 
 class RewardNormalizer:
-    """Divides rewards by the running standard deviation of the discounted return.
+    """Normaliser that divides rewards by the running standard deviation of the discounted return.
 
     Mean and variance are updated over all environments at once with the parallel formula of
-    Chan et al. (1979), as OpenAI's baselines do in ``VecNormalize``.
+    Chan et al. (1979), as in ``VecNormalize`` of OpenAI Baselines.
     """
 
     DISCOUNT = 0.99
@@ -34,11 +34,11 @@ class RewardNormalizer:
         self.mean = 0.0
         self.variance = 1.0
         self.count = 1e-4
-        self.largest = 0.0  # |reward| so far
+        self.largest = 0.0  # largest |reward| so far
 
     @property
     def scale(self) -> float | None:
-        """Factor between raw and normalised rewards as it is now; None before the first reward.
+        """Current factor from raw to normalised rewards; None before the first reward.
 
         Normalised rewards are clipped, so a reward of 10 in CoinRun never exceeds 10.
         """
@@ -69,9 +69,9 @@ class RewardNormalizer:
                 "largest": self.largest}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
+        """Raise UserError, which names the entry, if ``load_state_dict`` cannot load a state."""
         if isinstance(state, dict):
-            state = {"largest": 0.0, **state}  # files of earlier versions lack it
+            state = {"largest": 0.0, **state}  # missing in files of earlier versions
         check_like(state, self.state_dict(), where)
         if state["variance"] < 0 or state["count"] <= 0:
             raise UserError(f"{where} has a variance or a count that no rewards have")
@@ -83,7 +83,7 @@ class RewardNormalizer:
 
 
 class EpisodeStatistics:
-    """Returns and lengths of finished episodes; the last ``WINDOW`` are kept."""
+    """Returns and lengths of the last ``WINDOW`` finished episodes."""
 
     WINDOW = 40
 
@@ -95,7 +95,7 @@ class EpisodeStatistics:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     def update(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """Count one step of every environment: its reward (N,) and whether it ended an episode."""
+        """Add a step of every environment: its reward (N,) and whether it ended an episode (N,)."""
         self._returns += rewards
         self._lengths += 1
         if first.any():
@@ -114,7 +114,7 @@ class EpisodeStatistics:
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
+        """Raise UserError, which names the entry, if ``load_state_dict`` cannot load a state."""
         check_like(state, {
             **self.state_dict(),
             "recent_returns": lambda found, name: check_numbers(found, float, self.WINDOW, name),
