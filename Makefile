@@ -24,9 +24,10 @@ $(VENV)/installed: requirements.txt setup.py
 demo: $(VENV)/installed
 	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO)
 
-# One process per core, each with one thread: most tests are too small for more. A file is run by one
-# process; tests/conftest.py puts the longest files first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+# Processes with one thread each, because most tests are too small for more; one more than cores,
+# because some tests wait for other processes. A file is run by one process; tests/conftest.py puts
+# the longest files first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder \
 	--durations=10
 test: $(VENV)/installed
 	$(PYTEST) -m "not slow" tests
