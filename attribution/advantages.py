@@ -137,7 +137,7 @@ def normalising_scale(rows: pd.DataFrame) -> float:
     for t, reward in enumerate(rewards):
         running = reward if starts[t] else running * RewardNormalizer.DISCOUNT + reward
         returns[t] = running
-    deviation = returns[~starts].std() if (~starts).any() else 0.0  # first rows follow no action
+    deviation = returns[~starts].std() if (~starts).any() else 0.0  # without first rows
     return clipped_scale(deviation, np.abs(rewards).max()) if deviation > 0 else 1.0
 
 

@@ -72,8 +72,8 @@ def parser() -> Parser:
     flags.add_argument("--features_dir", type=Path, default=Path("analysis/attribution/features"),
                        help="features of the agent, from python -m attribution.features")
     flags.add_argument("--num_episodes", type=count, default=160,
-                       help="number of candidate levels; edits are tried on those that the agent "
-                            "fails when the hazard is invisible")
+                       help="number of candidate levels; edits are tried on the levels that the "
+                            "agent fails by the hazard when it is invisible")
     add_env_flags(flags)
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="number of episodes played in parallel")

@@ -92,7 +92,7 @@ class AgentStudies:
 
     def __init__(self, path: Path):
         self.attributions = AttributionStore(path / "attribution")
-        self.attributions.settings()  # raises if there are none
+        self.attributions.settings()  # raises if there are no attributions
         self.checks = ResultStore(path / "checks", CHECK_FILES)
         self.objects = ResultStore(path / "objects", OBJECT_FILES)
         self.causes = ResultStore(path / "causes", FAILURES)

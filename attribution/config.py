@@ -13,7 +13,22 @@ from common.parameters import one_of, positive
 
 @dataclasses.dataclass(frozen=True)
 class AttributionConfig:
-    """Sizes of the recording, layers and outputs to attribute, and checks of the attributions."""
+    """Size of the recording, layers and outputs to attribute, and checks of the attributions.
+
+    Attributes:
+        num_episodes: number of recorded episodes.
+        num_observations: number of frames in which features are found.
+        nmf_features: number of features per layer.
+        num_trajectories, num_steps: number of trajectories, and of steps per trajectory.
+        layers: short names of the layers; None for all.
+        outputs: names of the outputs.
+        num_masked: number of frames whose objects are used to name the features.
+        checks: names of the checks.
+        num_checked: number of frames in which attributions are checked.
+        num_maps: number of frames in which attributions are compared with saliency through the
+            simulator; 0 for no comparison.
+        compare_activations: whether to also score features of activations.
+    """
 
     section: ClassVar[str] = "attribution"
 
@@ -43,7 +58,19 @@ class AttributionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FailureCausesConfig:
-    """Feature to ablate, hazards to make invisible, and numbers of levels and controls."""
+    """Features to ablate, hazards to make invisible, and numbers of levels and controls.
+
+    Attributes:
+        hazards: names of the hazards to which edits should blind the agent.
+        choosing_episodes: number of levels for choosing these edits.
+        layer, feature: short name of the layer and number of the feature to ablate if there are no
+            known hazards.
+        invisible: names of the hazards that are made invisible.
+        num_episodes: number of levels that every arm plays.
+        num_controls: number of random edits of the same size per edited agent.
+        num_films: maximum number of films per arm.
+        reference_size: number of frames on which the sizes of edits are measured.
+    """
 
     section: ClassVar[str] = "failure_causes"
 

@@ -30,7 +30,7 @@ from common.errors import UserError
 
 MAX_ROWS = 300_000  # maximum number of rows to which directions are fitted
 MAX_HELD_OUT = 100_000
-HELD_OUT = 0.1  # minimum share of all rows
+HELD_OUT = 0.1  # minimum held-out share of all rows
 ROWS_PER_FEATURE = 10
 OBSERVATIONS_PER_FEATURE = 16
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")

@@ -121,7 +121,7 @@ class PrefixActivations:
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """Straight paths of B frames at the output of a :class:`LayerIntegratedGradients`'s stem.
+    """Straight paths of B frames at the output of the stem of :class:`LayerIntegratedGradients`.
 
     Attributes:
         start: start points (B, …).
@@ -302,7 +302,7 @@ class LayerIntegratedGradients:
         segments = _Segments(np.arange(num), np.zeros(num), np.ones(num), baselines, outputs,
                              np.ones(outputs.shape, bool))
         nodes = self.integration.steps
-        fewer = max(1, nodes // 2)  # nodes of a segment that was divided
+        fewer = max(1, nodes // 2)  # nodes per segment of a divided path
         while len(segments.path):
             sums, changes = self._integrate(paths, segments, nodes)
             wrong = np.where(segments.active,
@@ -386,7 +386,7 @@ def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> 
     term that is proportional to the position on the path.
     """
     constant = 0 if from_zero else 2  # constant term: 0: none; 1: one per channel; 2: any
-    edited = {edit.layer for edit in policy.edits}  # an edit of both signs has a kink
+    edited = {edit.layer for edit in policy.edits}  # edits by sign have a kink at 0
     names = []
     for name in chain:
         if name in edited:

@@ -27,12 +27,12 @@ _SHORT_NAMES = {
     ImpalaEmbedder: {"block1": "embedder.block1.res2.resadd",
                      "block2": "embedder.block2.res2.resadd", "block3": "embedder.relu3"},
     ClearEmbedder: {name: f"embedder.relu{name}" for name in ("1a", "2a", "2b", "3a", "4a")}}
-_NUM_FRAMES = 2  # per batch; a layer is tested with two batches
+_NUM_FRAMES = 2  # frames per batch; a layer is tested with two batches
 
 
 @dataclasses.dataclass(frozen=True)
 class Bottleneck:
-    """A layer to attribute outputs to.
+    """A layer to which outputs are attributed.
 
     Attributes:
         name: short name for files and figures, such as "block3"; the layer's path if it has no

@@ -53,7 +53,7 @@ def parser() -> Parser:
     flags.add_argument("--agent_file", type=Path, required=True,
                        help="agent whose attributions are shown")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording that the attributions were computed on: the data folder of "
+                       help="recording on which the attributions were computed: the data folder of "
                             "record.py")
     flags.add_argument("--beside_agent_file", type=Path,
                        help="second agent, such as an edited one, whose trajectories are also "

@@ -415,7 +415,7 @@ def _explain_cause(cause: str) -> str:
 
 
 def _failures(agent: AttributedAgent) -> list[dict]:
-    """Return the last steps of failed episodes by cause, for episodes that are shown to their end.
+    """Return the last steps of failed episodes, by cause; episodes that are cut off are left out.
     """
     steps = agent.steps
     ends = np.flatnonzero(steps.ended)

@@ -88,6 +88,8 @@ class PageAgent(Protocol):
     def attribution(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
         """Read the attributions of an output to a layer along a trajectory.
 
+        Quantities that are shown like attributions are read in the same way.
+
         Returns:
             ``cells`` (T, H, W, F + 1), attributions per cell and feature in the output's unit, the
             residual last; and optionally ``totals`` (T, F + 1), their sums over cells, and

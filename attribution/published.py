@@ -120,7 +120,7 @@ def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
     if tensor.ndim == 4:
         return tensor.transpose(3, 2, 0, 1)
     if key == "embedder.fc1.weight" and len(tensor) == 4 * 4 * 32:
-        by_channel = tensor.reshape(4, 4, 32, -1).transpose(2, 0, 1, 3)  # from row, column, channel
+        by_channel = tensor.reshape(4, 4, 32, -1).transpose(2, 0, 1, 3)  # was row, column, channel
         return by_channel.reshape(len(tensor), -1).T
     return tensor.T
 

@@ -108,7 +108,7 @@ class Recording:
         return pd.concat([self.steps(number) for number in self.lengths], ignore_index=True)
 
     def read(self, frame_ids: np.ndarray) -> RecordedFrames:
-        """Read frames.
+        """Read frames with the hidden states that enter and the actions taken.
 
         Args:
             frame_ids: episode and row of each frame (B, 2).

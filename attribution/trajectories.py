@@ -108,7 +108,7 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
     selected = list(episodes) or recorded
     if choose == FAILURES:
         rewards = folder.all_steps(selected).groupby("episode")["reward"].sum()
-        selected.sort(key=lambda number: rewards[number] > 0)  # stable
+        selected.sort(key=lambda number: rewards[number] > 0)  # a stable sort
     return selected
 
 
@@ -194,8 +194,8 @@ def value_spikes(steps: Trajectories) -> np.ndarray:
 
 
 def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
-    """Return the indices of the last steps of episodes that ended without a reward, in order; at
-    most ``most`` of them."""
+    """Return the indices of the last steps of at most ``most`` episodes that ended without a
+    reward, in order."""
     ends = np.flatnonzero(steps.ended)
     rewards = np.array([steps.earned[(steps.episode == steps.episode[end])
                                      & (steps.trajectory == steps.trajectory[end])].sum()

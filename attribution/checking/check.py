@@ -250,7 +250,7 @@ class Check(abc.ABC):
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        """Compute the numbers per frame of several subjects, one after the other."""
+        """Yield each subject with its numbers per frame."""
         for subject in subjects:
             yield subject, self.compute(context, subject)
 

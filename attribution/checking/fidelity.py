@@ -115,7 +115,7 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
                   additional_forward_args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         [frame] = additional_forward_args
         also_read = tuple(state[frame] for state in batch.prefix.also_read)
-        with torch.enable_grad():  # which captum disables
+        with torch.enable_grad():  # captum disables gradients
             values = layer.attributor.attribute(PrefixActivations(changed[0].detach(), also_read),
                                                 batch.actions[frame.numpy()], np.zeros(1)).values
         return (torch.from_numpy(values[0]).reshape(changed[0].shape),)

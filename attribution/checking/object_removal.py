@@ -77,7 +77,7 @@ class ObjectRemoval(Check):
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        first = {subject.output: subject for subject in reversed(subjects)}  # first of each output
+        first = {subject.output: subject for subject in reversed(subjects)}  # by output
         if first and context.kinds:
             masks, changes = remove_objects(context, list(first))
             for subject, change in zip(first.values(), changes):
@@ -119,6 +119,10 @@ class ObjectRemoval(Check):
 def remove_objects(context: CheckContext, outputs: Sequence[Output]
                    ) -> tuple[np.ndarray, np.ndarray]:
     """Run the agent on the checked frames without each kind of object.
+
+    Args:
+        context: the agent and the checked frames.
+        outputs: J outputs.
 
     Returns:
         Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K).

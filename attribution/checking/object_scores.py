@@ -117,7 +117,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.nda
             low[place], high[place] = bootstrap.interval_of(
                 functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any shift is
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any value is
     scores = ObjectScores(auc, low, high, shifted.mean(axis=0), chance_low, chance_high,
                           scorer.frames, np.full(3, np.nan), float("nan"))
     best = scores.best
@@ -255,8 +255,8 @@ def _binned(values: np.ndarray) -> np.ndarray:
 
 
 def _auc(histograms: np.ndarray) -> np.ndarray:
-    """Compute areas under the ROC curve (…) from histograms of touched and other cells (2, …, B).
-    """
+    """Compute areas under the ROC curve (…) from histograms of touched and of other cells
+    (2, …, B)."""
     inside, outside = histograms
     below = outside.cumsum(axis=-1) - outside / 2
     total = inside.sum(axis=-1) * outside.sum(axis=-1)

@@ -159,7 +159,7 @@ class StateSampler:
         self.in_view: dict[int, list[int]] = {}
 
     def __call__(self, number: int, step: int, read: Callable[[], bytes]) -> None:
-        # Over many episodes, every step is equally likely to be sampled.
+        # The offset by the episode's number samples all steps equally often over many episodes.
         sampled = (step + number) % STEPS_PER_STATE == 0
         if step == 0:
             self.in_view[number] = [0] * len(self._hazards)
@@ -214,7 +214,7 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
     with contextlib.closing(FailureAttributor(recorded_game(folder))) as attributor:
         for episode in episodes:
             actions = folder.steps(episode)["action"]
-            last = len(actions) - 2  # before the terminal row
+            last = len(actions) - 2  # the row before the terminal row
             [(_, state)] = replayed(folder, episode, [last])
             cause = attributor.cause(state.to_bytes(), int(actions.iloc[last]))
             if cause is not None:
