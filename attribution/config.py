@@ -63,8 +63,8 @@ class FailureCausesConfig:
     Attributes:
         hazards: names of the hazards to which edits should blind the agent.
         choosing_episodes: number of levels for choosing these edits.
-        layer, feature: short name of the layer and number of the feature to ablate if there are no
-            known hazards.
+        layer, feature: short name of the layer and number of the feature to ablate if no hazards
+            are known or given.
         invisible: names of the hazards that are made invisible.
         num_episodes: number of levels that every arm plays.
         num_controls: number of random edits of the same size per edited agent.

@@ -2,10 +2,10 @@
 
 Both measures are from Yeh et al. (2019), "On the (in)fidelity and sensitivity of explanations".
 Infidelity: mean squared difference between the predicted and the actual change of the output when
-activations move towards the baseline by random shares of their distance from it (normally
-distributed, with standard deviation NOISE). It is divided by the mean square of the actual change,
-so that attributions of zero have infidelity 1. Sensitivity: largest relative change of the
-attributions (Euclidean norm) when activations move by shares of at most NOISE.
+activations move to or from the baseline by random shares of their distance (normally distributed,
+with standard deviation NOISE). It is divided by the mean square of the actual change, so that
+attributions of zero have infidelity 1. Sensitivity: largest relative change of the attributions
+(Euclidean norm) when activations move by shares of at most NOISE.
 
 Letters in shape comments: N frames, B frames of a batch.
 """
