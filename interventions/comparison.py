@@ -206,6 +206,11 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: in
     """Return a playground of real levels, with actions sampled from the policy.
 
     Args:
+        policy: agent to play with.
+        compute: device and precision.
+        env: configuration of the game.
+        num_levels: number of levels to draw.
+        seed: seed of the levels and of the actions.
         num_slots: number of episodes that are played in parallel.
         edit: edit applied to every level; None for no edit.
         settings: further settings of the playground.
@@ -232,6 +237,7 @@ def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
     """Concatenate episodes in the order of their numbers.
 
     Args:
+        episodes: episodes in any order.
         active: patches that were applied, with the sizes of their changes.
     """
     episodes = sorted(episodes, key=lambda episode: episode.number)
@@ -283,9 +289,9 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
 def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
     """Find the steps at which the actions of two conditions differ.
 
-    A step counts while at least one run of the pair lasts. The pair differs at a step if the
-    actions differ, or if only one of the two runs lasts. Runs from the same start sample their
-    actions with the same random numbers, so two unaltered runs never differ.
+    A step counts until both runs of the pair have ended. The pair differs at a step if the actions
+    differ, or if only one of the runs has ended. Runs from the same start sample their actions with
+    the same random numbers, so two unaltered runs never differ.
 
     Returns:
         Two bool arrays (N, T): whether each pair differs at each step, and whether the step counts.
@@ -301,8 +307,8 @@ def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, Arm
 
     Returns:
         One row per condition and step: ``arm``, ``label``, ``control``, ``step``, ``pairs`` (number
-        of pairs with at least one run that lasts), ``unaltered_going`` (number of unaltered runs
-        that last) and ``share`` (of the pairs, those that differ).
+        of pairs for which the step counts), ``unaltered_going`` (number of unaltered runs that have
+        not ended) and ``share`` (share of these pairs that differ).
     """
     tables = []
     for condition in conditions:

@@ -69,7 +69,7 @@ def add_comparison_flags(flags: Parser) -> None:
 def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
                     projector: Projector, device: torch.device | str,
                     from_step: int) -> ConditionSet:
-    """Return the conditions that remove each direction, those of the swaps, and their controls.
+    """Return the conditions that remove or swap directions, and their controls.
 
     Controls apply each pattern of swaps to random directions (``Projector.turned``).
 
@@ -77,6 +77,8 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
         directions: numbers of the directions to remove, one at a time.
         swaps: swaps such as ``10:12,5:None``.
         num_controls: number of controls per pattern.
+        projector: the directions.
+        device: device of the states.
         from_step: first step of an episode that is altered, from 0.
 
     Raises:

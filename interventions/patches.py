@@ -118,7 +118,7 @@ class Mean(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resample(Patch):
-    """Resample ablation: a' = the same entries in another frame, drawn once per level.
+    """Resample ablation: a' = activations in another frame, drawn once per level.
 
     Attributes:
         sources: function that maps (level, number of frames, seed) to source frames, uint8
@@ -298,7 +298,7 @@ class Project(Patch):
             return (entries * unit).sum(dim=dims, keepdim=True)
 
         to: float | Tensor
-        if isinstance(self.to, str):  # the projection is linear: mean of components = that of mean
+        if isinstance(self.to, str):  # by linearity, the mean component is that of the mean
             mean = _given(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
         else:
@@ -365,7 +365,7 @@ class Shift(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interchange(Patch):
-    """Activation patching: a' = the same entries in the forward pass of a paired frame.
+    """Activation patching: a' = activations in the forward pass of a paired frame.
 
     Attributes:
         pairs: function that maps batch metadata to the paired frames, uint8 (R, H, W, 3), which

@@ -282,7 +282,11 @@ def _one_less_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
 def _wins(scores: np.ndarray, positive: np.ndarray,
           level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the pairs in which a positive example of one level scores above a negative example of
-    another, ties as half (E, E); and the positive and negative examples of each level (E,) each."""
+    another, ties as half (E, E).
+
+    Returns:
+        These counts, and the numbers of positive and of negative examples per level, (E,) each.
+    """
     num = level.max() + 1
     positives, of_positive = scores[positive], level[positive]
     wins = np.zeros((num, num))

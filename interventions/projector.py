@@ -29,7 +29,7 @@ DirectionType = Literal["pca", "ica"]
 
 @dataclasses.dataclass(frozen=True)
 class Projector:
-    """Maps states, changes of state and gradients to coordinates along directions, and back.
+    """Maps between hidden states and coordinates along directions, for changes and gradients, too.
 
     Attributes:
         mean: mean state mu (D,).

@@ -175,7 +175,7 @@ class Scan:
             seed: seed of the bootstrap and the sign flips.
 
         Returns:
-            The table of ``table`` with ``low_95`` and ``high_95`` (bootstrap over levels), ``p``
+            The result of ``table`` with ``low_95`` and ``high_95`` (bootstrap over levels), ``p``
             (two-sided sign-flip test on the levels' means), ``p_holm`` (corrected over the parts),
             and ``num_levels``.
 

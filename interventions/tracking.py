@@ -65,7 +65,7 @@ class Tracking:
 
 
 class Tracker:
-    """Accumulates levels one by one, and scores the channels of a layer.
+    """Accumulator of levels, which scores the channels of a layer.
 
     Args:
         seed: seed of the permutations.

@@ -23,7 +23,7 @@ from pipeline.stage import (
     recording_parameters,
 )
 
-ROOM = "analysis/attribution"  # below the output folder
+ROOM = "analysis/attribution"  # relative to the output folder
 RECORDING = "attribution_rollouts"  # recorded without action noise, unlike the simulator's data
 DATA = f"{OUTPUT}/{RECORDING}/data"
 FEATURES, OTHERS, ATTRIBUTION, OBJECTS, CHECKS, MAPS, PAGE, EDITS, CAUSES, TABLE = (

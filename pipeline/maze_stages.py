@@ -12,7 +12,7 @@ from maze.studies.claims import CLAIMS
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
 from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
 
-ROOM = "analysis/maze"  # below the output folder
+ROOM = "analysis/maze"  # relative to the output folder
 TABLE = "maze_table"
 COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
 CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")

@@ -13,7 +13,7 @@ from pipeline.stages import FOLDERS
 STRIP_SAMPLES = 3
 SMALL = "demo-minutes"  # parameter set whose sizes are too small for claims
 SHIPPED = "pretrained/coinrun_hard/"  # agent of the full-size results
-TRAINING_CURVE = "report/training_curve.png"  # of the analysed agent, drawn by the report
+TRAINING_CURVE = "report/training_curve.png"  # curve of the analysed agent, drawn by the report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Stage:
 
 
 class PathResolver:
-    """Replaces the placeholders in flags and file names.
+    """Resolver of the placeholders in flags and file names.
 
     Args:
         output: output folder.

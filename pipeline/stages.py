@@ -56,7 +56,7 @@ from pipeline.stage import (
 )
 from stats.effects import claims_summary
 
-FOLDERS = AnalysisFolders(Path("analysis"))  # below the output folder
+FOLDERS = AnalysisFolders(Path("analysis"))  # relative to the output folder
 SAMPLES = f"{OUTPUT}/samples/informed_init"
 
 

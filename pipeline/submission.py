@@ -196,7 +196,7 @@ def shards_to_do(decision: Decision, shards: int, submitted: Submitted | None,
 
 
 class Submitter:
-    """Submits the stages of an experiment with their dependencies, or prints the commands.
+    """Submitter of the stages of an experiment with their dependencies; can print the commands.
 
     Args:
         pipeline: the stages and their records.
