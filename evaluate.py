@@ -60,8 +60,8 @@ def parser() -> Parser:
                        help="number of episodes played at a time")
     flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
     flags.add_argument("--causes", action="store_true",
-                       help="also report why levels were failed: the hazard without which the "
-                            "last step would not have ended the episode")
+                       help="also report causes of failures: the hazard without which the last "
+                            "step would not have ended the episode")
     add_output_file_flag(flags, help="also write the result to this file, as JSON")
     flags.add_argument("--other_agent", type=Path,
                        help="second agent file; also report KL divergences between the policies "

@@ -88,9 +88,11 @@ def parser() -> Parser:
                        help="use windows of all episodes, for a recording on which the simulator "
                             "was not trained")
     flags.add_argument("--compare_model_file", type=Path,
-                       help="simulator file of the same agent, evaluated on the same windows")
+                       help="file of a second simulator of the same agent, evaluated on the same "
+                            "windows")
     flags.add_argument("--other_agent_file", type=Path,
-                       help="agent that was not used in training, evaluated on the same frames")
+                       help="file of an agent that was not used in training, evaluated on the same "
+                            "frames")
     flags.add_argument("--life_starts", type=from_zero, default=0,
                        help="number of starts from which the agent continues in the simulator and "
                             "in the real game; 0: none")

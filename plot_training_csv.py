@@ -16,8 +16,8 @@ from generative.training_plots import plot_simulator
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--datapath", type=Path, required=True,
-                       help="folder of a run, or of an experiment for its newest run, by train.py "
-                            "(agents) or train_gen_model.py (simulators)")
+                       help="folder of a run of train.py or train_gen_model.py, or of an "
+                            "experiment, of which the newest run is plotted")
     flags.add_argument("--beside", type=Path,
                        help="folder of another agent's run, to compare the returns of the two runs "
                             "(plot_beside.png in the folder of the first)")

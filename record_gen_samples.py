@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerRun:
-    """Recording of one folder of samples.
+    """Folder of samples to record, and how to simulate them.
 
     Attributes:
         name: name of the folder.

@@ -43,7 +43,7 @@ def parser() -> Parser:
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps per second in the videos")
     flags.add_argument("--strip", action="store_true",
-                       help="also write an image of each episode with several moments side by side")
+                       help="also write an image with several frames of each episode side by side")
     flags.add_argument("--exp_name", type=folder_name, default="render",
                        help="name of the default video folder")
     add_env_flags(flags)

@@ -73,7 +73,7 @@ def parser() -> Parser:
     job.add_argument("--processes", type=count, default=1,
                      help="number of local processes that torchrun starts for the stage")
     job.add_argument("--seconds_to_stop", type=count, default=600,
-                     help="seconds between a stop signal and the kill of the processes by torchrun")
+                     help="seconds after a stop signal at which torchrun kills the processes")
     job.add_argument("--max_sittings", type=count, default=1,
                      help="maximum number of times that the job is started, if it runs out of "
                           "time")

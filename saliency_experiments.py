@@ -67,7 +67,7 @@ def parser() -> Parser:
                             f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca")
     flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.sample_ids",
-                       help="sample numbers, or a range: 0 to 100 excludes 100")
+                       help="sample numbers, or a range; '0 to 100' excludes 100")
     add_direction_ids_flag(flags, "--direction_ids",
                            f"directions that {DIRECTION} stands for, likewise")
     add_direction_type_flag(flags)
@@ -84,7 +84,7 @@ def parser() -> Parser:
     flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.difference_demo_sample_ids",
                        help=f"numbers of samples for which {VALUE} is shown with and without "
-                            "these gradients, if it is among the functions; 0 to 0: none")
+                            "these gradients, if it is among the functions; '0 to 0' for none")
     flags.add_argument("--difference_demo_dir", type=Path,
                        help="folder of this demonstration; demo_with_without_env_grads next to "
                             "the samples if not given")
@@ -92,7 +92,7 @@ def parser() -> Parser:
     add_shard_flags(flags, "the samples")
     flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="compute requested results again if they already exist")
+                       help="recompute requested results that already exist")
     return flags
 
 

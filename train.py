@@ -45,7 +45,7 @@ def parser() -> Parser:
     flags.add_argument("--param_name", default="easy-200",
                        help="parameter set in hyperparams/procgen/config.yml")
     flags.add_argument("--num_timesteps", type=time_steps, default=25_000_000,
-                       help="environment steps to train for")
+                       help="number of environment steps to train for")
     flags.add_argument("--num_threads", type=threads, default=2,
                        help="number of threads that step the environments")
     flags.add_argument("--seed", type=seed, default=None,
@@ -61,7 +61,7 @@ def parser() -> Parser:
     flags.add_argument("--val_interval", type=count, default=1,
                        help="number of updates between validation rollouts on unseen levels")
     flags.add_argument("--logdir", type=Path, default=Path("logs"),
-                       help="folder for runs, in <logdir>/procgen/<env_name>/<exp_name>/")
+                       help="parent folder of runs, <logdir>/procgen/<env_name>/<exp_name>/")
     flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
                        help="resume this run exactly where it was saved")
     add_compute_flags(flags)

@@ -109,10 +109,10 @@ class ActionNoise:
 
 
 def load_action_noise(env_name: str) -> ActionNoise:
-    """Read the action noise of a game, or that for other games, from ``action_noise.yml``.
+    """Read a game's action noise from ``action_noise.yml``; games without a section share one.
 
     Raises:
-        UserError: if the file has neither section, or the section is invalid.
+        UserError: if there is neither the game's nor the shared section, or it is invalid.
     """
     path, sections = ACTION_NOISE_FILE, read_yaml(ACTION_NOISE_FILE)
     name = env_name if env_name in sections else _OTHER_GAMES

@@ -49,7 +49,7 @@ class AgentOrigin:
             training normalised rewards, the factor at its end, clipping included.
         use_backgrounds: whether the game drew background images.
         gamma, lmbda: discount factor and lambda of the advantage estimates.
-        edited_from: digest of the agent before the edit.
+        edited_from: digest of the agent before it was edited.
         env_name, distribution_mode: game and mode of the training levels.
         cheese_region: region of the cheese in the training levels, see ``maze.level.regions``; 0
             for anywhere.
@@ -324,7 +324,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Return the digest of an agent's weights and edits, which is the same for all its files."""
+    """Return the digest of an agent's weights and edits, which does not depend on its file."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)

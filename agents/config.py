@@ -95,7 +95,7 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
     """Add flags for the game and its levels.
 
     Args:
-        of_agent: whether game, mode and backgrounds default to those of the agent's training.
+        of_agent: whether defaults of game, mode and backgrounds come from the agent's training.
     """
     def described(text: str, name: str) -> dict:
         default = _UNTRAINED[name]

@@ -20,7 +20,7 @@ from agents.layers import RECURRENT, all_layers
 from agents.networks import Policy
 from common.errors import UserError, nearest
 
-_DEPENDENT = 1e-5  # singular values below this share of the largest one count as 0
+_DEPENDENT = 1e-5  # singular values below this fraction of the largest count as 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -158,7 +158,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
     initial = policy.initial_states(1)[0]  # (D,)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = iter(levels)
-    playing: dict[int, _OpenEpisode] = {}  # by slot
+    playing: dict[int, _OpenEpisode] = {}  # episodes in progress by slot
 
     def start(slot: int) -> None:
         entry = next(waiting, None)
@@ -245,9 +245,9 @@ class Evaluation:
     """Summary of episodes, one per level, with 95 % confidence intervals.
 
     Attributes:
-        success_rate, success_interval: fraction of levels that the game counts as solved, with the
-            interval of Wilson (1927).
-        mean_return, return_interval: mean sum of raw rewards, with a normal interval (None for a
+        success_rate, success_interval: fraction of levels that the game counts as solved, and its
+            Wilson interval (Wilson 1927).
+        mean_return, return_interval: mean sum of raw rewards, and its normal interval (None for a
             single episode).
         mean_length: mean number of environment steps.
     """

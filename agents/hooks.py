@@ -256,7 +256,7 @@ class ActivationCache(Mapping):
 
 
 class _HookStack:
-    """Active blocks of one policy, outermost first, and the metadata of the running batch."""
+    """Active blocks of one policy, outermost first, and the metadata of the current batch."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -264,7 +264,7 @@ class _HookStack:
         self.info: BatchInfo | None = None
         self.is_continued = False  # whether the current chunk continues a batch
         self._hooks: dict[str, RemovableHandle] = {}
-        self._num_blocks: Counter[str] = Counter()  # by layer
+        self._num_blocks: Counter[str] = Counter()  # number of blocks by layer
 
     @classmethod
     def of(cls, policy: Policy) -> _HookStack | None:

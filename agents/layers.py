@@ -30,7 +30,7 @@ RECURRENT = ("gru", STATE)  # layers of a recurrent agent whose output enters th
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One output of the policy.
+    """Named output of a policy.
 
     Attributes:
         name: path of the innermost module.

@@ -202,7 +202,7 @@ class Memory(nn.Module):
 
     def forward(self, x: Tensor, hidden: Tensor, masks: Tensor | None,
                 initial: Tensor) -> Tensor:
-        """Run T steps.
+        """Run the GRU for T steps.
 
         Args:
             x: inputs (T, B, E).
@@ -304,7 +304,7 @@ class Policy(nn.Module):
         return self.initial_state().detach().expand(num, -1).clone()
 
     def to_state(self, numbers: Tensor) -> Tensor:
-        """Map numbers (…, D) smoothly to the range of hidden states, for networks that predict
+        """Map real numbers (…, D) smoothly to the range of hidden states, for networks that predict
         hidden states: (-1, 1) for a GRU, above 0 for an embedding, which ends in a ReLU."""
         return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
 
@@ -314,7 +314,7 @@ class Policy(nn.Module):
 
     def sequence(self, embeddings: Tensor, hidden: Tensor,
                  masks: Tensor | None) -> PolicyOutput:
-        """Run T steps from embeddings.
+        """Run T steps on embeddings.
 
         Args:
             embeddings: (T, B, E), float32.
@@ -327,7 +327,7 @@ class Policy(nn.Module):
         return self._heads(self.hidden_state(hidden, states))
 
     def step(self, embeddings: Tensor, hidden: Tensor) -> PolicyOutput:
-        """Run one step from embeddings.
+        """Run one step on embeddings.
 
         The returned state is the tensor from which logits and values are computed, so a gradient
         with respect to it includes its effects on them and on all later steps.

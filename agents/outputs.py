@@ -61,7 +61,7 @@ class Output:
     name: str
 
     def __call__(self, output: PolicyOutput, actions: Tensor) -> Tensor:
-        """Compute the scalar for all leading indices.
+        """Compute the scalar at every leading index.
 
         Args:
             output: outputs of the agent, with leading dimensions (…).

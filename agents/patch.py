@@ -170,8 +170,8 @@ class Patch:
         layer: name of the layer, see ``agents.layers.layers_named``.
         channels: numbers of channels or units; all if None.
         cells: cells as (row from the top, column); all if None.
-        steps: steps of an episode on which the patch acts, as (begin, end) without ``end``, which
-            is None for no limit; all if None.
+        steps: range (begin, end) of steps of an episode on which the patch acts; ``end`` is
+            excluded, or None for no limit. All steps if None.
         levels: seeds of the levels on which the patch acts; all if None.
         conditions: further conditions, all of which must hold.
         words: options defined by other packages, as written by the user.
@@ -263,11 +263,12 @@ class Patch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Apply(Patch):
-    """Replace the selected entries by a function of them.
+    """Patch that replaces the selected entries by a function of them.
 
     Attributes:
         function: maps the output of the layer, float32 (R, *shape), to values of the same shape.
-            If channels or cells are selected, it maps only those, (R, K, M); M is 1 for units.
+            If channels or cells are selected, it maps only these entries (R, K, M); M is 1 for
+            units.
     """
 
     kind: ClassVar[str] = "function"

@@ -36,7 +36,7 @@ class Rollout:
         masks: (T, N), 1 - done: 0 where the frame is the first of an episode.
         actions: int64 (T, N).
         log_probs: log-probabilities of the actions taken (T, N).
-        values: value estimates, including the frame after the last step (T + 1, N).
+        values: value estimates for all frames and the frame after the last step (T + 1, N).
         rewards: reward of each action, normalised if so configured (T, N).
         ended: 1 where the action ended its episode (T, N).
         hidden: state that enters the first step, before any reset (N, D).
@@ -93,7 +93,7 @@ class Collector:
         """
         if rollout is not None:
             rollout.hidden.copy_(self.hidden)
-        earned = torch.zeros(2, n_steps, len(self.hidden))  # rewards, and 1 where an episode ended
+        earned = torch.zeros(2, n_steps, len(self.hidden))  # rewards and ends of episodes
         for t in range(n_steps):
             frames, first, output = self._run_policy()
             self.hidden = output.hidden_states
@@ -155,6 +155,11 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
 def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old_values: Tensor,
                advantage: Tensor, returns: Tensor, eps_clip: float) -> dict[str, Tensor]:
     """Compute policy loss, value loss and entropy of PPO (Schulman et al. 2017, equations 7, 9).
+
+    Args:
+        output: outputs of the current policy, with any leading dimensions (…).
+        actions, old_log_probs, old_values, advantage, returns: values from the rollout, each (…,).
+        eps_clip: half width of the clip range.
 
     Returns:
         Means over frames, each (), by the names in ``PPO_METRICS``. ``approx_kl`` is the KL
@@ -279,7 +284,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         return x[:, indices] if config.recurrent else x.flatten(0, 1)[indices].unsqueeze(0)
 
     parameters = list(policy.parameters())
-    minibatch_size = _num_indices(config) // config.mini_batch_per_epoch  # of all processes
+    minibatch_size = _num_indices(config) // config.mini_batch_per_epoch  # total over all processes
     names = [*PPO_METRICS, *(KICKSTART_METRICS if guidance is not None else ())]
     totals = torch.zeros(len(names), device=compute.device)
     grad_norm = torch.zeros((), device=compute.device)

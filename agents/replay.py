@@ -23,7 +23,7 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
     """Return the game of a recording.
 
     Raises:
-        UserError: if the recording does not name it, or its levels were edited.
+        UserError: if the recording does not name its game, or its levels were edited.
     """
     description = folder.description()
     if description.get(_EDITED):
@@ -47,8 +47,8 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
         Each row up to ``last``, while the slot shows its frame.
 
     Raises:
-        UserError: if a frame or the end of the episode differs from the recording; the message
-            names episode, step and likely reason. Or if a file is missing or damaged.
+        UserError: if a frame or the end of the episode differs from the recording (the message
+            names episode, step and likely reason), or a file is missing or damaged.
     """
     steps = folder.steps(episode)
     if last >= len(steps) - 1:

@@ -141,7 +141,7 @@ class RolloutFolder:
         return description
 
     def digests(self, check_contents: bool = False) -> EpisodeDigests:
-        """Return the digests of the episodes, starting from those in ``recording.json``.
+        """Return the digests of the episodes, based on the stored digests in ``recording.json``.
 
         Args:
             check_contents: read all files, instead of trusting stored digests.
@@ -177,7 +177,7 @@ class RolloutFolder:
                     f"{self.path} was recorded", "record this one with record.py")
 
     def index(self) -> pd.DataFrame:
-        """Read the index: columns global_step and episode, int64, one row per frame in order.
+        """Read the index of frames: columns global_step and episode, int64, in order.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -188,7 +188,7 @@ class RolloutFolder:
         return read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:
-        """Read the rows of an episode.
+        """Read the rows of an episode's CSV.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -197,7 +197,7 @@ class RolloutFolder:
         return _read_steps(self.steps_file(number), content)
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
-        """Read the rows of several episodes, concatenated.
+        """Read and concatenate the rows of several episodes.
 
         Files with the same header are parsed together, which is 20 times as fast.
 

@@ -21,7 +21,7 @@ from envs.rewards import EpisodeStatistics
 LOG_NAME = "log.csv"
 CARD_NAME = "model_card.md"
 # Columns of log.csv, one row per update. Rewards are raw game rewards, lengths are environment
-# steps, times are seconds. Episode statistics cover the last 40 episodes; empty before the first.
+# steps, times are seconds. Statistics of episodes cover the last 40 (empty before the first).
 COLUMNS = (
     "timesteps", "wall_time", "num_episodes", "num_episodes_val",
     "max_episode_rewards", "mean_episode_rewards", "min_episode_rewards",
@@ -39,12 +39,12 @@ class TrainSettings:
         env: game and training levels; validation uses the remaining levels.
         agent: parameter set, named ``param_name`` in the YAML file.
         seed: seed of the weights, the levels drawn, the actions and the minibatches.
-        num_timesteps: environment steps of the whole run; the learning rate is 0 at its end.
+        num_timesteps: number of environment steps; the learning rate falls to 0 at the end.
         num_checkpoints: number of agent files kept, evenly spaced.
         val_interval: number of updates between two validation rollouts.
         model_file: agent file whose weights the run starts from, or "".
         teacher_file: agent file of a teacher (kickstarting), or "".
-        teacher_sha256: checksum of that file, or "".
+        teacher_sha256: checksum of the teacher's file, or "".
         keep_optimizer: also start from the optimiser state in ``model_file``.
         precision: float32 or bfloat16.
         num_threads: number of threads that step the environments.

@@ -234,7 +234,7 @@ class TrainingRun:
 
         Raises:
             NonFiniteLoss: if a loss is NaN or infinite; the last checkpoint is kept.
-            LostProcess: if another process has ended; files saved before are kept.
+            LostProcess: if another process has ended; the saved files are kept.
         """
         stopped = 0
         try:

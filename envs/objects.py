@@ -25,7 +25,7 @@ _FAR_AWAY = -1000.0  # coordinate in cells, outside all levels
 
 @dataclasses.dataclass(frozen=True)
 class GameObject:
-    """A kind of object of a game.
+    """Kind of object in a game.
 
     Attributes:
         name: name such as ``saw``.
@@ -158,14 +158,14 @@ def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.nd
 
 
 def _reaches(entities: np.ndarray, x: float, y: float, distance: float) -> np.ndarray:
-    """Return a mask of the entities within ``distance`` of a position in maximum norm."""
+    """Return a mask of the entities that overlap a square of side 2 ``distance`` at a position."""
     gap = np.maximum(abs(entities["x"] - x) - entities["rx"],
                      abs(entities["y"] - y) - entities["ry"])
     return gap <= distance
 
 
 def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.ndarray:
-    """Return a mask of the cells within ``distance`` of a position in maximum norm, bool (h, w)."""
+    """Return a mask, bool (h, w), of the cells that overlap a square of side 2 ``distance``."""
     rows, columns = (np.arange(size) + 0.5 for size in state.grid.shape)
     gap = np.maximum(abs(rows - y)[:, None], abs(columns - x)) - 0.5
     return gap <= distance

@@ -18,7 +18,7 @@ from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from envs.level_state import LevelState
 
-with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
+with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints a notice
     from procgen import ProcgenGym3Env
     from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS, MAX_STATE_SIZE
 
@@ -125,7 +125,7 @@ class EnvObservation:
         frames: uint8 (N, H, W, C), a copy.
         rewards: float32 (N,), rewards of the last action.
         first: bool (N,), whether this frame is the first of an episode, so that the last action
-            ended the episode before.
+            ended the previous episode.
     """
 
     frames: np.ndarray
@@ -208,7 +208,7 @@ class LevelSlots:
     each slot, so an episode depends only on its level and its actions.
 
     Args:
-        config: game and drawing options; its level range is not used.
+        config: game and rendering options; its level range is not used.
         num_slots: number of slots N. A slot is empty until :meth:`start`.
         person_view: also render the 512-pixel view that :meth:`person_view` returns.
         edit: optional edit of every level, before its first frame is observed.
@@ -218,10 +218,10 @@ class LevelSlots:
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
                  edit: LevelEdit | None = None, edit_every_step: bool = False):
         self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
-        self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
+        self.level_complete = np.zeros(num_slots, dtype=bool)  # in each slot's last episode
         self._config, self._person_view = config, person_view
         self._edit, self._edit_every_step = edit, edit_every_step
-        self._envs: dict[int, _Procgen] = {}  # by slot
+        self._envs: dict[int, _Procgen] = {}  # environments by slot
 
     def start(self, slot: int, level: int) -> None:
         """Begin an episode; its first frame is in ``frames[slot]``.
@@ -267,8 +267,8 @@ class LevelSlots:
         return None if state is None else LevelState.parse(state).player
 
     def person_view(self, slot: int) -> np.ndarray:
-        """Return the 512-pixel view, uint8 (512, 512, C), black after the end of the episode; needs
-        ``person_view=True``."""
+        """Return the 512-pixel view, uint8 (512, 512, C); black after the end of the episode.
+        Requires ``person_view=True``."""
         if slot not in self._envs:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]
@@ -288,7 +288,7 @@ class StateView:
 
     Args:
         config: the game; all other options are part of a state.
-        person_view: render the 512-pixel view instead of the agent's.
+        person_view: render the 512-pixel view instead of the agent's view.
     """
 
     def __init__(self, config: EnvConfig, person_view: bool = False):
