@@ -1,3 +1,3 @@
 """The generative simulator: its dataset, networks, losses and published files."""
 
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+import common  # noqa: F401  selects matplotlib's backend before it is imported here

@@ -64,7 +64,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Numbers of the training and held-out windows, int64, ascending; they share no episode."""
+    """Numbers of the training and the held-out windows, int64, ascending, of separate episodes."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -93,8 +93,8 @@ class RolloutDataset:
 
     Args:
         folder: ``data`` folder, ours or a published one.
-        num_init_steps: I.
-        num_sim_steps: simulated steps; W is I + num_sim_steps - 1.
+        num_init_steps: I, number of initial frames.
+        num_sim_steps: number of simulated steps; W is I + num_sim_steps - 1.
         terminal_absorbing: whether ``terminals`` stays 1 after an episode's end; False gives
             the published labels, which return to 0.
 
@@ -141,8 +141,7 @@ class RolloutDataset:
         self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
 
     def check_agent(self, agent_file: Path, policy: Policy) -> None:
-        """Check that an agent made the recording; warn if the recording, as if published, names no
-        agent.
+        """Check that an agent made the recording; only warn if the recording names no agent.
 
         Raises:
             UserError: if the recorded hidden states have another size, or the recording names

@@ -34,7 +34,7 @@ from stats.association import by_episode
 from stats.bootstrap import ClusterBootstrap
 
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
-HORIZONS = (16, 32)  # actions
+HORIZONS = (16, 32)  # numbers of actions
 BEFORE_END = range(4, 13)  # actions between a start and the recorded end
 BATCH = 20  # starts per batch
 TIME_LIMIT = 1000  # steps after which Procgen ends an episode
@@ -256,7 +256,7 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
     """Confusion, agreement and Cohen's kappa of the outcomes, and the actions of both worlds.
 
     Args:
-        table: from ``compare_lives``.
+        table: table from ``compare_lives``.
 
     Returns:
         For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
@@ -312,8 +312,8 @@ def agreement(confusion: np.ndarray) -> np.ndarray:
 
 
 def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
-    """Agreement beyond chance (…,) (Cohen 1960) of flattened confusion matrices (…, 9); NaN where
-    chance agreement is 1."""
+    """Cohen's kappa (…,) of flattened confusion matrices (…, 9) (Cohen 1960); NaN where chance
+    agreement is 1."""
     matrix = confusion.reshape(*confusion.shape[:-1], len(OUTCOMES), -1)
     total = matrix.sum(axis=(-2, -1))
     chance = (matrix.sum(axis=-1) * matrix.sum(axis=-2)).sum(axis=-1) / total**2

@@ -91,8 +91,8 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
-    """Plot, for each kind of object that was in view, the share that is shown above the error on
-    its pixels."""
+    """Plot, for each kind of object that was in view, the share shown (top) and the squared error
+    on its pixels (bottom)."""
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")
     panels = figure.subplots(2, len(seen), squeeze=False, sharex=True) if seen else np.empty((2, 0))

@@ -56,7 +56,7 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                         help="number of passes over the training windows")
     parser.add_argument("--lr", type=float, key="gen_model.lr", help="learning rate")
     parser.add_argument("--lr_decay", choices=LR_DECAYS, key="gen_model.lr_decay",
-                        help="schedule by which the learning rate decays to 0 until training ends")
+                        help="how the learning rate decays to 0 by the end of training")
     parser.add_argument("--image_rarity", type=float, key="gen_model.image_rarity",
                         help="0 to 1: how strongly errors at pixels of rare colours are upweighted")
     parser.add_argument("--open_loop_share", type=float, key="gen_model.open_loop_share",

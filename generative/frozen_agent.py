@@ -17,7 +17,7 @@ class FrozenAgent(nn.Module):
 
     Args:
         policy: a trained agent; it is frozen in place.
-        hidden_size: D that the simulator was built for.
+        hidden_size: D, size of the hidden state that the simulator was built for.
         num_actions: number of actions that the simulator was built for.
 
     Raises:
@@ -49,7 +49,7 @@ class FrozenAgent(nn.Module):
         """Run T steps at once.
 
         Args:
-            images: (T, B, C, H, W) in [0, 1]. An image that is expanded over T is embedded once.
+            images: images (T, B, C, H, W) in [0, 1]; an image expanded over T is embedded once.
             hidden: hidden state before the first step (B, D).
         """
         if images.stride(0) == 0:
@@ -68,7 +68,7 @@ class FrozenAgent(nn.Module):
         gradients with respect to it account for these outputs and for all later steps.
 
         Args:
-            image: (B, C, H, W) in [0, 1].
+            image: images (B, C, H, W) in [0, 1].
             hidden: hidden state before the step (B, D).
         """
         embedding = self.policy.embed(image).float()  # (B, E)

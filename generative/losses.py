@@ -171,7 +171,11 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
 
 
 def until_first_terminal(terminals: Tensor) -> Tensor:
-    """Return a mask (T, B): 1 up to and including the first terminal step (T, B), 0 after it."""
+    """Return a mask (T, B): 1 up to and including the first terminal step, 0 after it.
+
+    Args:
+        terminals: terminal labels, 0 or 1 (T, B).
+    """
     ended_before = terminals.cumsum(dim=0) - terminals
     return (ended_before == 0).to(terminals)
 

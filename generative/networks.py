@@ -1,5 +1,4 @@
-"""Networks of the published architecture: encoder, recurrent cell, decoder, and straight-through
-samplers.
+"""Networks of the published architecture: encoder, recurrent cell, decoder and latent samplers.
 
 The cell is a recurrent state-space model with discrete latents (Hafner et al. 2021, "Mastering
 Atari with discrete world models", section 2) and a layer-norm GRU. Under autocast, matrix products
@@ -50,10 +49,10 @@ class LatentSampler:
             raise ValueError(f"how must be 'sample' or 'mode', not {self.how!r}")
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose S one-hot variables.
+        """Choose S one-hot variables with straight-through gradients.
 
-        The gradient is that of the probabilities (straight-through; Hafner et al. 2021,
-        "Mastering Atari with discrete world models", algorithm 1).
+        Gradients pass to the probabilities unchanged (Hafner et al. 2021, "Mastering Atari with
+        discrete world models", algorithm 1).
 
         Args:
             logits: unnormalised logits (…, S, K); (B, S, K) if they are a part of a batch.
@@ -151,9 +150,9 @@ class BottleneckEncoder(nn.Module):
     """Encodes initial frames as a point on the unit sphere.
 
     Args:
-        image_channels: C.
+        image_channels: C, colour channels of an image.
         rnn_hidden_size: hidden size of the GRU over the frames.
-        vec_size: V.
+        vec_size: V, size of the bottleneck vectors.
     """
 
     def __init__(self, image_channels: int, rnn_hidden_size: int, vec_size: int):
@@ -176,7 +175,7 @@ class BottleneckEncoder(nn.Module):
 
 
 def on_unit_sphere(vectors: Tensor) -> Tensor:
-    """Divide vectors (B, V) by their Euclidean norm, or by 1e-8 if it is smaller."""
+    """Divide vectors (B, V) by their Euclidean norms, or by 1e-8 if a norm is smaller."""
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-8)
 
 

@@ -78,7 +78,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=STARTS_AT_A_TIME)
-    flags.set_defaults(precision="float32")  # gradients are differences of small numbers
+    flags.set_defaults(precision="float32")  # gradients need full precision
     flags.add_argument("--targets", nargs="+", default=["value"], metavar="TARGET",
                        help="one or several targets, see above")
     flags.add_argument("--num_targets", type=count,
@@ -113,7 +113,7 @@ def parser() -> Parser:
                        help="output folder; <generated_data_dir>/made_to_order if not given")
     flags.add_argument("--generated_data_dir", key="generated_data_dir",
                        help="parent of the folders of simulated samples")
-    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the output folder")
     return flags

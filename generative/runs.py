@@ -99,8 +99,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
-    """Delete all checkpoints but the newest ``keep_newest`` and the first of every ``keep_hours``
-    hours."""
+    """Delete all checkpoints but the newest ones and the first of every ``keep_hours`` hours."""
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
         slot = int(path.stat().st_mtime / (keep_hours * SECONDS_AN_HOUR))

@@ -100,7 +100,7 @@ class SampleArrays:
 
 @dataclasses.dataclass(frozen=True)
 class SampleOrigin:
-    """Start of a sample.
+    """Start and forced action of a sample.
 
     Attributes:
         start: number of the start; samples of a folder with the same start differ only in the
@@ -197,7 +197,7 @@ class SampleFolder(NumberedStore):
         return self._stack(numbers, field, [self._read_field(number, field) for number in numbers])
 
     def origin(self, number: int) -> SampleOrigin:
-        """Start of a sample; published samples do not store it.
+        """Read the origin of a sample; published samples do not store it.
 
         Raises:
             UserError: if the file is missing or damaged.

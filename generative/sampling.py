@@ -44,7 +44,7 @@ from interventions.comparison import ArmRuns, Playground
 from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # stands for all nine manual actions
-OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # manual actions
+OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # synonyms
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
 # Random streams; a generator's seed consists of seed, stream and number of the start.
@@ -60,7 +60,7 @@ class SamplingPlan:
         recorded_actions: force the recorded actions; after an episode's end, the action is 0.
         manual_actions: force one of these actions at every step, with one sample per action; empty
             if the agent acts, in which case the simulator predicts the first step's input action.
-        num_steps: T.
+        num_steps: T, number of simulated steps.
         num_init_steps: number of recorded frames that a simulation starts from.
         sample_latents: draw z instead of taking its most likely class.
         seed: seed of every random choice.

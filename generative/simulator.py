@@ -144,7 +144,7 @@ def stack(start: Start, steps: Sequence[Step]) -> Simulation:
 
 
 class Simulator(nn.Module):
-    """The generative model.
+    """The generative model: a learned environment and a frozen agent.
 
     Args:
         config: sizes. If ``agent_hidden_size`` is None, the attribute ``config`` takes it from the
@@ -190,7 +190,7 @@ class Simulator(nn.Module):
         self.agent = FrozenAgent(policy, hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """Parameters of everything except the agent."""
+        """Parameters of all networks except the agent."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def encode(self, initial_images: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class Simulator(nn.Module):
                 without_env_grads: bool = False, rows: BatchInfo | None = None) -> list[Step]:
         """Simulate step by step.
 
-        For example, from frames, with everything else predicted::
+        Example that starts from frames and predicts everything else::
 
             start = simulator.start_from(simulator.encode(images), draw)
             steps = simulator.imagine(start, draw)
@@ -297,7 +297,7 @@ class Simulator(nn.Module):
             gradients = torch.autograd.grad(value, [step.images for step in steps[:5]])
 
         Args:
-            start: from ``start_from``; its ``action`` enters the first step.
+            start: start from ``start_from``, with the input action of the first step.
             num_steps: T; None for ``config.num_sim_steps``.
             true_actions: input actions of the steps, int64 (T, B), which replace the start's
                 action and the agent's own actions.

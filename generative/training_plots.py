@@ -29,7 +29,7 @@ SMOOTHED_ROWS = 20
 
 
 def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
-    """Plot the losses and figures of ``progress.csv`` on training and held-out episodes."""
+    """Plot the metrics in ``progress.csv`` on training and held-out episodes."""
     figure, grid = plt.subplots(3, 4, figsize=(18, 12), layout="constrained")
     for axes, (name, heading) in zip(grid.flat, SIMULATOR_TITLES.items()):
         held_out = f"held_out_{name}"

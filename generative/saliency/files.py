@@ -60,8 +60,8 @@ class SaliencyArrays:
 
     Attributes:
         images: gradient with respect to the images, float32 (T, C, H, W).
-        hidden_states: gradient with respect to the agent's states, float32 (T, D).
-        env_h: gradient with respect to the environment's states, float32 (T, E).
+        hidden_states: gradient with respect to the agent's hidden states, float32 (T, D).
+        env_h: gradient with respect to the environment's deterministic states, float32 (T, E).
         processed: rendering of ``images``, uint8 (T, H, W, C).
     """
 
@@ -76,9 +76,9 @@ class Specificity:
     """Similarity of the maps of different functions in one sample.
 
     Attributes:
-        functions: file names of the functions, all with the same kind of gradient.
-        correlations: mean |r| between their pixel gradients per step, see
-            ``gradients.specificity``; None where fewer than two functions have gradients (T,).
+        functions: names of the functions in file names, all with the same kind of gradient.
+        correlations: mean |r| between the functions' pixel gradients at each step (T,), see
+            ``gradients.specificity``; None where fewer than two functions have gradients.
     """
 
     functions: tuple[str, ...]

@@ -180,9 +180,10 @@ class SaliencyPass:
         copies: bottleneck vectors of the samples' copies (G, N, V).
         functions: functions whose gradients will be computed.
         common_timesteps: steps at which the functions are read.
-        num_steps: T of the samples.
+        num_steps: T, number of steps of the samples.
         without_env_grads: detach the action before it enters the environment.
-        coordinates: coordinates of hidden states along directions; None if no function needs them.
+        coordinates: function that maps hidden states to coordinates along directions; None if no
+            function needs it.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, copies: Tensor,
@@ -236,7 +237,7 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
     """Sum gradients with respect to images over their channels and smooth them.
 
     Args:
-        gradients: float32 (T, C, H, W).
+        gradients: gradients with respect to the images, float32 (T, C, H, W).
         kernel_size: size of the Gaussian kernel in pixels, odd.
         sigma: standard deviation of the kernel, in pixels. The map is mirrored at its borders.
 

@@ -58,7 +58,7 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
 
     Args:
         folders: sample folders by penalty.
-        recording: source of the recorded starts; None to leave out the real game.
+        recording: rollouts that contain the recorded starts; None leaves out the real game.
 
     Returns:
         The table ``starts.csv``, with a row for each penalty, objective and start: ``best`` marks

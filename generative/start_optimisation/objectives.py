@@ -1,5 +1,4 @@
-"""Objectives of the optimisation: scalar outputs of the agent at a step of a simulated or real
-rollout.
+"""Objectives: scalar outputs of the agent at a step of a simulated or real rollout.
 
 Letters in shape comments: T steps, B rollouts, A actions, D agent hidden state, U units of a layer.
 """
@@ -194,7 +193,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
     Args:
         names: outputs (``value``, ``log_prob_up``, ``policy`` for all log-probabilities);
             directions as in ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
-            units as <layer>:<number>, a layer alone for all of its units;
+            units as <layer>:<number>, or the name of a layer for all of its units;
             ``from_<action>_to_<action>``.
         projector: projector onto the directions; None if no target is a direction.
 

@@ -86,7 +86,7 @@ class Scale:
 
 def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
            scale: Scale, density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
-    """Return the best vectors (K, V) found from each initial vector.
+    """Return the best vector found from each initial vector (K, V).
 
     Args:
         begin: initial vectors (K, V).
@@ -155,7 +155,7 @@ class SearchContext:
     num_steps: int
 
     def scale(self, number: int) -> Scale:
-        """Scale of an objective's target over all recorded starts, simulated."""
+        """Scale of an objective's simulated target over all recorded starts."""
         values = self.starts.simulated[:, self.columns[number]].astype(np.float64)
         return Scale(float(values.mean()), max(float(values.std()), 1e-9))
 
@@ -164,14 +164,14 @@ class SearchContext:
         return self.scale(number).score(values.astype(np.float64), self.objectives[number].sign)
 
     def scores(self, number: int) -> np.ndarray:
-        """Scores of the recorded starts for an objective, simulated (N,)."""
+        """Simulated scores (N,) of the recorded starts for an objective."""
         return self.score(number, self.starts.simulated[:, self.columns[number]])
 
     def begins(self, number: int) -> np.ndarray:
         """Rows of the recorded starts from which the searches of an objective begin (K,).
 
-        These are the best of the starts that optimised starts are not compared with, from different
-        episodes if possible.
+        They are the best recorded starts that are not used for comparison, from different episodes
+        if possible.
         """
         pool = len(self.starts.windows) - self.best_of
         ranked = np.argsort(-self.scores(number)[:pool], kind="stable")
@@ -187,7 +187,7 @@ class SearchContext:
 
 def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
-    """Optimise start vectors and write the missing samples, until a signal asks to stop.
+    """Optimise start vectors and write the missing samples until done, or until a signal to stop.
 
     Returns:
         0 when everything is written, 128 + the signal's number after a signal.
