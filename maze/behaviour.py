@@ -1,8 +1,8 @@
-"""Behaviour of an agent in mazes: episodes played to their end, exact probabilities, and which
-features of a level predict whether the agent gets the cheese.
+"""Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions.
 
-A killed run goes on after the last level that was done; more levels can be added to a finished one.
-To compare agents, run it on each with an output folder of its own.
+The regressions predict from features of a level whether the agent gets the cheese. A killed run
+resumes after its last level; more levels can be added to a finished run. To compare agents, run
+this script on each of them with a separate output folder.
 """
 
 from __future__ import annotations
@@ -68,19 +68,20 @@ from stats.claims import Finding
 from stats.report import bold, format_interval
 from stats.significance import LEVEL, share
 
-_BINS = 10  # of exact probabilities
+_BINS = 10  # bins of exact probabilities
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to play", num_mazes=2000)
     add_cheese_region_flag(flags)
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows of the top right region, for which of cheese and region is first")
+                       help="rows of the top right region; the report counts whether the mouse "
+                            "reaches the cheese or the region first")
     flags.add_argument("--exact", action="store_true",
-                       help="also compute exact probabilities of reaching cheese and region, for "
-                            "agents without memory")
+                       help="also compute exact probabilities of reaching cheese and region; needs "
+                            "an agent without memory")
     flags.add_argument("--regress", action="store_true",
-                       help="also regress getting the cheese on the features of the forks")
+                       help="also fit regressions of getting the cheese on the features of forks")
     add_output_flags(flags, "behaviour")
     return flags
 
@@ -153,7 +154,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def fit_regressions(table: pd.DataFrame, args: argparse.Namespace
                     ) -> tuple[pd.DataFrame | None, str]:
-    """Return the regressions on the forks, or the reason why there are none, if --regress is given.
+    """Return the regressions on the forks and an empty text, or None and the reason.
+
+    Without --regress the result is None and an empty text.
     """
     if not args.regress:
         return None, ""
@@ -161,17 +164,17 @@ def fit_regressions(table: pd.DataFrame, args: argparse.Namespace
     targets = {GOT: forks[GOT].to_numpy(np.float64)}
     if args.exact:
         exact = forks[EXACT_CHEESE].to_numpy(np.float64)
-        targets[EXACT_CHEESE] = exact.clip(0, 1)  # removes errors of rounding
+        targets[EXACT_CHEESE] = exact.clip(0, 1)  # removes rounding errors
     try:
         for name, target in targets.items():
             check_outcomes(target, name)
-    except UserError as error:  # an agent that always gets the cheese is a finding
+    except UserError as error:  # not a failure: the agent may always get the cheese
         return None, f"There are no regressions: {error}."
     return regressions(forks[list(FEATURES)], targets, forks[GOT].to_numpy(), args.seed), ""
 
 
 def describe_run(args: argparse.Namespace, title: str) -> str:
-    """Return a sentence on the run."""
+    """Return a sentence that describes the run."""
     parts = [title]
     parts += [f"cheese put into the last {args.cheese_region} rows and columns"
               ] if args.cheese_region else []
@@ -186,12 +189,13 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, rows: Sequence
     """Return the report as Markdown.
 
     Args:
-        table: from ``episodes_table``.
-        regressions: from ``prediction.regressions``, if there are any.
+        table: table of episodes, from ``episodes_table``.
+        regressions: table of regressions, from ``prediction.regressions``; None if there is none.
         rows: findings of this run.
-        what: a sentence on what was run.
-        notes: sentences on what was left out.
+        what: sentence that describes the run.
+        notes: sentences on excluded levels and missing regressions.
         region: rows and columns of the top right region.
+        seed: seed of the bootstrap.
     """
     lines = ["# Behaviour of the agent in mazes", "", markdown_escaped(what), "",
              *(f"{note}\n" for note in notes), "## How often it gets the cheese", "",
@@ -270,7 +274,7 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
 
 
 def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
-    """Draw shares with Wilson's intervals by kind of level and by size; played against exact."""
+    """Draw success rates with Wilson's intervals by kind, by size and by exact probability."""
     figure = Figure(figsize=(15, 4.6), layout="constrained")
     by_group, by_size, by_exact = figure.subplots(1, 3)
     groups = group_levels(table)
@@ -301,8 +305,7 @@ def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
 
 
 def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
-    """Draw gains of single features over the base rate and coefficients of sets, a row per target.
-    """
+    """Draw gains of single features over the base rate and coefficients of sets, by target."""
     targets = list(table["target"].unique())
     figure = Figure(figsize=(17, 5.2 * len(targets)), layout="constrained")
     for panels, target in zip(figure.subplots(len(targets), 3, squeeze=False), targets):
@@ -338,7 +341,7 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
 
 
 def _shares(axes: Axes, groups: Sequence[pd.DataFrame]) -> None:
-    """Draw the share of each group that got the cheese, with its interval, from top to bottom."""
+    """Draw the success rate of each group with its interval, from top to bottom."""
     for place, rows in enumerate(groups):
         value, low, high = share(rows[GOT].sum(), len(rows))
         axes.plot([low, high], [place] * 2, color=BLUE, linewidth=1.4)
@@ -346,7 +349,7 @@ def _shares(axes: Axes, groups: Sequence[pd.DataFrame]) -> None:
 
 
 def _beats(row: Any) -> bool:
-    """Whether a gain, a row of the table of regressions, is claimed."""
+    """Return whether a gain, given as a row of the table of regressions, is claimed."""
     return row.low_95 > 0 and row.p_holm <= LEVEL
 
 

@@ -1,8 +1,9 @@
-"""Channels that follow the cheese: tracking scores of layers, and what the channels are good for.
+"""Channels that follow the cheese: tracking scores, effects of scaling them, and layer probes.
 
 Channels are chosen on one half of the levels and reported on the other. The positive and negative
-parts of those of one layer are multiplied, and the effect at decision squares is compared with that
-of random channels. Probes say what each layer holds. A killed run goes on.
+parts of the chosen channels of one layer are multiplied, and the effect at decision squares is
+compared with that of random channels. Linear probes test what can be read from each layer. A killed
+run resumes after its last finished step.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to look at", num_mazes=100)
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="maps to score and probe; if not given, those behind residual "
-                            "additions, or all of a network without")
+                       help="convolutional layers to score and probe; if not given, the residual "
+                            "additions, or all such layers of a network without residual additions")
     flags.add_argument("--layer", default=LAYER, help="layer whose chosen channels are multiplied")
     flags.add_argument("--num_channels", type=count, default=11,
-                       help="the most channels of a layer that are chosen")
+                       help="maximum number of channels to choose per layer")
     flags.add_argument("--factors", nargs="+", metavar="FACTOR",
                        default=["-3", "-1", "0", "2", "positive:0", "positive:2"],
-                       help="that channels are multiplied by; positive:2,negative:0 doubles the "
-                            "positive part and takes the negative one away")
+                       help="factors by which channels are multiplied; positive:2,negative:0 "
+                            "doubles the positive part and removes the negative part")
     flags.add_argument("--num_controls", type=from_zero, default=19,
-                       help="random sets of channels a factor")
+                       help="number of random sets of channels per factor")
     flags.add_argument("--num_shuffles", type=from_zero, default=2,
-                       help="probes with shuffled labels")
+                       help="number of probes with shuffled labels")
     add_output_flags(flags, "channels")
     return flags
 
@@ -92,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
     sets = {CHOOSING: states[:half], REPORTING: states[half:]}
     decisions = Decisions(policy, compute, sets[REPORTING])
     for state in states:
-        state.grid.cheese  # noqa: B018  refuses none and several
+        state.grid.cheese  # noqa: B018  raises for none or several
     if args.dry_run:
         for name, levels in sets.items():
             print(f"{name}: {' '.join(str(state.level_seed) for state in levels)}")
@@ -138,14 +139,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
                  ) -> tuple[list[Layer], Layer]:
-    """Return the layers to score and probe, in order of computation, and the one to multiply.
+    """Return the layers to score and probe, in order of computation, and the layer to multiply.
 
     Args:
-        names: ``--layers``.
-        multiplied: ``--layer``, which is scored, too.
+        names: value of ``--layers``.
+        multiplied: value of ``--layer``; this layer is scored, too.
 
     Raises:
-        UserError: if there is no such layer, or it has no cells.
+        UserError: if the agent does not have a layer, or a layer has no cells.
     """
     maps = [layer for layer in all_layers(policy) if layer.is_map]
     names = names or ([layer.name for layer in maps if layer.name.endswith("resadd")]
@@ -156,13 +157,14 @@ def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
 
 
 def parse_factor(text: str) -> tuple[float, float]:
-    """Return the factors of the positive and negative parts.
+    """Return the factors of the positive and the negative part.
 
     Args:
-        text: ``2`` for both, or parts as in ``positive:2,negative:0``; a missing part is kept.
+        text: one factor for both parts, such as ``2``, or factors of parts, such as
+            ``positive:2,negative:0``; the factor of a missing part is 1.
 
     Raises:
-        UserError: if the text has another form.
+        UserError: if the text is malformed.
     """
     number = r"-?\d+(?:\.\d+)?"
     if re.fullmatch(number, text):
@@ -179,9 +181,11 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
     """Return the report as Markdown.
 
     Args:
-        scores: tracking scores, with ``chosen``.
+        scores: tracking scores, with the column ``chosen``.
         layer: name of the layer whose channels were multiplied.
-        effects: of the multiplied channels; empty if none was chosen.
+        effects: effects of the multiplied channels; empty if none was chosen.
+        probes: scores of the probes.
+        num_forks: number of forks at which effects were measured.
     """
     sizes = scores.drop_duplicates("set").set_index("set")["num_levels"]
     lines = [
@@ -226,7 +230,7 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
 
 
 def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
-    """Draw the hit rate against the contrast of each channel by layer, and the probes by target."""
+    """Draw hit rate against contrast of the channels of each layer, and the probes by target."""
     shown = scores[(scores["set"] == REPORTING) & (scores["mapping"] == PUBLISHED)
                    & (scores["thing"] == CHEESE)]
     layers, targets = list(shown["layer"].unique()), list(probes["target"].unique())

@@ -1,7 +1,7 @@
-"""Vector fields of an agent on levels of maze, with and without patches, and what these change.
+"""Vector fields of an agent on maze levels, with and without patches, and their differences.
 
-A killed run goes on after its last field; more levels and arms can be added to a finished one.
-Shards compute the fields of their levels; with --join their tables, pictures and films are made.
+A killed run resumes after its last field; more levels and arms can be added to a finished run. Each
+shard computes the fields of its levels; --join then writes the tables, figures and films.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ def parser() -> Parser:
     add_own_vector_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
-                       help="of the mouse, 1 as after an action to the right; both also give exact "
-                            "probabilities, of agents without memory")
+                       help="facing of the mouse, 1 as after an action to the right; both: also "
+                            "compute exact probabilities, for agents without memory")
     flags.add_argument("--memory", default=START, choices=MEMORIES,
-                       help="for agents with a GRU: the state that they have at an episode's "
-                            "start, or after walking to the square")
+                       help="recurrent state of agents with a GRU: the state at an episode's "
+                            "start, or the state after walking to the square")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
                        help="rows of the top right region, for exact probabilities")
     flags.add_argument("--num_pictures", type=from_zero, default=20,
-                       help="levels that are drawn: the first ones")
+                       help="number of levels to draw figures of, starting with the first")
     flags.add_argument("--components", action="store_true",
                        help="draw an arrow for each direction instead of the net arrow")
     flags.add_argument("--margin", action="store_true", help="draw the walls around the maze, too")
     flags.add_argument("--films", nargs="+", default=[],
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
-                       help="of the levels that are drawn: over the arms in their order, over the "
-                            "agent files in the agent's folder, with the cheese on every square")
+                       help="films of the levels with figures: over the arms in order, over the "
+                            "agent files in the agent's folder, or over the squares of the cheese")
     flags.add_argument("--num_stills", type=from_zero, default=0,
-                       help="moments of each film that are also written as one picture")
+                       help="number of stills of each film to write side by side as an image")
     add_output_flags(flags, "fields")
     add_shard_flags(flags, "the levels")
     return flags
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     for film, name in itertools.product(args.films, drawn):
         stills = store.file_of("stills", film, name) if args.num_stills else None
         if not store.has("film", film, name) or (stills and not stills.exists()):
-            figures = {  # of which those of one are drawn, one after the other
+            figures = {  # generators, of which only the chosen one runs
                 COEFFICIENTS: over_arms(found, name, views[name], style),
                 CHECKPOINTS: over_checkpoints(checkpoints, levels[name], options, views[name],
                                               style),
@@ -163,8 +163,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
-    """Levels by the names that they have in files: their seeds, and a number behind one that comes
-    again."""
+    """Return levels by their names in files: the seed, with a number added if it is repeated."""
     named: dict[str, MazeState] = {}
     for state in states:
         times = sum(other.level_seed == state.level_seed for other in named.values())
@@ -173,7 +172,7 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
 
 
 def describe(grid: Grid) -> str:
-    """A level in a line."""
+    """Return a description of a level in one line."""
     kind = kind_of(grid)
     decision = f", decision square at {grid.decision_square()}" if kind == "fork" else ""
     cheese = " and ".join(map(str, grid.cheeses)) or "nowhere"
@@ -182,10 +181,10 @@ def describe(grid: Grid) -> str:
 
 
 def checkpoints_of(args: argparse.Namespace) -> list[Path]:
-    """The agent files that a film of checkpoints goes over.
+    """Return the agent files for a film of checkpoints.
 
     Raises:
-        UserError: if one is asked for and there are fewer than two.
+        UserError: if such a film is requested and there are fewer than two agent files.
     """
     files = agent_files(args.agent_file.parent)
     if CHECKPOINTS in args.films and len(files) < 2:
@@ -195,7 +194,7 @@ def checkpoints_of(args: argparse.Namespace) -> list[Path]:
 
 
 def summary(table: pd.DataFrame) -> str:
-    """Means of the outcomes, a line for each arm."""
+    """Return the means of the outcomes, one line per arm."""
     lines = []
     for arm, rows in table.groupby("arm", sort=False):
         forks = rows["p_cheese"].notna().sum()

@@ -1,4 +1,4 @@
-"""Choose mazes by seed, by what they are or from files, edit them, and write them down."""
+"""Choose mazes by seed, by property or from files, edit them, and write them to level files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from maze.level.state import MazeState, draw
 LEVEL_FILES = Schema(
     "levels", "python -m maze.levels", items={"level": Entry("level_{}.json", File())},
     results={"table": Entry("levels.csv", Table()), "picture": Entry("levels.png", File())})
-MAX_PICTURES = 100  # in the contact sheet
+MAX_PICTURES = 100  # maximum number of images in the contact sheet
 _PICTURE_SIZE = 256  # pixels
 _IN_A_ROW = 10
-_SHOWN_LETTERS = 60  # of a long field
+_SHOWN_LETTERS = 60  # characters printed of a long field
 
 
 def parser() -> Parser:
@@ -46,20 +46,22 @@ def parser() -> Parser:
     flags.add_argument("--dry_run", action="store_true",
                        help="print the levels, and write nothing")
     flags.add_argument("--view", default="person", choices=("person", "agent"),
-                       help="what the contact sheet shows: the game as drawn for people, or the "
-                            "64 pixels that an agent sees")
+                       help="images in the contact sheet: the game as rendered for people, or the "
+                            "64 x 64 pixels that an agent sees")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/levels"),
-                       help="where the level files, levels.csv and levels.png are written")
+                       help="folder for the level files, levels.csv and levels.png")
     flags.add_argument("--overwrite", action="store_true",
-                       help="throw away what the output folder holds")
+                       help="delete the previous contents of the output folder")
     add_log_flag(flags)
     return flags
 
 
 def row_of(state: MazeState) -> dict[str, object]:
-    """A level's row of the table. What it does not have is empty: the kind without one cheese that
-    can be reached, decision square and features unless it is a fork. Rows and columns are those of
-    the world."""
+    """Return a level's row of the table, with squares in world coordinates.
+
+    Undefined values are empty: the kind if it cannot be determined; the decision square and the
+    features unless the level is a fork.
+    """
     grid = state.grid
     row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,
            "maze_dim": grid.maze_dim}
@@ -76,7 +78,7 @@ def row_of(state: MazeState) -> dict[str, object]:
 
 
 def table_of(states: list[MazeState]) -> pd.DataFrame:
-    """The rows of all levels, whole numbers as such."""
+    """Return the table of all levels, with rows and columns of squares as integers."""
     columns = ("level_seed", "distribution_mode", "maze_dim", "kind", "cheese_row",
                "cheese_column", "decision_row", "decision_column", *FEATURES, "not_as_in_training")
     table = pd.DataFrame([row_of(state) for state in states], columns=columns)
@@ -85,7 +87,7 @@ def table_of(states: list[MazeState]) -> pd.DataFrame:
 
 
 def print_fields(state: MazeState) -> None:
-    """Every field of a state by name, long ones shortened, and the maze."""
+    """Print every field of a state by name, long fields abbreviated, and the maze."""
     print(f"level {state.level_seed}, {len(state.to_bytes())} bytes")
     for name, value in state.fields().items():
         text = str(value)
@@ -96,7 +98,7 @@ def print_fields(state: MazeState) -> None:
 
 
 def labelled(state: MazeState, person_view: bool) -> np.ndarray:
-    """The picture of a level with its seed, uint8 (H, W, C)."""
+    """Render a level with its seed as a label, uint8 (H, W, C)."""
     picture = Image.fromarray(draw([state], person_view)[0])
     picture = picture.resize((_PICTURE_SIZE, _PICTURE_SIZE), Image.Resampling.BOX if person_view
                              else Image.Resampling.NEAREST)

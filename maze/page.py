@@ -1,5 +1,7 @@
-"""Write the page of mazes: a folder with a page on which one edits a maze and sees how agents act
-in it, with and without patches. It opens from disk; the networks run in the browser."""
+"""Write the maze page, where users edit a maze and see how agents act in it.
+
+Agents can be patched on the page. It opens from disk; the networks run in the browser.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,19 @@ PAGE = Schema("page of maze/page.py", "maze/page.py", results=MazePageFolder.FIL
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, nargs="+", required=True, metavar="FILE",
-                       help="agents that the page lets one choose from; without memory, IMPALA")
+                       help="agents to choose from on the page: IMPALA networks without memory")
     flags.add_argument("--name", nargs="+", metavar="NAME",
-                       help="names of the agents; by default those of their files, or of their "
-                            "folders where the file is called model.pth")
+                       help="names of the agents; by default the names of their files, or of their "
+                            "folders for files called model.pth")
     flags.add_argument("--distribution_mode", nargs="+", default=["easy", "hard"],
-                       choices=tuple(WORLD_DIMS), help="of the mazes on the page")
+                       choices=tuple(WORLD_DIMS),
+                       help="distribution modes of the mazes on the page")
     flags.add_argument("--levels", nargs="+", default=["0-99"], metavar="LEVELS",
-                       help="level files, folders of them, and level seeds such as 0-99,795, which "
-                            "the page offers to begin with")
+                       help="levels to choose from on the page: level files, folders of level "
+                            "files, and level seeds such as 0-99,795")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/page"),
                        help="folder to write to; an earlier page there is replaced")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    flags.add_argument("--dry_run", action="store_true", help="print the levels and exit")
     return flags
 
 
@@ -64,10 +67,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str, Policy]:
-    """Load the agents, by the given names or those of their files.
+    """Load agents by name.
+
+    Args:
+        paths: agent files.
+        names: names of the agents; by default the names of their files.
 
     Raises:
-        UserError: if the page cannot run an agent, or two have the same name.
+        UserError: if the page cannot run an agent, two agents have the same name, or there are not
+            as many names as files.
     """
     if names is None:
         names = [path.absolute().parent.name if path.stem == "model" else path.stem
@@ -85,14 +93,16 @@ def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str,
 
 
 def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str, MazeState]]:
-    """Return the levels of seeds, in each mode, and of level files, with names made of their seeds.
+    """Return the levels of seeds in each mode, and of level files, as pairs of name and level.
+
+    The name is the seed, with a number added if the mode has several levels of the seed.
 
     Raises:
-        UserError: if the page cannot draw a level, or a source holds none.
+        UserError: if the page cannot draw a level, or a source contains no level.
     """
     states: list[MazeState] = []
     for mode in dict.fromkeys(modes):
-        # A level file has a mode of its own, and comes once.
+        # A level file has its own mode and is loaded once.
         states += chosen_levels([source for source in sources if mode == modes[0]
                                  or not Path(source).exists()], mode)
     levels, times = [], Counter[tuple[str, int]]()

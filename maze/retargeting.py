@@ -1,8 +1,8 @@
-"""Retargeting: set a cell of channels that follow the cheese, and see whether the mouse goes there.
+"""Retargeting: set a cell of channels that follow the cheese; test whether the mouse goes there.
 
-The cheese is taken away, and every free square of each level is a target of its own. Controls set
-other channels at the same cell, and the same channels at other cells. Each run adds an arm to the
-folder; a killed one goes on after its last level.
+The cheese is removed, and every free square of each level is a separate target. Controls set other
+channels at the same cell, and the same channels at other cells. Each run adds an arm to the folder;
+a killed run resumes after its last level.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def parser() -> Parser:
     add_agent_flags(flags, "agent to look at", num_mazes=100)
     add_channel_flags(flags)
     flags.add_argument("--value", type=float, default=5.5,
-                       help="that the target's cell of the channels is set to")
+                       help="value of the target's cell in the channels")
     flags.add_argument("--others", type=float,
-                       help="that the channels' other cells are set to, such as -0.2; kept if not "
+                       help="value of the channels' other cells, such as -0.2; unchanged if not "
                             "given")
     flags.add_argument("--targets", default="all", type=_targets, metavar="all / N",
-                       help="squares of a level that are targets: all free ones, or some at random")
+                       help="target squares of a level: all free squares, or N at random")
     flags.add_argument("--move_cheese", action="store_true",
-                       help="add an arm with the cheese itself at the target")
+                       help="add an arm with the cheese itself moved to the target")
     flags.add_argument("--num_controls", type=whole(0, 1000), default=19,
-                       help="controls of each kind; with 0 there are no tests")
+                       help="number of controls of each kind; 0: no tests")
     flags.add_argument("--control_targets", type=whole(1, 1000), default=2,
-                       help="targets of a level at which controls are tried")
+                       help="number of targets per level on which controls are measured")
     add_output_flags(flags, "retargeting")
     return flags
 
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
-    """Return the name of a patch's folder: channels, value, and what differs from the defaults."""
+    """Return the name of a patch's folder: channels, value, and options that are not defaults."""
     end = (f"_to_{value:g}" + ("" if patch.others is None else f"_others_{patch.others:g}")
            + ("" if num_controls == 19 else f"_controls_{num_controls}"))
     name = "_".join(map(str, patch.channels)) + end
@@ -193,7 +193,7 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
 
 
 def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
-    """Draw both probabilities, unpatched and patched, by distance and by size."""
+    """Draw the unpatched and patched probabilities by distance and by size of the maze."""
     figure = Figure(figsize=(10, 7), layout="constrained")
     outcomes = [name for name in ("path", "exact") if (parts["outcome"] == name).any()]
     panels = figure.subplots(len(outcomes), 2, squeeze=False, sharey=True)

@@ -1,7 +1,6 @@
-"""Films of an agent on mazes: arms side by side, on the same levels and with the same random
-numbers, without patches first.
+"""Films of an agent on mazes: arms side by side, on the same levels with the same random numbers.
 
-A killed run goes on after its last film.
+The first arm is the unpatched agent. A killed run resumes after its last film.
 """
 
 from __future__ import annotations
@@ -47,11 +46,12 @@ def parser() -> Parser:
     add_agent_flags(flags, "agent to play", num_mazes=5)
     add_own_vector_flags(flags)
     add_patch_flags(flags)
-    flags.add_argument("--max_steps", type=count, default=150, help="steps that a film shows")
+    flags.add_argument("--max_steps", type=count, default=150,
+                       help="maximum number of steps in a film")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
-                       help="environment steps a second in the films")
+                       help="environment steps per second in the films")
     flags.add_argument("--gif", action="store_true",
-                       help="write films as animated pictures, too, which documents can show")
+                       help="also write films as animated GIFs, which documents can show")
     add_output_flags(flags, "rollouts")
     return flags
 
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     seeds = [state.level_seed for state in states]
     env, edit = game_of(states), functools.partial(as_played, states)
     for state in states:
-        as_played(states, state.to_bytes())  # refuses two levels of one seed
+        as_played(states, state.to_bytes())  # raises if two levels have the same seed
     steered = own_vectors(args, policy, states)
     if args.dry_run:
         print(f"levels: {', '.join(map(str, seeds))}")
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
         "versions": versions()}, args.overwrite)
 
     def film(number: int, state: MazeState) -> list[dict]:
-        """Play a level with each arm and write the film; return what happened."""
+        """Play a level with each arm and write the film; return a row of results per arm."""
         films, rows = {}, []
         for name, arm in arms.items():
             with patched(policy, arm):

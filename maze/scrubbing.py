@@ -1,8 +1,8 @@
-"""Causal scrubbing: do channels matter only through where the cheese is?
+"""Causal scrubbing: test whether channels matter only through the position of the cheese.
 
-At every square of a level, channels are taken from other levels, with the cheese at the same square
-or elsewhere, and how much the field changes is compared with random channels. A killed run goes on
-after its last level.
+At every square of a level, channels are resampled from other levels, with the cheese at the same
+square or at another one. The change of the field is compared with the change by random channels. A
+killed run resumes after its last level.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def parser() -> Parser:
     flags.set_defaults(kind=FORK)
     add_channel_flags(flags)
     flags.add_argument("--sources", default="joint", choices=tuple(DRAWS),
-                       help="all channels from one level, or each from one of its own")
+                       help="take all channels from one level, or each channel from its own level")
     flags.add_argument("--num_sources", type=whole(MIN_SOURCES, 1000), default=MIN_SOURCES,
-                       help="levels with the cheese at the same square, and elsewhere")
+                       help="number of source levels with the cheese at the same square, and of "
+                            "source levels with the cheese at another square")
     flags.add_argument("--num_controls", type=whole(2, 1000), default=NUM_SETS,
-                       help="random sets of channels; at least 19 are needed to claim anything")
+                       help="number of random sets of channels; a claim needs at least 19")
     flags.add_argument("--num_squares", type=count, default=16,
-                       help="squares of a level's field that are looked at, beside the decision "
-                            "square; all if there are no more")
+                       help="number of random squares of a level's field to measure, in addition "
+                            "to the decision square; all squares if there are fewer")
     add_output_flags(flags, "scrubbing")
     return flags
 
@@ -160,9 +161,11 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
     """Return the report as Markdown.
 
     Args:
-        channels: as text.
-        sets: the sets of channels, with ``moved`` and ``matched``.
-        conditions, contrasts: of ``interventions.resampling.Scrubbing``.
+        layer: name of the layer.
+        channels: the tested channels, as text.
+        num_levels: number of target levels.
+        sets: table of the sets of channels, with ``moved`` and ``matched``.
+        conditions, contrasts: tables from ``interventions.resampling.Scrubbing``.
     """
     own = contrasts[~contrasts["control"]]
     num = int(own["num_controls"].min())
@@ -200,7 +203,7 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
 
 
 def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFrame) -> None:
-    """Draw the four conditions of each outcome, and the double contrast."""
+    """Draw the four conditions of each outcome and the double contrast."""
     figure = Figure(figsize=(3.2 * len(OUTCOMES), 4), layout="constrained")
     panels = figure.subplots(1, len(OUTCOMES), squeeze=False)[0]
     own = contrasts[~contrasts["control"]].set_index("outcome")

@@ -1,7 +1,7 @@
-"""Steer an agent on mazes: add vectors at its layers, and count what they change at decision
-squares and over whole fields, beside matched controls.
+"""Steer an agent on mazes: add vectors to its layers and measure their effects.
 
-A killed run goes on after the last forks it finished, to the same numbers.
+Effects at decision squares and over whole fields are compared with those of matched controls. A
+killed run resumes after the last finished forks and gives the same numbers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from stats.effects import MIN_STARTS, Condition, Outcome
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
 
-EACH = "each"  # as a layer: every one of them, one after the other
+EACH = "each"  # value of --layers for every layer separately
 COEFFICIENTS = (-1.0, -0.5, 0.5, 1.0, 2.0)
 COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 WORDING = Wording("Steering vectors at decision squares", "controls",
@@ -88,45 +88,47 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to steer", num_mazes=400)
     flags.add_argument("--vector", nargs="+", default=[CHEESE.name], metavar="VECTOR",
-                       help="cheese: levels with minus without it; top_right: with a path to the "
-                            "world's corner minus without; a file <name>.npz; or a pair: two level "
-                            "files or seeds, the first minus the second")
+                       help="cheese: level with the cheese minus level without it; top_right: "
+                            "level with a path to the world's corner minus level without it; a "
+                            "file <name>.npz; or two level files or seeds, the first minus the "
+                            "second")
     flags.add_argument("--coefficients", nargs="+", type=float, metavar="C",
-                       help=f"that vectors are added with, an arm each; {_join(COEFFICIENTS)} "
+                       help=f"coefficients of the vectors, an arm each; {_join(COEFFICIENTS)} "
                             f"if not given")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help=f"where; {EACH}: every layer by itself, {ALL}: all layers at once; "
-                            f"{LAYER} if not given, or those of the file")
+                       help=f"layers to add vectors to; {EACH}: every layer separately, {ALL}: all "
+                            f"layers at once; {LAYER} if not given, or the layers of the file")
     flags.add_argument("--sources", nargs="+", default=[OWN], choices=SOURCES,
-                       help="levels that the vectors come from: the level itself; another one "
-                            "where the cheese, or the maze's corner, is at the same square; one "
-                            "where it is elsewhere; the mean of many")
+                       help="levels from which vectors are computed: the level itself; another "
+                            "level with its cheese, or its maze's corner, at the same square; "
+                            "another level with it at another square; the mean over many levels")
     flags.add_argument("--offsets", nargs="+", type=whole(1, max(WORLD_DIMS.values())), default=[],
                        metavar="SQUARES",
-                       help="further sources: levels where it is so many squares off, in rows or "
-                            "columns, whichever are more")
+                       help="further sources: levels with the cheese, or the maze's corner, offset "
+                            "by this many squares, in rows or columns, whichever is larger")
     flags.add_argument("--num_sources", type=count, default=100,
-                       help="other levels that vectors are made of")
+                       help="number of other levels from which vectors are computed")
     flags.add_argument("--compose", action="store_true",
-                       help="the cheese vector, the top right vector, both, and their interaction; "
-                            "--coefficients are then one of each, by default "
-                            f"{_join(COMPOSED)}")
+                       help="add the cheese vector, the top right vector, and both, and measure "
+                            "their interaction; --coefficients then takes one value per vector, by "
+                            f"default {_join(COMPOSED)}")
     flags.add_argument("--controls", nargs="+", default=[PERMUTED], choices=tuple(CONTROL_KINDS),
                        help="; ".join(f"{kind}: {text}" for kind, text in CONTROL_KINDS.items()))
     flags.add_argument("--num_controls", type=whole(2, 1000), default=20,
-                       help="of each kind; fewer than 19 cannot support a claim")
+                       help="number of controls of each kind; a claim needs at least 19")
     flags.add_argument("--choose_on", type=from_zero, default=0, metavar="FORKS",
-                       help="further forks on which the layer and the coefficient that change the "
-                            "log-odds most are chosen; only these are then reported, on the "
-                            "others. 0: every arm is reported")
+                       help="number of further forks on which to choose the layer and coefficient "
+                            "with the largest change of the log-odds; only these are reported, on "
+                            "the other forks. 0: every arm is reported")
     flags.add_argument("--num_fields", type=from_zero, default=20,
-                       help="forks whose whole fields are measured, too; 0: none")
+                       help="number of forks whose whole fields are also measured; 0: none")
     flags.add_argument("--exact", action="store_true",
-                       help="of these also exact probabilities, of agents without memory")
+                       help="also compute exact probabilities on these fields; needs an agent "
+                            "without memory")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
                        help="rows of the top right region, for exact probabilities")
     flags.add_argument("--num_vectors", type=from_zero, default=10,
-                       help="forks whose own vectors are written")
+                       help="number of forks whose own vectors are written")
     add_output_flags(flags, "steering")
     return flags
 
@@ -236,7 +238,7 @@ def parse_kinds(args: argparse.Namespace) -> list[VectorKind]:
     """Return the kinds of the vectors; empty for a file or a pair.
 
     Raises:
-        UserError: if flags exclude each other.
+        UserError: if flags are incompatible.
     """
     known = [VECTOR_KINDS[name] for name in args.vector if name in VECTOR_KINDS]
     if args.compose:
@@ -260,10 +262,11 @@ def expand_layers(policy: Policy, names: Sequence[str], at_once: bool = False) -
     """Return the names of layers, with EACH replaced by every layer.
 
     Args:
-        at_once: keep ALL, for all layers at once; otherwise it is replaced, too.
+        names: names of layers, EACH or ALL.
+        at_once: whether to keep ALL, for all layers at once, instead of expanding it.
 
     Raises:
-        UserError: if the agent has no such layer.
+        UserError: if the agent does not have a layer.
     """
     return [expanded for name in names for expanded in (
         [ALL] if at_once and name == ALL else
@@ -271,10 +274,10 @@ def expand_layers(policy: Policy, names: Sequence[str], at_once: bool = False) -
 
 
 def load_vectors(args: argparse.Namespace, policy: Policy) -> dict[str, SteeringVector]:
-    """Return the vectors of a file or a pair, by layer.
+    """Return the vectors of a file or a pair by layer.
 
     Raises:
-        UserError: if there is no such file or pair, or it does not fit the agent.
+        UserError: if the file or pair does not exist, or does not fit the agent.
     """
     layers = None if args.layers is None else expand_layers(policy, args.layers)
     if len(args.vector) == 1 and args.vector[0].endswith(".npz"):
@@ -288,13 +291,15 @@ def load_vectors(args: argparse.Namespace, policy: Policy) -> dict[str, Steering
 
 def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKind],
               given: Sequence[str]) -> list[Arms]:
-    """Return the arms that the flags ask for.
+    """Return the arms selected by the flags.
 
     Args:
+        kinds: kinds of the vectors; empty for a file or a pair.
         given: layers of the vectors of a file or a pair.
 
     Raises:
-        UserError: if the agent has no such layer, or something is asked for twice.
+        UserError: if the agent does not have a layer, or a layer, coefficient or source is
+            repeated.
     """
     layers = expand_layers(policy, args.layers or given or [LAYER], at_once=True)
     coefficients: list[float] = args.coefficients or list(COMPOSED if args.compose
@@ -333,7 +338,7 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
     """Return forks with room for the vectors, mouse at the start, and the number of other levels.
 
     Raises:
-        UserError: if the flags ask for other levels, or too few are found.
+        UserError: if --kind excludes forks, or too few levels are found.
     """
     if args.kind not in (None, FORK):
         raise UserError(f"only a fork has a decision square; leave out --kind '{args.kind}'")
@@ -353,7 +358,7 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
 
 def with_sources(states: Sequence[MazeState], arms: Sequence[Arms], pool: Sequence[MazeState],
                  seed: int) -> tuple[list[MazeState], int]:
-    """Return the levels for which every source has a level, and the number of others."""
+    """Return the levels for which every source has a level, and the number of other levels."""
     sources = {(source.kind, source.source) for group in arms for source in group.sources
                if source.source not in (OWN, MEAN, FIXED)}
     kept = [state for state in states if all(
@@ -365,7 +370,7 @@ def with_sources(states: Sequence[MazeState], arms: Sequence[Arms], pool: Sequen
 def write_vectors(store: ResultStore, policy: Policy, layers: Sequence[str],
                   kinds: Sequence[VectorKind], states: Sequence[MazeState],
                   fixed: Mapping[str, Mapping[str, SteeringVector]]) -> None:
-    """Write the own vectors of some forks, and those that all levels share."""
+    """Write the own vectors of some forks, and the vectors shared by all levels."""
     vectors = {f"{kind.name}_{state.level_seed}": vectors_of_pairs(
         policy, layers, *pair_frames([kind.pair(state)]),
         np.array([(state.level_seed, state.level_seed)]), kind.name, [state.distribution_mode])
@@ -376,11 +381,11 @@ def write_vectors(store: ResultStore, policy: Policy, layers: Sequence[str],
 
 def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequence[Arms],
             states: Sequence[MazeState], outcomes: Sequence[Outcome] = ()) -> list[Measurements]:
-    """Return the measurements of all arms on forks; those that the folder lacks are computed.
+    """Return the measurements of all arms on forks; missing ones are computed and written.
 
     Args:
-        entry: of the schema.
-        outcomes: of fields; empty for those of decision squares.
+        entry: entry of the schema: DECISIONS, FIELDS or CHOOSING.
+        outcomes: outcomes of fields; empty to measure at decision squares.
     """
     measured = []
     with Progress(len(arms) * len(states), "fork") as progress:
@@ -402,11 +407,14 @@ def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequen
 
 def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
                   outcomes: Sequence[Outcome], wording: Wording, what: str) -> str:
-    """Write table and figure of effects, and return their part of the report.
+    """Write table and figure of effects, and return their section of the report.
 
     Args:
-        prefix: of the entries.
-        what: sentences on what was run.
+        prefix: prefix of the entries of the schema.
+        table: effects, from ``compare_arms``.
+        outcomes: outcomes in the table.
+        wording: terms for figure and report.
+        what: sentences that describe the run.
     """
     store.write(f"{prefix}effects", value=table)
     with store.file(f"{prefix}figure") as temporary:
@@ -418,8 +426,7 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
 
 
 def summary(table: pd.DataFrame, arms: Sequence[Arms]) -> list[str]:
-    """Return a sentence per arm: medians at its decision squares; of a contrast, mean departures.
-    """
+    """Return a sentence per arm with medians at decision squares, or means for contrasts."""
     lines, contrasts = [], {group.contrast.name for group in arms if group.contrast}
     for arm, rows in table[~table["control"]].groupby("arm", sort=False):
         rows = rows.set_index("outcome")
@@ -438,9 +445,10 @@ def summary(table: pd.DataFrame, arms: Sequence[Arms]) -> list[str]:
 
 def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,
                       seed: int) -> None:
-    """Draw P(cheese), P(corner) and P(other) over the coefficient, with a row of panels per arms.
+    """Draw P(cheese), P(corner) and P(other) against the coefficient, a row of panels per arms.
 
-    Means with 95 % intervals over forks, medians, and the range of the controls' means.
+    The curves are means with 95 % intervals over forks and medians; the shaded area is the range of
+    the controls' means.
     """
     shown = [outcome for outcome in DECISION_OUTCOMES if outcome.name.startswith("p_")]
     figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")

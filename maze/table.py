@@ -1,5 +1,7 @@
-"""The table of findings on maze agents: what was published, and what the studies of one or several
-agents show, with intervals, and one test a row corrected over the table."""
+"""Table of findings on maze agents: published claims, and the results of agents' studies.
+
+Results have intervals; each row has one test, corrected over the table.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from stats.claims import FINDINGS_NAME, TABLE_NAME
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
-                       help="folders of the studies of an agent each, with the name of the agent, "
-                            "as run_pipeline.py --preset maze writes them to analysis/maze/<agent>")
+                       help="folders with the studies of one agent each, named after the agent; "
+                            "run_pipeline.py --preset maze writes them to analysis/maze/<agent>")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "table",
                        help="folder to write to")
     return flags

@@ -1,4 +1,4 @@
-"""Command-line flags that choose levels, filter them by their properties, and edit them."""
+"""Command-line flags that choose levels, filter them by property, and edit them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stats.effects import check_starts
 
 
 def square(text: str) -> Square:
-    """Parse a square such as ``3,5``, row and column, as an argparse type."""
+    """argparse type: a square given as row and column, such as ``3,5``."""
     match = re.fullmatch(r"\s*(-?[0-9]{1,6})\s*,\s*(-?[0-9]{1,6})\s*", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a row and a column, as in 3,5, not '{text}'")
@@ -92,63 +92,63 @@ def add_level_flags(parser: Parser, num_mazes: int) -> None:
     """Add the flags that choose levels and filter them.
 
     Args:
-        num_mazes: number of levels that are drawn by default.
+        num_mazes: default of ``--num_mazes``.
     """
     add_flags(parser, LEVEL_FLAGS | FILTER_FLAGS)
     parser.set_defaults(num_mazes=num_mazes)
 
 
 def add_flags(parser: Parser, flags: dict[str, dict[str, Any]]) -> None:
-    """Add the flags of a table."""
+    """Add the flags of a table such as LEVEL_FLAGS."""
     for name, options in flags.items():
         parser.add_argument(f"--{name}", **options)
 
 
 def add_agent_flags(parser: Parser, help: str, num_mazes: int) -> None:
-    """Add the flags of a script that examines an agent: its file, and the levels.
+    """Add the flags for the agent file and the levels to a script that analyses an agent.
 
     Args:
-        help: of the agent's file.
-        num_mazes: number of levels that are drawn by default.
+        help: help text of ``--agent_file``.
+        num_mazes: default of ``--num_mazes``.
     """
     parser.add_argument("--agent_file", type=Path, required=True, help=help)
     add_level_flags(parser, num_mazes)
 
 
 def add_output_flags(parser: Parser, script: str) -> None:
-    """Add the flags of a script that examines an agent: where it writes, and how it computes.
+    """Add the flags for output and computation to a script that analyses an agent.
 
-    The precision is float32 by default, because the difference of two activations needs it.
+    The precision is float32 by default, because differences of activations need it.
 
     Args:
-        script: name of the script, and of its default output folder.
+        script: name of the script and of its default output folder.
     """
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / script,
                         help="folder to write to")
-    parser.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    parser.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    parser.add_argument("--overwrite", action="store_true", help="delete the previous contents")
+    parser.add_argument("--dry_run", action="store_true", help="print the levels and exit")
     add_compute_flags(parser)
     parser.set_defaults(precision="float32")
 
 
 def filters_of(args: argparse.Namespace) -> Filters:
-    """Return the filters of FILTER_FLAGS."""
+    """Return the filters given by the flags in FILTER_FLAGS."""
     return Filters(**{field.name: getattr(args, field.name)
                       for field in dataclasses.fields(Filters)})
 
 
 def check_num_mazes(args: argparse.Namespace) -> None:
-    """Check that --num_mazes asks for enough levels for a comparison.
+    """Check that --num_mazes is large enough for a comparison.
 
     Raises:
-        UserError: if it does not.
+        UserError: if --num_mazes is too small and --levels is not given.
     """
     if not args.levels:
         check_starts(args.num_mazes, "--num_mazes")
 
 
 def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[MazeState]:
-    """Return the levels that the flags of :func:`add_level_flags` choose.
+    """Return the levels chosen by the flags of :func:`add_level_flags`.
 
     Args:
         edit: optional edit of every level, applied before the filters.
@@ -197,7 +197,7 @@ def text_level(args: argparse.Namespace) -> MazeState:
     """Read the level of ``--text``.
 
     Raises:
-        UserError: if the text is no maze, or --levels is given, too.
+        UserError: if the text is not a maze, or --levels is given, too.
     """
     if args.levels:
         raise UserError("--text and --levels exclude each other")
