@@ -46,7 +46,8 @@ from stats.significance import share
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--model_file", type=Path, required=True, help="agent file to evaluate")
+    flags.add_argument("--agent_file", "--model_file", dest="agent_file", type=Path,
+                       required=True, help="agent file to evaluate")
     flags.add_argument("--num_episodes", type=count, default=1000,
                        help="number of levels to play, one episode each")
     add_env_flags(flags)
@@ -84,11 +85,11 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args, args.model_file)
+    config = env_config(args, args.agent_file)
     if not args.training_levels:
         config = config.unseen_levels()
-    edit = cheese_region(config, args.cheese_region, args.model_file)
-    policy = load_agent(args.model_file, compute.device)
+    edit = cheese_region(config, args.cheese_region, args.agent_file)
+    policy = load_agent(args.agent_file, compute.device)
     other = args.other_agent and load_agent(args.other_agent, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
     measured = [level for _, level in levels]
@@ -113,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
         **compare_agents(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
     with_patches = f", with {arm_name(arm)}" if arm else ""
-    print(f"{args.model_file} on {words_of(config, edit)}{with_patches}: "
+    print(f"{args.agent_file} on {words_of(config, edit)}{with_patches}: "
           f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
     failures: dict = {}
     if args.causes:
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
               f"{format_similarity(alike['alike'])}")
     if args.output:
         save_json(args.output, {
-            "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),
+            "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "env": vars(config), **region_described(edit), "seed": args.seed,
             "greedy": args.greedy,
             "precision": compute.precision, **patches.metadata, **alike,

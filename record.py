@@ -55,7 +55,8 @@ MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower t
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--model_file", type=Path, required=True, help="agent file to record")
+    flags.add_argument("--agent_file", "--model_file", dest="agent_file", type=Path,
+                       required=True, help="agent file to record")
     flags.add_argument("--logdir", type=Path, default=Path("."),
                        help="folder of the recording, which is written to <logdir>/data/")
     flags.add_argument("--num_episodes", type=count, default=10_000,
@@ -113,25 +114,25 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args, args.model_file)
-    edit = cheese_region(config, args.cheese_region, args.model_file)
+    config = env_config(args, args.agent_file)
+    edit = cheese_region(config, args.cheese_region, args.agent_file)
     num_slots = load_agent_config(args.param_name).n_envs
     if args.shard != WHOLE:  # fewer half-empty batches at the end of each shard
         num_slots = min(num_slots, FRAMES_PER_BATCH)
-    policy = load_agent(args.model_file, compute.device)
+    policy = load_agent(args.agent_file, compute.device)
     game_noise = load_action_noise(config.env_name)
     noise = game_noise if game_noise.enabled and not args.no_action_noise else None
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      lambda: Projector.load_for(
                          policy.hidden_state_size, directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, args.model_file),
+                         parameters.get(DirectionFilesConfig).num_episodes, args.agent_file),
                      compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(args.logdir / "data", {
-        "agent_file": args.model_file.name,
-        "agent_sha256": agent_sha256(args.model_file),
+        "agent_file": args.agent_file.name,
+        "agent_sha256": agent_sha256(args.agent_file),
         "env": vars(config), **region_described(edit), "seed": args.seed,
         "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
@@ -170,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
           f"{rate:.0f} steps/s")
     if levels:
         with_patches = f", with {arm_name(arm)}" if arm else ""
-        print(f"{args.model_file} on {words_of(config, edit)}, "
+        print(f"{args.agent_file} on {words_of(config, edit)}, "
               f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "
               f"{frames / len(levels):.1f} frames")

@@ -36,7 +36,8 @@ STRIP_HEIGHT = 256
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--model_file", type=Path, required=True, help="agent file to render")
+    flags.add_argument("--agent_file", "--model_file", dest="agent_file", type=Path,
+                       required=True, help="agent file to render")
     flags.add_argument("--vid_dir", type=Path,
                        help="folder for the videos; default: logs/videos/<env_name>/<exp_name>/")
     flags.add_argument("--num_eps", type=count, default=10, help="number of episodes to render")
@@ -80,16 +81,16 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args, args.model_file)
-    edit = cheese_region(config, args.cheese_region, args.model_file)
-    policy = load_agent(args.model_file, compute.device)
+    config = env_config(args, args.agent_file)
+    edit = cheese_region(config, args.cheese_region, args.agent_file)
+    policy = load_agent(args.agent_file, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     folder = args.vid_dir or Path("logs") / "videos" / config.env_name / args.exp_name
     save_json(folder / "rendering.json", {
-        "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
         "precision": compute.precision, **patches.metadata, "versions": versions()})
     with patches.scope(policy):

@@ -52,9 +52,10 @@ def parser() -> Parser:
                        help="seed of weights, levels and actions; random if not given")
     flags.add_argument("--num_checkpoints", type=count, default=1,
                        help="number of agent files to keep, evenly spaced")
-    flags.add_argument("--model_file", default="", help="agent file to start from")
+    flags.add_argument("--agent_file", "--model_file", dest="model_file", default="",
+                       help="agent file to start from")
     flags.add_argument("--keep_optimizer", action="store_true",
-                       help="also start from the optimiser state in --model_file")
+                       help="also start from the optimiser state in --agent_file")
     flags.add_argument("--teacher_file", default="",
                        help="agent file of a teacher for the first part of the run (kickstarting; "
                             "see kickstart_* in the parameter set)")

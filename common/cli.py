@@ -205,9 +205,9 @@ def add_save_dir_flag(parser: Parser) -> None:
 
 
 def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add flags of train.py without effect, which the published commands pass to other scripts."""
+    """Add flags without effect that published commands pass; ``docs/differences.md`` lists them."""
     for name in names:
-        parser.add_argument(f"--{name}", help="no effect; accepted so that published commands run")
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
 
 
 def set_up_logging(log_level: str) -> None:

@@ -72,7 +72,7 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                             help=f"weight of the loss term for {term}")
     for name in _LOSSES_WITHOUT_EFFECT:
         parser.add_argument(f"--loss_scale_{name}", type=float, default=0.0,
-                            help="loss weight of an older model; no effect here")
+                            help=argparse.SUPPRESS)
     add_compute_flags(parser, in_parameter_set=True)
     add_published_flags(parser, ("exp_name", "env_name", "start_level", "num_levels",
                                  "distribution_mode", "agent_param_name", "param_name",

@@ -49,7 +49,7 @@ TRAIN_FLAGS = shlex.split(
 def test_every_flag_of_the_seeds_parses(script, more):
     args = script.parser().parse_args([*TRAIN_FLAGS, *more])
     assert (args.env_name, args.num_levels, args.distribution_mode) == ("coinrun", 10**6, "hard")
-    assert str(args.model_file) == "m.pth"
+    assert str(args.model_file if script is train else args.agent_file) == "m.pth"
     assert args.seed == 6
 
 
