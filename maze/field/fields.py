@@ -31,7 +31,7 @@ from maze.level.grid import CHEESE, WALL, Grid, Square
 from maze.level.state import MazeState, draw, stock_state
 
 FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(squares (n, 2), facing of each (n,)) to frames of the level, uint8 (n, 64, 64, 3)."""
+"""Function from squares (n, 2) and facings (n,) to frames of the level, uint8 (n, 64, 64, 3)."""
 
 LEFT, DOWN, UP, RIGHT, STAY = range(5)
 DIRECTIONS = ("left", "down", "up", "right", "stay")

@@ -50,7 +50,7 @@ from maze.level.grid import Grid, kind_of
 from maze.level.state import MazeState
 
 Fields = tuple[Field, ...]
-"""Of one level, one per facing."""
+"""Fields of one level, one per facing."""
 UNPATCHED = "unpatched"  # the arm without patches
 OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
 _COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,

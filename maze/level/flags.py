@@ -43,49 +43,52 @@ _SQUARES: dict[str, Any] = {**_SQUARE, "nargs": "+", "default": ()}
 LEVEL_FLAGS: dict[str, dict[str, Any]] = {
     "distribution_mode": {
         "default": "easy", "choices": tuple(WORLD_DIMS),
-        "help": "of the levels, but for those of level files"},
+        "help": "distribution mode of the levels; level files have their own"},
     "use_backgrounds": {
-        "action": "store_true", "help": "draw the game's background pictures"},
+        "action": "store_true", "help": "draw the game's background images"},
     "levels": {
         "nargs": "+", "metavar": "LEVELS",
-        "help": "level files, folders of them, and level seeds such as 0-99,795; if not given, "
-                "--num_mazes levels are drawn"},
-    "num_mazes": {"type": count, "help": "levels to draw"},
+        "help": "level files, folders of level files, and level seeds such as 0-99,795; if not "
+                "given, --num_mazes levels are drawn at random"},
+    "num_mazes": {"type": count, "help": "number of levels to draw"},
     "start_level": {
         "type": level_seed, "default": 0, "help": "seed of the first level that may be drawn"},
     "num_levels": {
         "type": level_seed, "default": 0,
-        "help": "number of consecutive level seeds that may be drawn; 0: all of them"},
-    "seed": {"type": seed, "default": 0, "help": "decides which levels are drawn"}}
+        "help": "number of consecutive level seeds that may be drawn; 0: all seeds"},
+    "seed": {"type": seed, "default": 0, "help": "seed of the random draw of levels"}}
 FILTER_FLAGS: dict[str, dict[str, Any]] = {
-    "size": {"type": _size, "metavar": "MIN:MAX", "help": "rows of the maze, as in 9:15"},
-    "kind": {"choices": KINDS, "help": "kind of level"},
+    "size": {"type": _size, "metavar": "MIN:MAX",
+             "help": "accept only mazes with this number of rows, such as 9:15"},
+    "kind": {"choices": KINDS, "help": "accept only levels of this kind"},
     "cheese_outside": {
         "type": _region, "metavar": "R",
-        "help": "no cheese in the last R rows and columns of the maze"},
+        "help": "accept only levels without cheese in the maze's top right R x R squares"},
     "cheese_inside": {
         "type": _region, "metavar": "R",
-        "help": "the cheese is in the last R rows and columns of the maze"},
+        "help": "accept only levels with the cheese in the maze's top right R x R squares"},
     "cheese_at": {
-        **_SQUARE, "help": "square of the cheese; rows of the world count from the bottom"},
-    "free_at": {**_SQUARE, "help": "a free square"},
+        **_SQUARE, "help": "accept only levels with the cheese on this square; row 0 of the world "
+                           "is at the bottom"},
+    "free_at": {**_SQUARE, "help": "accept only levels in which this square is free"},
     "max_tried": {
-        "type": count, "default": 10_000, "help": "levels that are looked at to find those"}}
+        "type": count, "default": 10_000,
+        "help": "maximum number of levels to examine in search of accepted ones"}}
 EDIT_FLAGS: dict[str, dict[str, Any]] = {
     "text": {
         "type": Path, "metavar": "FILE",
-        "help": "maze as text: a line a row, # wall, . free, C cheese, M mouse"},
+        "help": "text file with a maze, one line per row: # wall, . free, C cheese, M mouse"},
     "cheese": {
         "type": _cheese, "nargs": "+", "metavar": "ROW,COLUMN",
-        "help": "move the cheese to a square, or to several; none: take it away; rows of the world "
-                "count from the bottom"},
-    "mouse": {**_SQUARE, "help": "move the mouse"},
-    "facing": {"type": int, "choices": (0, 1), "help": "1: mirror the mouse"},
-    "wall": {**_SQUARES, "help": "squares to make walls"},
-    "open": {**_SQUARES, "help": "squares to make free"},
+        "help": "move the cheese to one or several squares; none: remove it; row 0 of the world is "
+                "at the bottom"},
+    "mouse": {**_SQUARE, "help": "move the mouse to this square"},
+    "facing": {"type": int, "choices": (0, 1), "help": "facing of the mouse; 1: mirrored"},
+    "wall": {**_SQUARES, "help": "squares to turn into walls"},
+    "open": {**_SQUARES, "help": "squares to turn into free squares"},
     "top_right_path": {
         "action": "store_true",
-        "help": "open a path from the corner of the maze to that of the world"}}
+        "help": "open a path from the maze's top right corner to the world's"}}
 
 
 def add_level_flags(parser: Parser, num_mazes: int) -> None:
