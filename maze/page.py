@@ -1,6 +1,7 @@
-"""Write the maze page, where users edit a maze and see how agents act in it.
+"""Write the maze page: edit mazes, patch agents, and watch them walk with and without the patches.
 
-Agents can be patched on the page. It opens from disk; the networks run in the browser.
+The page opens from disk; the networks run in the browser. It opens on the fork in which subtracting
+the cheese vector changes the first agent's probability of reaching the cheese most.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.agent_file import load_agent
+from agents.hooks import patched
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from common.cli import Parser
+from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.results import ResultStore, Schema
-from maze.field.page_export import MazePageFolder, check_agent, write_page
+from interventions.patches import Add
+from maze.field.fields import vector_field
+from maze.field.outcomes import Chain
+from maze.field.page_export import MazePageFolder, Start, check_agent, write_page
+from maze.level.grid import FORK, kind_of
 from maze.level.levels import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
+from maze.studies.vectors import CHEESE, LAYER, level_vectors
 
+MAX_CANDIDATES = 20  # forks on which the effect of the cheese vector is computed
 PAGE = Schema("page of maze/page.py", "maze/page.py", results=MazePageFolder.FILES, replaced=True)
 
 
@@ -56,12 +65,16 @@ def main(argv: list[str] | None = None) -> None:
         return
     modes = dict.fromkeys([*args.distribution_mode,
                            *(state.distribution_mode for _, state in levels)])
+    start = choose_start(next(iter(agents.values())), levels)
     with store.replace({
             "agents": {name: agent_sha256(path)
                        for name, path in zip(agents, args.agent_file, strict=True)},
             "levels": args.levels, "modes": list(modes)}) as temporary:
-        write_page(MazePageFolder(temporary), agents, args.agent_file, levels, list(modes))
+        write_page(MazePageFolder(temporary), agents, args.agent_file, levels, list(modes), start)
     size = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())
+    if start.patches:
+        print(f"the page opens on level {start.name}, where the patch {start.patches[0]} changes "
+              f"P(cheese) from {start.before:.3f} to {start.after:.3f}")
     print(f"wrote {output.path} ({size / 1e6:.1f} MB) in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
 
@@ -92,6 +105,34 @@ def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str,
     return agents
 
 
+def choose_start(policy: Policy, levels: Sequence[tuple[str, MazeState]]) -> Start:
+    """Choose the level that the page opens on, and the patch that it opens with.
+
+    Candidates are the first ``MAX_CANDIDATES`` forks in the first level's mode. The choice is the
+    fork with the largest change of the exact probability of reaching the cheese when its own cheese
+    vector is subtracted. Without forks, the page opens on the first level without patches.
+    """
+    first_name, first = levels[0]
+    candidates = [(name, state) for name, state in levels
+                  if state.distribution_mode == first.distribution_mode
+                  and kind_of(state.grid) == FORK][:MAX_CANDIDATES]
+    compute = resolve_compute("cpu", precision="float32")
+
+    def p_cheese(state: MazeState) -> float:
+        fields = [vector_field(policy, compute, state, facing=facing) for facing in (0, 1)]
+        return float(Chain.of(fields).reaching([state.grid.cheese])[0])
+
+    starts = []
+    for name, state in candidates:
+        [vector] = level_vectors(policy, [LAYER], CHEESE, [state])[LAYER]
+        with patched(policy, [Add(LAYER, vector, CHEESE.coefficient)]):
+            after = p_cheese(state)
+        patch = f"add@{LAYER}={CHEESE.name},coefficient={CHEESE.coefficient:g}"
+        starts.append(Start(name, state.distribution_mode, (patch,), p_cheese(state), after))
+    return max(starts, key=lambda start: abs(start.after - start.before),
+               default=Start(first_name, first.distribution_mode))
+
+
 def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str, MazeState]]:
     """Return the levels of seeds in each mode, and of level files, as pairs of name and level.
 
@@ -111,12 +152,11 @@ def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str,
         times[key] += 1
         name = f"{state.level_seed}" + (f"_{times[key]}" if times[key] > 1 else "")
         if state.use_backgrounds:
-            raise UserError(f"level {name} has a background picture, and the page puts frames "
-                            "together from stamps, on black; python -m maze.fields shows this one")
+            raise UserError(f"level {name} has a background image, which the page cannot draw; "
+                            "python -m maze.fields can")
         if state.distribution_mode not in ("easy", "hard"):
-            raise UserError(f"level {name} is one of {state.distribution_mode} mode, whose view "
-                            "moves with the mouse, so the page cannot draw it; it takes easy and "
-                            "hard levels")
+            raise UserError(f"level {name} has {state.distribution_mode} mode, whose view moves "
+                            "with the mouse; the page takes easy and hard levels")
         levels.append((name, state))
     return levels
 

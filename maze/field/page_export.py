@@ -4,7 +4,7 @@ Layout::
 
     index.html, maze.js, maze.css       the page, as `make web` built it
     settings.json                       settings that the folder was written with
-    data/manifest.js                    agents with their layers, modes, levels
+    data/manifest.js                    agents with their layers, modes, levels, first view
     data/stamps_easy.js                 stamps of a mode, arrays as in ``Stamps``
     data/agent_00.js                    weights of an agent, by their names in its file
 
@@ -18,10 +18,11 @@ files contain arrays; weights are float32 in PyTorch's layouts. Agents are numbe
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from agents.agent_file import weights_sha256
+from agents.agent_file import read_origin, weights_sha256
 from agents.layers import all_layers
 from agents.networks import ImpalaEmbedder, Policy
 from common.errors import UserError
@@ -30,13 +31,30 @@ from common.page_files import PageFolder, data_script, encoded
 from maze.field.stamps import Stamps
 from maze.level.state import WORLD_DIMS, MazeState
 
-FORMAT = 2  # version that web/maze/lib/data.js reads
+FORMAT = 3  # version that web/maze/lib/data.js reads
 
 
 class MazePageFolder(PageFolder):
     """Folder of a maze page."""
 
     PAGE = "maze"
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """First view of the page.
+
+    Attributes:
+        name, mode: name and distribution mode of the level.
+        patches: texts of the patches in force.
+        before, after: P(cheese) without and with the patches; NaN without patches.
+    """
+
+    name: str
+    mode: str
+    patches: tuple[str, ...] = ()
+    before: float = math.nan
+    after: float = math.nan
 
 
 def check_agent(policy: Policy, path: Path) -> None:
@@ -46,27 +64,26 @@ def check_agent(policy: Policy, path: Path) -> None:
         UserError: if the agent has a memory or edits, or its network is not IMPALA.
     """
     if policy.edits:
-        raise UserError(f"the agent in {path} is an edited one, and the page runs its weights "
-                        "alone; python -m maze.fields shows it")
+        raise UserError(f"the agent in {path} has edits, which the page cannot apply; "
+                        "python -m maze.fields can")
     if policy.recurrent:
-        raise UserError(f"the agent in {path} remembers (it has a GRU), and the page shows agents "
-                        "without memory, for which a square says all; python -m maze.fields shows "
-                        "this one")
+        raise UserError(f"the agent in {path} has a GRU, so its action does not depend on the "
+                        "frame alone, as the page assumes; use python -m maze.fields")
     if not isinstance(policy.embedder, ImpalaEmbedder):
-        raise UserError(f"the agent in {path} is no IMPALA network, and the page runs these "
-                        "alone; python -m maze.fields shows this one")
+        raise UserError(f"the agent in {path} is no IMPALA network, which the page requires; use "
+                        "python -m maze.fields")
 
 
 def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequence[Path],
-               levels: Sequence[tuple[str, MazeState]], modes: Sequence[str]) -> None:
+               levels: Sequence[tuple[str, MazeState]], modes: Sequence[str], start: Start) -> None:
     """Write the page and its data into an existing folder.
 
     Args:
         agents: feed-forward IMPALA networks by name, see :func:`check_agent`.
         files: agent files, in the order of ``agents``.
         levels: levels with their names, as (name, level).
-        modes: distribution modes that the page offers, including the modes of ``levels``; the
-            first one is shown at the start.
+        modes: distribution modes that the page offers, including the modes of ``levels``.
+        start: first view.
     """
     folder.copy_page()
 
@@ -78,13 +95,15 @@ def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequenc
         "format": FORMAT, "actions": ACTION_LABELS,
         "agents": [{
             "name": name, "file": path.name, "sha256": weights_sha256(policy),
+            "region": read_origin(path).cheese_region or 0,
             "layers": [dataclasses.asdict(layer) for layer in all_layers(policy)]}
             for (name, policy), path in zip(agents.items(), files, strict=True)],
         "modes": [{"name": mode, "world_dim": WORLD_DIMS[mode]} for mode in modes],
         "levels": [{
             "name": name, "mode": state.distribution_mode, "maze_dim": state.grid.maze_dim,
             "facing": state.grid.facing, "rows": state.grid.to_rows()}
-            for name, state in levels]})
+            for name, state in levels],
+        "start": {"level": start.name, "mode": start.mode, "patches": start.patches}})
     for mode in modes:
         write(f"stamps_{mode}", encoded(**dataclasses.asdict(Stamps.of(mode))))
     for number, policy in enumerate(agents.values()):

@@ -39,8 +39,10 @@ export function write(view, maze, patches, manifest) {
   text.set('channel', view.channel)
   if (view.components) text.set('components', 1)
   if (view.world) text.set('world', 1)
-  if (view.region) text.set('region', view.region)
+  text.set('region', view.region)
   for (const { text: patch, on } of patches) text.append(on ? 'patch' : 'patch_off', patch)
+  if (view.seed) text.set('seed', view.seed)
+  if (view.likely) text.set('actions', 'likely')
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
 }
@@ -72,7 +74,9 @@ export function read(fragment, start, manifest) {
   view.channel = numberOf(text.get('channel'), layer.shape[0]) ?? 0
   view.components = text.get('components') === '1'
   view.world = text.get('world') === '1'
-  view.region = numberOf(text.get('region'), maze.dim + 1) ?? 0
+  view.region = numberOf(text.get('region'), maze.dim + 1) ?? manifest.agents[view.agent].region
+  view.seed = numberOf(text.get('seed'), 1e6) ?? 0
+  view.likely = text.get('actions') === 'likely'
   view.notes = text.get('notes') ?? ''
   const patches = [...text].filter(([key]) => key === 'patch' || key === 'patch_off')
     .map(([key, patch]) => ({ text: patch, on: key === 'patch' }))

@@ -4,7 +4,7 @@ import { arrays, load, loadManifest as manifestOf } from '../../shared/lib/data.
 
 const two = (number) => String(number).padStart(2, '0')
 
-const FORMAT = 2
+const FORMAT = 3
 
 export const loadManifest = () => manifestOf(FORMAT)
 export const loadStamps = async (mode) => arrays(await load(`stamps_${mode}`))

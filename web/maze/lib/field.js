@@ -5,7 +5,7 @@ import { DIRECTIONS } from './grid.js'
 const ACTIONS = 15
 // Directions of the actions: a diagonal moves the mouse sideways alone.
 const GROUPS = [0, 0, 0, 1, 4, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4]
-const STAY = DIRECTIONS.indexOf('stay')
+export const STAY = DIRECTIONS.indexOf('stay')
 
 /** The field of an arm. Squares are numbers in the world. */
 export class Field {
@@ -39,6 +39,12 @@ export class Field {
   /** Probabilities of left, down, up, right, stay; null where they are not known. */
   at(square) {
     return this.known[square] === 1 ? this.probs.subarray(square * 5, square * 5 + 5) : null
+  }
+
+  /** The direction of the most likely action. */
+  likely(square) {
+    const ofActions = this.logProbs.subarray(square * ACTIONS, (square + 1) * ACTIONS)
+    return GROUPS[ofActions.indexOf(Math.max(...ofActions))]
   }
 
   /** P(right) - P(left), P(up) - P(down). */

@@ -259,19 +259,8 @@ export function decisionOf(maze) {
   return { kind: 'fork', square, toCheese: towards(toCheese[common]), toCorner: towards(toCorner[common]) }
 }
 
-/** Whether there is exactly one path between any two free squares. */
-function isTree(maze) {
-  const free = squaresWith(maze, FREE, CHEESE)
-  const edges = free.reduce((sum, square) => sum + [2, 3].filter((direction) => {
-    const next = beside(maze, square, direction)
-    return next >= 0 && maze.cells[next] !== WALL
-  }).length, 0)
-  return edges === free.length - 1
-    && distancesFrom(maze, maze.mouse).reduce((sum, steps) => sum + (steps >= 0), 0) === free.length
-}
-
-/** Sentences on what an agent saw in no generated level. region: rows of the top right region in which its
- * cheese was; 0 where it was anywhere. */
+/** Ways in which a maze differs from all training levels. region: rows of the top right region of the
+ * cheese in training; 0 for anywhere. */
 export function departuresFromTraining(maze, region = 0) {
   const margin = marginOf(maze)
   const all = Array.from(maze.cells.keys())
@@ -279,21 +268,28 @@ export function departuresFromTraining(maze, region = 0) {
   const within = all.filter((square) => isInside(maze, square))
   const cheeses = cheesesOf(maze)
   const found = []
-  if (cheeses.length !== 1) found.push(`there ${cheeses.length > 1 ? `are ${cheeses.length} cheeses` : 'is no cheese'}, not one`)
+  if (cheeses.length !== 1) found.push(`there ${cheeses.length > 1 ? `are ${cheeses.length} cheeses` : 'is no cheese'}`)
   if (within.some((square) => odd(square).join() === '0,0' && maze.cells[square] === WALL)) {
-    found.push('a square with even inner row and column is a wall')
+    found.push('a square that is free in all generated mazes is a wall')
   }
   if (within.some((square) => odd(square).join() === '1,1' && maze.cells[square] !== WALL)) {
-    found.push('a square with odd inner row and column is no wall')
+    found.push('a square that is a wall in all generated mazes is free')
   }
   if (all.some((square) => !isInside(maze, square) && maze.cells[square] !== WALL)) {
     found.push('there are free squares outside the maze')
   }
-  if (!isTree(maze)) found.push('the free squares are no tree, so there may be several shortest paths')
-  if (maze.mouse !== startOf(maze)) found.push('the mouse is not at inner (0, 0)')
+  const free = squaresWith(maze, FREE, CHEESE)
+  const reached = distancesFrom(maze, maze.mouse).reduce((sum, steps) => sum + (steps >= 0), 0)
+  const edges = free.reduce((sum, square) => sum + [2, 3].filter((direction) => {
+    const next = beside(maze, square, direction)
+    return next >= 0 && maze.cells[next] !== WALL
+  }).length, 0)
+  if (reached < free.length) found.push('some free squares cannot be reached')
+  else if (edges >= free.length) found.push('the maze has loops')
+  if (maze.mouse !== startOf(maze)) found.push('the mouse does not start at the bottom left')
   const last = margin + maze.size - region // the region's first row and column
   if (region && cheeses.some((square) => Math.min(rowOf(maze, square), columnOf(maze, square)) < last)) {
-    found.push('cheese lies outside the region')
+    found.push('the cheese is outside the region of the training levels')
   }
   return found
 }

@@ -5,24 +5,26 @@ import { read, write } from './address.js'
 import { loadManifest, loadStamps, loadWeights } from './data.js'
 import { Field } from './field.js'
 import { FREE, fromLevel, cheesesOf, decisionOf } from './grid.js'
-import { openPatches, parsePatch, toText, VECTORS } from './patches.js'
+import { openPatches, parsePatch, placeOf, toText, VECTORS } from './patches.js'
 import { framesOf } from './stamps.js'
+import { Walk } from './walk.svelte.js'
 import wasm from './network.ts?wasm'
 import Worker from './worker.js?worker&inline'
 
 const MOST_EDITS = 500
-const STARTING_SIZE = 11 // the first level that is shown is a fork of at least this size
-const STARTING_LAYERS = ['embedder.block2.res1.resadd', 'embedder.block3.res2.resadd']
+const STARTING_LAYER = 'embedder.block2.res1.resadd'
 
 export class Page {
   manifest = $state.raw(null)
   error = $state('') // that leaves nothing to show
   problem = $state('') // of an edit, or the address
-  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, region: 0, level: null, notes: '' })
+  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, region: 0, level: null, seed: 0, likely: false, notes: '' })
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
   stamps = $state.raw(new Map()) // by mode, those that have been needed
   answers = $state.raw({ original: null, patched: null }) // fields; set again when they have grown
+  turned = $state.raw({ original: null, patched: null }) // the same for the other facing
+  completed = $state.raw(null) // {agent, maze, inForce} of which both facings are known
   maps = $state.raw(null) // of the layer that is shown: {layer, original, patched}
   took = $state(null) // ms, once all is computed
   working = $state(true)
@@ -33,6 +35,7 @@ export class Page {
   #worker = new Worker()
   #told = new Set() // agents and stamps that the worker has
   #job = 0
+  #wanted = null // {agent, maze, inForce} of the job
   #tag = null // of the last edit: edits with the same one are one
   #start = null
   #address = new Address()
@@ -50,6 +53,7 @@ export class Page {
   frame = $derived(this.stamps.has(this.maze?.mode)
     ? framesOf(this.stamps.get(this.maze.mode), this.maze)(this.maze.mouse, this.maze.facing) : null)
   isPatched = $derived(this.inForce.length > 0)
+  walk = new Walk(this)
 
   constructor(theme) {
     this.#theme = theme
@@ -59,6 +63,10 @@ export class Page {
     this.#worker.postMessage({ wasm: code.buffer })
   }
 
+  get title() {
+    return `${this.manifest.agents.map(({ name }) => name).join(', ')} · Procgen maze · vector fields and patches`
+  }
+
   get colours() {
     return this.#theme.colours
   }
@@ -66,13 +74,11 @@ export class Page {
   async load() {
     try {
       this.manifest = await loadManifest()
-      const { agents, levels, modes } = this.manifest
-      const names = agents[0].layers.map(({ name }) => name)
-      const layer = STARTING_LAYERS.find((name) => names.includes(name)) ?? names[0]
-      const level = levels.find((each) => each.mode === modes[0].name && each.maze_dim >= STARTING_SIZE
-        && decisionOf(this.#mazeOf(each)).kind === 'fork') ?? levels[0]
-      this.#start = { view: { ...this.view, layer, level: level.name }, maze: this.#mazeOf(level) }
-      this.#set({ ...this.#start, patches: [] })
+      const { agents, levels, start } = this.manifest
+      document.title = this.title
+      const level = levels.find(({ name, mode }) => name === start.level && mode === start.mode)
+      this.#start = { view: { ...this.view, layer: STARTING_LAYER, level: level.name, region: agents[0].region }, maze: this.#mazeOf(level) }
+      this.#set({ ...this.#start, patches: start.patches.map((text) => ({ text, on: true })) })
       this.fromAddress()
       this.past = []
     } catch (error) {
@@ -218,14 +224,25 @@ export class Page {
     this.patch(this.patches.with(number, { ...this.patches[number], text: toText(patch) }), tag)
   }
 
+  /** Move the square of the first patch in force there; from: null for any. */
+  moveTarget(square, from, tag) {
+    const text = (of) => placeOf(this.maze, of).join('.')
+    const was = from === null ? null : text(from)
+    const number = this.read.findIndex(({ on, patch }) => on && patch?.words.square?.some((each) => each.join('.') === was))
+    if (number < 0) return
+    this.changePatch(number, (patch) => ({ ...patch, words: { ...patch.words,
+      square: patch.words.square.map((each) => (each.join('.') === was ? placeOf(this.maze, square) : each)) } }), tag)
+  }
+
   // Answers.
 
   /** Have all computed that the view shows. What it reads before it waits decides when that is due. */
   async compute() {
     const job = ++this.#job
-    const { maze, isPatched, view } = this
+    const { maze, isPatched, inForce, view } = this
+    this.#wanted = { agent: view.agent, maze, inForce }
     const layer = view.show === 'channel' ? view.layer : null
-    const content = { job, agent: view.agent, maze: $state.snapshot(maze), patches: $state.snapshot(this.inForce), layer }
+    const content = { job, agent: view.agent, maze: $state.snapshot(maze), patches: $state.snapshot(inForce), layer }
     this.working = true
     this.took = null
     try {
@@ -243,11 +260,13 @@ export class Page {
       return
     }
     if (job !== this.#job) return
-    const of = `${view.agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
-    this.answers = {
-      original: this.#begun(this.answers.original, of),
-      patched: isPatched ? this.#begun(this.answers.patched, `${of} ${JSON.stringify(content.patches)}`) : null
-    }
+    const of = `${view.agent} ${maze.mode} ${maze.size} ${maze.cells.join('')}`
+    const begun = (fields, facing) => ({
+      original: this.#begun(fields.original, `${of} ${facing}`),
+      patched: isPatched ? this.#begun(fields.patched, `${of} ${facing} ${JSON.stringify(content.patches)}`) : null
+    })
+    this.answers = begun(this.answers, maze.facing)
+    this.turned = begun(this.turned, 1 - maze.facing)
     this.#worker.postMessage(content)
   }
 
@@ -269,15 +288,17 @@ export class Page {
     this.#told.add(name)
   }
 
-  #hear({ fatal, job, arm, squares, logProbs, values, maps, done, problem }) {
+  #hear({ fatal, job, arm, facing, squares, logProbs, values, maps, shown, complete, problem }) {
     if (fatal) this.error = `The networks cannot run in this browser: ${fatal}`
     if (job !== this.#job) return
-    if (squares) {
+    if (squares && facing !== this.maze.facing) this.turned[arm].take(squares, logProbs, values)
+    else if (squares) {
       this.answers[arm].take(squares, logProbs, values)
       this.answers = { ...this.answers }
     } else if (maps) this.maps = { layer: this.view.layer, original: maps[0], patched: maps[1] }
-    if (done !== undefined || problem) {
-      this.took = done ?? null
+    if (complete) this.completed = this.#wanted
+    if (shown !== undefined || problem) {
+      this.took = shown ?? null
       this.working = false
       if (problem) this.problem = problem
     }

@@ -118,8 +118,9 @@ function drawMouse(ctx, x, y, cell, facing, colours) {
 }
 
 /** Cheese, mouse, and marks: the decision square as a frame, the targets of patches as crosses, the top
- * right region of so many rows and columns as a dashed line. */
-export function drawThings(ctx, maze, part, box, { decision, targets = [], region = 0 }, colours) {
+ * right region of so many rows and columns as a dashed line. walker: {square, facing, trail} of a mouse that
+ * has walked. */
+export function drawThings(ctx, maze, part, box, { decision, targets = [], region = 0, walker = null }, colours) {
   const { cell, x, y } = placesOf(maze, part, box)
   if (region) {
     const side = Math.min(region, maze.size) * cell
@@ -136,7 +137,19 @@ export function drawThings(ctx, maze, part, box, { decision, targets = [], regio
   for (const square of squaresWith(maze, CHEESE)) {
     if (isShown(square)) drawCheese(ctx, x(square), y(square), cell, colours)
   }
-  if (isShown(maze.mouse)) drawMouse(ctx, x(maze.mouse), y(maze.mouse), cell, maze.facing, colours)
+  if (walker) {
+    ctx.strokeStyle = colours.mouse
+    ctx.globalAlpha = 0.55
+    ctx.lineWidth = Math.max(cell * 0.16, 2)
+    ctx.lineJoin = ctx.lineCap = 'round'
+    ctx.beginPath()
+    for (const square of walker.trail) ctx.lineTo(x(square), y(square))
+    ctx.stroke()
+    ctx.globalAlpha = 1
+    ctx.lineCap = 'butt'
+  }
+  const { square: mouse, facing } = walker ?? { square: maze.mouse, facing: maze.facing }
+  if (isShown(mouse)) drawMouse(ctx, x(mouse), y(mouse), cell, facing, colours)
   if (decision?.kind === 'fork') {
     ctx.strokeStyle = colours.simulated
     ctx.lineWidth = Math.max(cell * 0.07, 1.5)
@@ -194,11 +207,11 @@ export function drawField(ctx, box, { maze, part, field, other = null, component
   const changed = (square) => (other && field.known[square] && other.known[square]
     ? `color-mix(in srgb, ${colours.other} ${(70 * variation(field, other, square)).toFixed(1)}%, ${colours.floor})` : null)
   drawMaze(ctx, maze, part, box, colours, changed)
-  drawThings(ctx, maze, part, box, marks, colours)
   const { cell, x, y } = placesOf(maze, part, box)
   const longest = 0.86 * cell
   for (const square of squaresWith(maze, FREE)) {
     if (!field.known[square] || (other && !other.known[square])) continue
+    if (!other && square === (marks.walker?.square ?? maze.mouse)) continue // the mouse is drawn there
     ctx.globalAlpha = field.known[square] === 1 && (!other || other.known[square] === 1) ? 1 : OLD
     const probs = (each) => each.probs.subarray(square * 5, square * 5 + 4)
     if (components) {
@@ -222,6 +235,7 @@ export function drawField(ctx, box, { maze, part, field, other = null, component
     }
   }
   ctx.globalAlpha = 1
+  drawThings(ctx, maze, part, box, marks, colours)
 }
 
 /** Colour of a share of a range, from dark to light. */
@@ -252,7 +266,7 @@ export function drawValues(ctx, box, { maze, part, field, other = null, range, m
     ctx.textAlign = 'center'
     ctx.textBaseline = 'middle'
     for (const square of squaresWith(maze, FREE)) {
-      if (!isKnown(square) || square === maze.mouse) continue
+      if (!isKnown(square) || square === (marks.walker?.square ?? maze.mouse)) continue
       ctx.fillStyle = other ? colours.ink : inkOn(share(square))
       ctx.fillText(brief(other ? change(square) : field.values[square]), x(square), y(square))
     }

@@ -1,8 +1,9 @@
 // The worker: runs agents on mazes, square by square, and answers as it goes.
 //
 // It is told {agent: number, layers, weights}, {stamps: mode, arrays}, {wasm: bytes}, and {job: number,
-// ...} with what to compute; a newer job ends an older one. It answers {job, arm, squares, logProbs,
-// values}, {job, maps}, {job, done: milliseconds}, {job, problem: message}, and {fatal: message}.
+// ...} with what to compute; a newer job ends an older one. It answers {job, arm, facing, squares, logProbs,
+// values}, first for the maze's facing, {job, maps}, {job, shown: milliseconds} once that facing is complete,
+// {job, complete: true}, {job, problem: message}, and {fatal: message}.
 
 import { squaresWith, distancesFrom, decisionOf, startOf, FREE } from './grid.js'
 import { Kernel, Network } from './network.js'
@@ -99,46 +100,47 @@ async function work({ job, agent, maze, patches, layer }) {
   const frameOf = framesOf(ofMode, maze)
   const opened = openPatches(patches, layers, maze)
   const changes = changesOf(opened, network, vectorsOf(opened, network, maze, ofMode))
-  const key = `${agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
-  const arms = [['original', fieldOf(key)]]
-  if (patches.length) arms.push(['patched', fieldOf(`${key} ${JSON.stringify(patches)}`)])
+  const key = `${agent} ${maze.mode} ${maze.size} ${maze.cells.join('')}`
   postMessage({ job, maps: mapsOf(network, frameOf(maze.mouse, maze.facing), layer,
     patches.length ? changes(maze.mouse, maze.facing) : null) })
 
   if (saved.of !== key) saved = { of: key, at: new Map(), bytes: 0 }
-  let fresh = arms.map(() => [])
-  const tell = () => {
-    arms.forEach(([arm, known], i) => {
-      if (!fresh[i].length) return
-      const logProbs = new Float32Array(fresh[i].length * ACTIONS)
-      fresh[i].forEach((square, n) => logProbs.set(known.get(square).logProbs, n * ACTIONS))
-      postMessage({ job, arm, squares: fresh[i], logProbs,
-        values: fresh[i].map((square) => known.get(square).value) })
-    })
-    fresh = arms.map(() => [])
-  }
   let last = begin
-  for (const square of inOrder(maze)) {
-    if (performance.now() - last > SLICE) {
-      tell()
-      await pause()
-      if (job !== newest) return
-      last = performance.now()
+  for (const facing of [maze.facing, 1 - maze.facing]) {
+    const arms = [['original', fieldOf(`${key} ${facing}`)]]
+    if (patches.length) arms.push(['patched', fieldOf(`${key} ${facing} ${JSON.stringify(patches)}`)])
+    let fresh = []
+    const tell = () => {
+      for (const [arm, known] of arms) {
+        const logProbs = new Float32Array(fresh.length * ACTIONS)
+        fresh.forEach((square, n) => logProbs.set(known.get(square).logProbs, n * ACTIONS))
+        postMessage({ job, arm, facing, squares: fresh, logProbs, values: fresh.map((square) => known.get(square).value) })
+      }
+      fresh = []
     }
-    run(network, () => frameOf(square, maze.facing), () => changes(square, maze.facing), arms.map(([, known]) => known), square)
-    arms.forEach((_, i) => fresh[i].push(square))
+    for (const square of inOrder(maze)) {
+      if (performance.now() - last > SLICE) {
+        tell()
+        await pause()
+        if (job !== newest) return
+        last = performance.now()
+      }
+      run(network, () => frameOf(square, facing), () => changes(square, facing), arms.map(([, known]) => known), square, facing)
+      fresh.push(square)
+    }
+    tell()
+    if (facing === maze.facing) postMessage({ job, shown: performance.now() - begin })
   }
-  tell()
-  postMessage({ job, done: performance.now() - begin })
+  postMessage({ job, complete: true })
 }
 
 /** The answers at a square, without and with changes, as far as they are not known. */
-function run(network, frame, changes, [original, patched], square) {
+function run(network, frame, changes, [original, patched], square, facing) {
   const isKnown = original.has(square)
   if (isKnown && (!patched || patched.has(square))) return
   const found = patched ? changes() : new Map()
   const first = Math.min(...found.keys())
-  const place = `${first} ${square}`
+  const place = `${first} ${square} ${facing}`
   const before = saved.at.get(place)
   if (isKnown && before) network.restore(first, before)
   else if (!isKnown || found.size) {

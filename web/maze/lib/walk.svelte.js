@@ -1,0 +1,125 @@
+// Episodes of an agent in the maze, with and without the patches.
+//
+// The policy has no memory and the game is deterministic, so the agent's answers with the mouse on every
+// square, in both facings, determine an episode: a Markov chain over (square, facing), as in
+// maze/field/outcomes.py. A state has the number 2 * square + facing.
+
+import { STAY } from './field.js'
+import { beside, CHEESE, cheesesOf, cornerOf, FREE, squaresWith, WALL } from './grid.js'
+
+export const MOST_STEPS = 500 // after which Procgen ends an episode
+
+/** The state after a move. A move into a wall turns the mouse and leaves it where it is. */
+export function nextState(maze, state, direction) {
+  const square = state >> 1
+  const next = direction === STAY ? square : beside(maze, square, direction)
+  const facing = direction === 0 ? 0 : direction === 3 ? 1 : state & 1
+  return 2 * (next >= 0 && maze.cells[next] !== WALL ? next : square) + facing
+}
+
+/** Random numbers from 0 to below 1 by seed (mulberry32). */
+function randomNumbers(seed) {
+  let state = seed
+  return () => {
+    state = (state + 0x6d2b79f5) | 0
+    let value = Math.imul(state ^ (state >>> 15), state | 1)
+    value ^= value + Math.imul(value ^ (value >>> 7), value | 61)
+    return ((value ^ (value >>> 14)) >>> 0) / 2 ** 32
+  }
+}
+
+/** An episode: {states, moves}, one state more than moves. fields: answers for facing 0 and 1. */
+function episode(maze, fields, seed, likely) {
+  const random = randomNumbers(seed)
+  const states = [2 * maze.mouse + maze.facing]
+  const moves = []
+  while (moves.length < MOST_STEPS && maze.cells[states.at(-1) >> 1] !== CHEESE) {
+    const [square, field] = [states.at(-1) >> 1, fields[states.at(-1) & 1]]
+    let left = random()
+    const sampled = field.at(square).findIndex((prob) => (left -= prob) < 0)
+    moves.push(likely ? field.likely(square) : sampled < 0 ? STAY : sampled)
+    states.push(nextState(maze, states.at(-1), moves.at(-1)))
+  }
+  return { states, moves }
+}
+
+/** Exact probabilities of reaching the cheese and the top right corner within an episode, and its
+ * expected length. */
+function forecast(maze, fields) {
+  const begin = 2 * maze.mouse + maze.facing
+  const moving = squaresWith(maze, FREE).flatMap((square) => [2 * square, 2 * square + 1])
+  const next = moving.map((state) => [0, 1, 2, 3, STAY].map((direction) => nextState(maze, state, direction)))
+  const probs = moving.map((state) => fields[state & 1].at(state >> 1))
+  const expectation = (start, isFixed, added) => {
+    let now = Float64Array.from({ length: 2 * maze.cells.length }, (_, state) => start(state >> 1))
+    for (let step = 0; step < MOST_STEPS; step++) {
+      const before = now
+      now = before.slice()
+      moving.forEach((state, i) => {
+        if (isFixed(state >> 1)) return
+        now[state] = added
+        for (let k = 0; k < 5; k++) now[state] += probs[i][k] * before[next[i][k]]
+      })
+    }
+    return now[begin]
+  }
+  const reaching = (target) => expectation((square) => Number(square === target), (square) => square === target, 0)
+  const [cheese] = cheesesOf(maze)
+  return { cheese: cheese === undefined ? NaN : expectation((square) => Number(maze.cells[square] === CHEESE), () => false, 0),
+    corner: reaching(cornerOf(maze)), steps: expectation(() => 0, () => false, 1) }
+}
+
+/** The episodes and the step that is shown; a player for Transport. */
+export class Walk {
+  view = $state({ step: 0, speed: 8 })
+  playing = $state(false)
+  #page
+
+  constructor(page) {
+    this.#page = page
+  }
+
+  /** By arm: {states, moves, forecast}; null until all answers are known. */
+  arms = $derived.by(() => {
+    const { maze, answers, turned, completed, inForce, view } = this.#page
+    if (completed?.maze !== maze || completed.inForce !== inForce || completed.agent !== view.agent) return null
+    const found = {}
+    for (const arm of ['original', 'patched']) {
+      if (!answers[arm]) continue
+      const fields = maze.facing ? [turned[arm], answers[arm]] : [answers[arm], turned[arm]]
+      found[arm] = { ...episode(maze, fields, view.seed, view.likely), fields, forecast: forecast(maze, fields) }
+    }
+    return found
+  })
+  length = $derived(this.arms ? Math.max(...Object.values(this.arms).map(({ states }) => states.length)) : 1)
+
+  /** An arm at the step that is shown: {square, facing, move, step, probs, isOver, trail}; null if unknown. */
+  at(arm) {
+    const walked = this.arms?.[arm]
+    if (!walked) return null
+    const step = Math.min(this.view.step, walked.states.length - 1)
+    const [square, facing] = [walked.states[step] >> 1, walked.states[step] & 1]
+    return { square, facing, step, isOver: step === walked.moves.length, move: walked.moves[step] ?? null,
+      probs: walked.fields[facing].at(square), trail: walked.states.slice(0, step + 1).map((state) => state >> 1) }
+  }
+
+  go(step) {
+    this.view.step = Math.max(0, Math.min(step, this.length - 1))
+  }
+
+  tick() {
+    if (this.view.step + 1 < this.length) this.go(this.view.step + 1)
+    else this.playing = false
+  }
+
+  /** Play on, or again from the start at the end. */
+  play() {
+    if (!this.playing && this.view.step + 1 >= this.length) this.view.step = 0
+    this.playing = !this.playing
+  }
+
+  reset() {
+    this.playing = false
+    this.view.step = 0
+  }
+}
