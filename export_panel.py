@@ -4,20 +4,15 @@ server."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
-import numpy as np
-
-from agents.rollout_files import RolloutFolder
 from analysis.behaviours import BEHAVIOUR_FILES
-from analysis.panel_contents import Directions, gather
-from analysis.panel_files import PanelFolder, panel_size, write_panel
+from analysis.panel_contents import gather
+from analysis.panel_files import PanelFolder, write_panel
 from analysis.parameters import BehavioursConfig, add_analysis_flags
-from analysis.steps import read_recorded_positions
 from common.cli import Parser, count
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.results import ResultStore, Schema
 from common.step_results import StepResults
 from generative.flags import add_generated_data_flag
@@ -29,7 +24,6 @@ from interventions.flags import (
     directions_folder,
 )
 from interventions.hidden_states_folder import hidden_state_results
-from interventions.projector import Projector
 
 PAGE = Schema("panel of export_panel.py", "export_panel.py", results=PanelFolder.FILES,
               replaced=True)
@@ -77,19 +71,11 @@ def main(argv: list[str] | None = None) -> None:
     if not is_required and not results.file("per_sample").exists():
         print(f"without behaviours: there is no file {results.file('per_sample')}")
         behaviours = None
-    units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
-    content = gather(args.exp_name, folders, args.num_samples,
-                     Directions(*Projector.load_for(units, hidden.path, hidden.number,
-                                                     folders[0].description().get("agent_sha256")),
-                                hidden.read("sources"), positions_of(hidden)),
-                     behaviours, args.max_states)
-
-    size, begin = panel_size(content), time.perf_counter()
+    begin = time.perf_counter()
+    content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states)
     lacking = int((~content.has_saliency.all(axis=1)).sum())
-    print(f"{content.num_samples} samples with {len(content.types)} saliency types"
-          f"{f' ({lacking} samples lack some)' if lacking else ''}: the folder will have about "
-          f"{size / 1e6:.2f} MB", flush=True)
-    check_space(output.path, size)
+    print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
+          "samples lack some", flush=True)
     with store.replace({
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
@@ -101,21 +87,6 @@ def main(argv: list[str] | None = None) -> None:
         write_panel(temporary, content)
     print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
-
-
-def positions_of(hidden: StepResults) -> dict[str, np.ndarray]:
-    """Return the player's positions at the recorded states; empty if there are none."""
-    data_dir = hidden.settings().get("data_dir")
-    return read_recorded_positions(RolloutFolder(data_dir), hidden.number) if data_dir else {}
-
-
-def check_space(path: Path, size: int) -> None:
-    """Raise UserError if the disk has too little free space for ``size`` bytes."""
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    free = shutil.disk_usage(there).free
-    if size > free:
-        raise UserError(f"{path} needs about {size / 1e6:.0f} MB, but only {free / 1e6:.0f} MB "
-                        "are free there; choose another --output_dir, or give --num_samples")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from agents.agent_file import load_agent
+from agents.networks import Policy
 from agents.provenance import agent_sha256
-from analysis.hidden_states import UNIT, plot_action_bars, plot_actions, plot_value, readout
+from analysis.heatmaps import Heatmap, Names, plot_matrices, signed_scale
 from analysis.state_maps import save_figures
 from common.cli import Parser
 from common.errors import script_main
 from common.game_constants import ACTION_LABELS
+from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
@@ -24,6 +30,7 @@ TABLE_NAME = "read_out_weights.csv"
 FIGURES = Schema("figures of plot_value_and_action_weights.py", "plot_value_and_action_weights.py",
                  results={"figures": Entry("{}.png", File()), "table": Entry(TABLE_NAME, Table())},
                  replaced=True)
+UNIT = "per standard deviation of the component"
 
 
 def parser() -> Parser:
@@ -47,22 +54,93 @@ def main(argv: list[str] | None = None) -> None:
     precomputed = directions_folder(args, parameters)
     projector, matrices = Projector.load_for(policy.fc_value.in_features, precomputed, num_episodes,
                                              args.agent_file)
-    weights = readout(policy, projector)
-    title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
-             f"in {num_episodes} episodes")
+    logits, value = readout(policy, projector)
+    preferences = logits - logits.mean(axis=0)
+    title = (f"{args.agent_file.name}: {len(value)} independent components of the states in "
+             f"{num_episodes} episodes")
     with store.replace({
             "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
-        weights.table(ACTION_LABELS).to_csv(temporary / TABLE_NAME, index=False,
-                                            float_format="%.6g")
+        rows = [(name, kind, *weights)
+                for kind, matrix in (("logit", logits), ("preference", preferences))
+                for name, weights in zip(ACTION_LABELS, matrix)]
+        pd.DataFrame([*rows, ("value", "value", *value)],
+                     columns=["output", "kind", *(f"IC {i}" for i in range(len(value)))]).to_csv(
+            temporary / TABLE_NAME, index=False, float_format="%.6g")
         save_figures(temporary, (
-            ("action_weights.png", plot_actions(weights, title)),
-            ("action_weights_by_ic.png", plot_action_bars(weights, title)),
-            ("value_weights.png", plot_value(weights, title))))
-    strongest = int(np.abs(weights.value).argmax())
+            ("action_weights.png", plot_actions(preferences, title)),
+            ("action_weights_by_ic.png", plot_action_bars(preferences, title)),
+            ("value_weights.png", plot_value(value, title))))
+    strongest = int(np.abs(value).argmax())
     print(f"wrote 3 figures and {TABLE_NAME} to {output}; IC {strongest} moves the value most, by "
-          f"{weights.value[strongest]:+.3g} {UNIT}")
+          f"{value[strongest]:+.3g} {UNIT}")
+
+
+@torch.no_grad()
+def readout(policy: Policy, projector: Projector) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the readout weights of both heads in IC coordinates.
+
+    They are the weights of a head times the change of the hidden units per unit of an IC, which is
+    a column of the inverse of the map from hidden units to ICs, not a row of the map: to raise one
+    IC and keep the others constant, the state has to move along this column. A unit of an IC is one
+    standard deviation over the recorded states.
+
+    Returns:
+        Weights of the logits (A, I) and of the value (I,). Adding a constant to all logits does not
+        change the probabilities, so the figures show the logits minus their mean.
+    """
+    return (projector.gradient(policy.fc_policy.weight, "ica").numpy(),
+            projector.gradient(policy.fc_value.weight, "ica")[0].numpy())
+
+
+def plot_actions(preferences: np.ndarray, title: str) -> Figure:
+    """Draw a heat map of the policy's weights (A, I), one row per action, one column per IC."""
+    ics = [str(i) for i in range(preferences.shape[1])]
+    return plot_matrices([Heatmap(preferences, "logit less the mean of all logits")],
+                         Names(ACTION_LABELS, ics, "action", "IC"),
+                         [signed_scale([preferences], f"nats {UNIT}", square=False)], 1,
+                         f"Read-out weights of the policy\n{title}")
+
+
+def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
+    """Draw the policy's weights (A, I) as bars, one panel per IC, one bar per action."""
+    num_ics = preferences.shape[1]
+    columns = min(num_ics, 4)
+    rows = -(-num_ics // columns)
+    figure = Figure(figsize=(3.6 * columns, 1.9 * rows + 1.2), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for component, axes in enumerate(panels.flat):
+        if component >= num_ics:
+            axes.axis("off")
+            continue
+        _draw_bars(axes, preferences[:, component])
+        axes.set_title(f"IC {component}", fontsize=9)
+        axes.set_xticks(range(len(ACTION_LABELS)), ACTION_LABELS, rotation=90, fontsize=6)
+        axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
+    figure.supxlabel("action", fontsize=9)
+    figure.supylabel(f"nats {UNIT}", fontsize=9)
+    figure.suptitle("Read-out weights of the policy: logits less the mean of all logits; blue "
+                    f"raises, orange lowers\n{title}", fontsize=10)
+    return figure
+
+
+def plot_value(value: np.ndarray, title: str) -> Figure:
+    """Draw the readout weights of the value (I,) as bars, one per IC."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    _draw_bars(axes, value)
+    axes.set(xlabel="IC", ylabel=f"value (discounted, scaled rewards)\n{UNIT}",
+             xticks=range(len(value)))
+    axes.set_title(f"Read-out weights of the value; blue raises, orange lowers\n{title}",
+                   fontsize=10)
+    return figure
+
+
+def _draw_bars(axes: Axes, values: np.ndarray) -> None:
+    axes.bar(range(len(values)), values, color=np.where(values >= 0, BLUE, VERMILION))
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.grid(axis="y", alpha=0.3)
 
 
 if __name__ == "__main__":

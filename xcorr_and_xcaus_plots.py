@@ -7,12 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.influences.correlation import (
-    CORRELATION_FILES,
-    CorrelationFigures,
-    Correlations,
-    lags_of,
-)
+from analysis.influences.correlation import CORRELATION_FILES, Correlations
 from analysis.influences.gradients import open_inputs, open_reader
 from analysis.parameters import XplotsConfig, add_influence_flags
 from analysis.state_maps import figure_schema, save_figures
@@ -44,21 +39,17 @@ def main(argv: list[str] | None = None) -> None:
     figure_store.check_replaceable()
     data_store.check_replaceable()
     inputs = open_inputs(args, parameters)
-    lags, left_out = lags_of(inputs.coordinates.ics.shape[1])
-    if left_out:
-        print(f"the samples have {inputs.coordinates.ics.shape[1]} steps, too few for "
-              f"these lags, which are left out: {', '.join(map(str, left_out))}", flush=True)
     influences = None if args.no_causation else open_reader(inputs, parameters).read(())
     share = parameters.get(XplotsConfig).extrema_threshold
-    correlations = Correlations.compute(inputs, lags, influences, share)
-    settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
-                "extrema_threshold": share,
-                "saliency_step": None if influences is None else influences.step}
+    correlations = Correlations(inputs, influences, share)
+    settings = {**inputs.description(), "lags": correlations.lags,
+                "lags_left_out": correlations.lags_left_out, "extrema_threshold": share,
+                "saliency_step": correlations.step}
     with data_store.replace(settings) as temporary:
-        num_matrices = correlations.save(temporary)
+        correlations.save(temporary)
     with figure_store.replace({**settings, "data": str(data)}) as temporary:
-        num_figures = save_figures(temporary, CorrelationFigures(correlations, left_out).draw())
-    print(f"wrote {num_matrices} matrices to {data} and {num_figures} figures to {plots}")
+        num_figures = save_figures(temporary, correlations.draw())
+    print(f"wrote {num_figures} figures to {plots}, matrices to {data}")
     cosines = correlations.cosines
     largest = np.abs(cosines - np.eye(len(cosines))).max(initial=0)
     print(f"directions of different components have cosines of at most {largest:.2f} in size")

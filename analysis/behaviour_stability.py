@@ -6,36 +6,174 @@ without behaviours, and the number of behaviours in each draw. Pass the method w
 agreement to combined_agent_env_hx_analysis_precompute.py as --clustering.
 """
 
+# Reference: Ben-Hur, Elisseeff and Guyon 2002. Letters in shape comments: M samples, T steps per
+# sample, F features per step, K methods.
+
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import adjusted_rand_score
 
-from analysis.behaviour_draws import (
-    DATA,
-    SAMPLES,
-    agreements,
-    counts,
-    draws_of,
-    labels_of_draw,
-    report,
-    stability_schema,
-    without_behaviours,
-)
-from analysis.behaviours import add_behaviour_flags, read_features
-from analysis.parameters import BehavioursConfig
-from analysis.state_maps import SampleAnalysis
+from analysis.behaviours import add_env_flags, most_common, read_features
+from analysis.clustering import NO_CLUSTER, embed, find_clusters
+from analysis.decomposition import principal_components, standardizer_of
+from analysis.parameters import CLUSTERINGS, BehavioursConfig
+from analysis.state_maps import CLUSTERED_SHARE, SampleAnalysis, SampleRun
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.results import ResultStore
+from common.schemas import Array, Entry, Npy, Schema, Table, Text
 from common.step_results import StepResult
+
+NOT_DRAWN = NO_CLUSTER - 1
+SAMPLES, CONTROL = "samples", "control"
+DATA = (SAMPLES, CONTROL)
+
+
+def stability_schema(num_draws: int) -> Schema:
+    """Return the schema of the behaviours found in draws from N samples.
+
+    Layout::
+
+        behaviours_samples_D_N.npy, behaviours_control_D_N.npy
+                                     behaviour of each sample in draw D for each method of
+                                     CLUSTERINGS; NO_CLUSTER if it shows none, NOT_DRAWN if it is
+                                     not in the draw (K, N)
+        behaviour_agreement_N.csv    one row per method and pair of draws, see ``agreements``
+        behaviour_draws_N.csv        one row per method and draw, see ``counts``
+        behaviour_stability_N.md     report with one table that summarises the two CSV files
+    """
+    return Schema(
+        "results for {} samples", "analysis/behaviour_stability.py", items={
+            **{f"{data}_{draw}": Entry(f"behaviours_{data}_{draw}_{{}}.npy",
+                                       Npy(Array(np.integer, "K N")))
+               for data in DATA for draw in range(num_draws)},
+            "agreement": Entry("behaviour_agreement_{}.csv", Table()),
+            "draws": Entry("behaviour_draws_{}.csv", Table()),
+            "report": Entry("behaviour_stability_{}.md", Text())},
+        settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:
+    """Draw ``number`` random subsets of the samples, each without replacement and sorted."""
+    rng = np.random.default_rng(seed)
+    size = max(round(share * num_samples), 1)
+    return [np.sort(rng.choice(num_samples, size, replace=False)) for _ in range(number)]
+
+
+def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int) -> np.ndarray:
+    """Create a control without behaviours: permute the time courses of each principal coordinate
+    among the samples, independently of the other coordinates.
+
+    The control keeps the variance along each component, so its clusters reflect only the overall
+    shape of the point cloud.
+
+    Args:
+        features: features of all steps (M, T, F).
+
+    Returns:
+        Features of the control, float32 (M, T, F).
+    """
+    rows = features.reshape(-1, features.shape[2])
+    scale = standardizer_of(rows)
+    fit = principal_components(scale.standardise(rows), config.n_components_pca, seed)
+    coordinates = fit.coordinates(scale.standardise(rows)).reshape(*features.shape[:2], -1)
+    rng = np.random.default_rng(seed)
+    for each in range(coordinates.shape[2]):
+        coordinates[:, :, each] = coordinates[rng.permutation(len(features)), :, each]
+    return (coordinates @ fit.components * scale.std + scale.mean).astype(np.float32)
+
+
+def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConfig, seed: int,
+                  tsne_seed: int) -> np.ndarray:
+    """Find the behaviours of the samples in a draw with each method of CLUSTERINGS, as
+    ``analysis.behaviours.analyse`` does; all methods use the same t-SNE map.
+
+    Args:
+        features: features of all steps (M, T, F).
+        draw: indices of the samples in the draw.
+
+    Returns:
+        Behaviour of each sample for each method, NOT_DRAWN for the other samples, int64 (K, M).
+    """
+    rows = features[draw].reshape(-1, features.shape[2])
+    standardised = standardizer_of(rows).standardise(rows)
+    fit = principal_components(standardised, config.n_components_pca, seed)
+    number = max(fit.number_for(CLUSTERED_SHARE), config.n_components_tsne)
+    places, _ = embed(np.ascontiguousarray(fit.coordinates(standardised)[:, :number]),
+                      config.n_components_tsne, tsne_seed)
+    found = np.full((len(CLUSTERINGS), len(features)), NOT_DRAWN)
+    for i, method in enumerate(CLUSTERINGS):
+        labels, _ = find_clusters(places, method, config.n_clusters, seed)
+        found[i, draw] = most_common(labels.reshape(len(draw), -1))
+    return found
+
+
+def agreements(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
+    """Compare all pairs of draws with each method.
+
+    The agreement of two draws on the samples that both contain is the adjusted Rand index (Hubert
+    and Arabie 1985): 1 for identical groupings, 0 on average for random ones. Samples without a
+    behaviour form a group of their own.
+
+    Args:
+        data: name of the data, SAMPLES or CONTROL.
+        labels: results of ``behaviours_of``, one (K, M) array per draw.
+
+    Returns:
+        A table with one row per method and pair of draws.
+    """
+    rows = []
+    for (one, first), (two, second) in itertools.combinations(enumerate(labels), 2):
+        shared = (first[0] != NOT_DRAWN) & (second[0] != NOT_DRAWN)
+        rows += [{"data": data, "method": method, "draw": one, "other_draw": two,
+                  "shared_samples": int(shared.sum()),
+                  "adjusted_rand": adjusted_rand_score(a[shared], b[shared])}
+                 for method, a, b in zip(CLUSTERINGS, first, second, strict=True)]
+    return pd.DataFrame(rows)
+
+
+def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
+    """Count the behaviours found in each draw, and compute the share of samples without one."""
+    return pd.DataFrame([
+        {"data": data, "method": method, "draw": draw,
+         "behaviours": len(np.unique(row[row > NO_CLUSTER])),
+         "in_none": float((row[row != NOT_DRAWN] == NO_CLUSTER).mean())}
+        for draw, found in enumerate(labels)
+        for method, row in zip(CLUSTERINGS, found, strict=True)])
+
+
+def report(agreement: pd.DataFrame, draws: pd.DataFrame, num_samples: int, share: float) -> str:
+    """Format a Markdown report of the number of behaviours and the agreement for each method."""
+    lines = ["# Are behaviours the same in other samples?", "",
+             f"{draws['draw'].nunique()} draws of {share:.0%} of {num_samples} samples; behaviours "
+             "were found in each from the beginning. Agreement: adjusted Rand index between two "
+             "draws, over the samples in both (mean of all pairs, smallest to largest); 0 is "
+             "chance, 1 the same. Control: samples whose principal coordinates were exchanged, so "
+             "that there are no behaviours to find; how far draws agree there is what the shape "
+             "of the cloud of states does alone.", "",
+             "| method | behaviours | samples in none | agreement | control |",
+             "| --- | --- | --- | --- | --- |"]
+    ranges = draws[draws["data"] == SAMPLES].groupby("method")[["behaviours", "in_none"]].agg(
+        ["min", "max"])
+    index = agreement.groupby(["method", "data"])["adjusted_rand"].agg(["mean", "min", "max"])
+    for method in CLUSTERINGS:
+        fewest, most, lowest, highest = ranges.loc[method]
+        lines.append(f"| {method} | {fewest:.0f} to {most:.0f} | {lowest:.0%} to {highest:.0%} | "
+                     + " | ".join("{:.2f} ({:.2f} to {:.2f})".format(*index.loc[method, data])
+                                  for data in DATA) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_behaviour_flags(flags, "behaviour_stability")
-    flags.add_argument("--n_clusters", type=count,
-                       key="analysis.combined_agent_env_hx.n_clusters", help="number of clusters")
+    flags = _analysis(0).parser(__doc__)
+    add_env_flags(flags)
+    flags.add_argument("--n_clusters", type=count, key=f"{BehavioursConfig.section}.n_clusters",
+                       help="number of clusters")
     flags.add_argument("--num_draws", type=count, default=10, help="number of draws, at least 2")
     flags.add_argument("--share", type=float, default=0.8,
                        help="share of the samples in each draw, below 1")
@@ -46,38 +184,35 @@ def parser() -> Parser:
     return flags
 
 
+def _analysis(num_draws: int) -> SampleAnalysis:
+    return SampleAnalysis(BehavioursConfig, stability_schema(num_draws), "behaviour_stability")
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().read(argv)[0]
-    if args.num_draws < 2:
-        raise UserError(f"--num_draws must be at least 2, not {args.num_draws}: draws are compared")
-    if not 0 < args.share < 1:
-        raise UserError(f"--share must lie between 0 and 1, not be {args.share}")
-    analysis = SampleAnalysis(parser(), argv, BehavioursConfig, stability_schema(args.num_draws),
-                              "behaviour_stability")
-    config, results = analysis.config, analysis.results
+    args, _, parameters = parser().read(argv)
+    if args.num_draws < 2 or not 0 < args.share < 1:
+        raise UserError("--num_draws must be at least 2, because draws are compared, and --share "
+                        f"between 0 and 1, not {args.num_draws} and {args.share}")
+    run = SampleRun(_analysis(args.num_draws), args, parameters)
+    results = run.results
     results.check_new(args.overwrite)
-    rows, settings = read_features(analysis)
-    num_samples = len(analysis.numbers)
+    rows, settings = read_features(run)
+    num_samples = len(run.numbers)
     features = rows.reshape(num_samples, -1, rows.shape[1])
-    tsne_seed = analysis.start(**settings, num_draws=args.num_draws, share=args.share).tsne_seed
+    tsne_seed = run.start(**settings, num_draws=args.num_draws, share=args.share).tsne_seed
     draws = draws_of(num_samples, args.share, args.num_draws, args.seed)
-    labels: dict[str, list[np.ndarray]] = {}
-    for data in DATA:
-        states = features if data == SAMPLES else without_behaviours(features, config, args.seed)
-        labels[data] = []
-        for number, draw in enumerate(draws):
-            name = f"{data}_{number}"
+    states_of = {SAMPLES: features, CONTROL: without_behaviours(features, run.config, args.seed)}
+    labels: dict[str, list[np.ndarray]] = {data: [] for data in DATA}
+    for data, number in itertools.product(DATA, range(args.num_draws)):
+        def cluster(data: str = data, number: int = number) -> StepResult:
+            return {f"{data}_{number}": behaviours_of(states_of[data], draws[number], run.config,
+                                                      args.seed, tsne_seed)}, {}
 
-            def cluster(name: str = name, states: np.ndarray = states,
-                        draw: np.ndarray = draw) -> StepResult:
-                return ({name: labels_of_draw(states, draw, config, args.seed, tsne_seed)},
-                        {"samples": len(draw)})
-
-            labels[data].append(results.step(name, cluster)[name])
-    agreement = pd.DataFrame([each for data in DATA for each in agreements(data, labels[data])])
+        labels[data] += results.step(f"{data}_{number}", cluster).values()
+    agreement = pd.concat([agreements(data, labels[data]) for data in DATA])
     numbers = pd.concat([counts(data, labels[data]) for data in DATA])
-    text = report(agreement, numbers, config, args.share)
+    text = report(agreement, numbers, num_samples, args.share)
     store = ResultStore(results.path, results.schema)
     for name, value in (("agreement", agreement), ("draws", numbers), ("report", text)):
         store.write(name, results.number, value=value)

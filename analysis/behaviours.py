@@ -25,13 +25,12 @@ A actions.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure, FigureBase, SubFigure
 
 from analysis.clustering import NO_CLUSTER
 from analysis.env_states import ENV_STATE_FILES
@@ -47,8 +46,8 @@ from analysis.figures import (
     draw_space,
     read_clusters,
 )
-from analysis.parameters import BehavioursConfig, EnvHiddenConfig, add_sample_analysis_flags
-from analysis.state_maps import SampleAnalysis, StateMap
+from analysis.parameters import BehavioursConfig, EnvHiddenConfig
+from analysis.state_maps import SampleAnalysis, SampleRun, StateMap
 from analysis.state_plots import COLOUR_MAP, NO_CATEGORY_COLOUR, ClusterPlots, Plane
 from analysis.steps import ENDED, SimulatedSteps
 from common.cli import Parser, count
@@ -78,6 +77,9 @@ BEHAVIOUR_FILES = Schema(
         "mean": Entry("mu_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D"))),
         "std": Entry("std_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D")))},
     settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "behaviour_plots")
 
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
@@ -128,6 +130,12 @@ def most_common(labels: np.ndarray) -> np.ndarray:
     return found
 
 
+def compute(run: SampleRun) -> None:
+    """Find behaviours in the chosen samples, see ``analyse``."""
+    features, settings = read_features(run)
+    analyse(features, len(run.numbers), run.start(**settings))
+
+
 def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None:
     """Find behaviours: compute principal components and a t-SNE map, cluster the map, and assign a
     behaviour to each sample by vote.
@@ -153,13 +161,8 @@ def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None
     state_map.results.step("per_sample", vote)
 
 
-def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
-    """Add the flags of the scripts that find behaviours.
-
-    Args:
-        precomputed: name of the folder with the script's arrays.
-    """
-    add_sample_analysis_flags(parser, "combined_agent_env_hx", precomputed)
+def add_env_flags(parser: Parser) -> None:
+    """Add the flags that choose the environment's principal coordinates."""
     parser.add_argument("--env_precomp_dir", type=Path,
                         help="folder of the environment's principal coordinates, from "
                              f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
@@ -169,7 +172,7 @@ def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
                              "computed; it is part of their file names")
 
 
-def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]:
+def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
     """Read the features of the samples' steps, and print how many there are.
 
     Returns:
@@ -179,15 +182,14 @@ def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]
         UserError: if samples or coordinates are missing, damaged or too few, or if the coordinates
             belong to other samples.
     """
-    args, parameters = analysis.args, analysis.parameters
-    config: BehavioursConfig = analysis.config
-    agent = analysis.samples.stacked_field("hidden_states", analysis.numbers)
-    env_results = StepResults(args.env_precomp_dir or parameters.folders.env_states,
-                              ENV_STATE_FILES, parameters.get(EnvHiddenConfig).num_samples)
-    env = read_env_coordinates(env_results, analysis.samples, analysis.numbers, agent.shape[1],
-                               config.n_components_env)
-    features = behaviour_features(agent, env, config.timestep_differences)
-    print(f"{len(features)} steps of {len(analysis.numbers)} samples, {features.shape[1]} features",
+    agent = run.samples.stacked_field("hidden_states", run.numbers)
+    env_results = StepResults(
+        run.args.env_precomp_dir or run.parameters.folders.env_states, ENV_STATE_FILES,
+        run.parameters.get(EnvHiddenConfig).num_samples)
+    env = read_env_coordinates(env_results, run.samples, run.numbers, agent.shape[1],
+                               run.config.n_components_env)
+    features = behaviour_features(agent, env, run.config.timestep_differences)
+    print(f"{len(features)} steps of {len(run.numbers)} samples, {features.shape[1]} features",
           flush=True)
     file = env_results.file("principal")
     return features, {"env_coordinates": str(file), "env_coordinates_sha256": sha256(file)}
@@ -201,94 +203,64 @@ def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: l
         UserError: if they are missing, damaged or too few, or belong to other samples.
     """
     path, script = results.file("principal"), ENV_STATE_FILES.script
-    if results.number < len(numbers):
-        raise UserError(f"the environment's principal coordinates in {results.path} are those of "
-                        f"{results.number} samples, fewer than the {len(numbers)} asked for; run "
-                        f"{script} with more, or give --num_samples {results.number}")
     rows = results.read("principal", results.number * num_steps)
+    if results.number < len(numbers) or rows.shape[1] < num_components:
+        raise UserError(f"{path} has {rows.shape[1]} principal components of the states in "
+                        f"{results.number} samples, but n_components_env is {num_components} and "
+                        f"num_samples is {len(numbers)}; run {script} with more")
     settings = results.settings()
     if settings and (settings["sample_numbers"][:len(numbers)] != numbers
                      or settings["samples_made_by"] != samples.description()):
         raise UserError(f"{path} was made of {settings['samples']}, which does not hold the "
                         f"samples of {samples.path}; run {script} on these")
-    if rows.shape[1] < num_components:
-        raise UserError(f"n_components_env is {num_components}, but {path} has only "
-                        f"{rows.shape[1]} principal components")
     return rows[:len(numbers) * num_steps, :num_components].reshape(len(numbers), num_steps, -1)
 
 
 FRAME_FACTOR = 2  # frames are enlarged to make the action's arrow readable
 
 
-@dataclasses.dataclass(frozen=True)
-class Members:
-    """Values and actions of a set of samples.
-
-    Attributes:
-        values: value estimates of the agent (M, T).
-        actions: actions that entered the steps, -1 if unknown (M, T).
-    """
-
-    values: np.ndarray
-    actions: np.ndarray
-
-    def of(self, chosen: np.ndarray) -> Members:
-        """Select samples by a boolean mask (M,)."""
-        return Members(self.values[chosen], self.actions[chosen])
-
-    def action_shares(self) -> np.ndarray:
-        """Compute the share of each action among all known actions (A,)."""
-        known = self.actions[self.actions >= 0]
-        return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
+def action_shares(actions: np.ndarray) -> np.ndarray:
+    """Compute the share of each action (A,) among all known actions, which are not -1."""
+    known = actions[actions >= 0]
+    return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Strip:
-    """Frames of a sample from its first step to its last.
-
-    Attributes:
-        sample: number of the sample.
-        frames: frames, uint8 (T, H, W, C).
-        actions: actions that entered the steps, -1 if unknown (T,).
-        voting: whether each step is in the cluster of the behaviour, bool (T,).
-    """
-
-    sample: int
-    frames: np.ndarray
-    actions: np.ndarray
-    voting: np.ndarray
-
-
-def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: Members,
-                   everyone: Members, strips: list[Strip], strips_title: str) -> Figure:
-    """Draw one behaviour: the positions of its steps, the actions and values of its samples, and
-    frames of some of them.
+def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: np.ndarray,
+                   values: np.ndarray, actions: np.ndarray) -> tuple[Figure, SubFigure]:
+    """Draw one behaviour: the positions of its steps, and the actions and values of its samples.
 
     Args:
         behaviour: number of the behaviour.
         note: text after the number in the title.
         clusters: plots of the clusters of all steps.
-        members: samples that show the behaviour; if there are none, the panels of actions and
-            values show only ``everyone``.
-        everyone: all samples.
-        strips: frames of samples with steps in the behaviour's cluster.
-        strips_title: title above these frames.
+        members: whether each sample shows the behaviour, bool (M,); if none does, the panels show
+            only all samples.
+        values: value estimates of the agent (M, T).
+        actions: actions that entered the steps, -1 if unknown (M, T).
+
+    Returns:
+        The figure, and the empty part below, for frames of NUM_STRIPS samples.
     """
-    num_steps = everyone.values.shape[1]
-    frame_height = 13 / num_steps + 0.15
-    heights = (4.6, frame_height * len(strips) + 0.6)
+    heights = (4.6, (13 / values.shape[1] + 0.15) * NUM_STRIPS + 0.6)
     figure = Figure(figsize=(15, sum(heights)), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     left, right = above.subfigures(1, 2, width_ratios=(1, 2))
     clusters.draw(left, behaviour, "behaviour")
-    frequencies, values = right.subplots(1, 2)
-    _draw_actions(frequencies, members, everyone)
-    _draw_values(values, members, everyone)
-    right.legend(*values.get_legend_handles_labels(), loc="outside lower center", ncols=2,
-                 fontsize=9)
-    _draw_strips(below, strips, strips_title)
+    frequency_axes, value_axes = right.subplots(1, 2)
+    _draw_actions(frequency_axes, action_shares(actions[members]), action_shares(actions))
+    for rows, colour, label in ((values, "#777777", f"all {len(values)} samples"),
+                                (values[members], VERMILION, f"its {members.sum()} samples")):
+        if len(rows):
+            low, middle, high = np.quantile(rows, (0.25, 0.5, 0.75), axis=0)
+            value_axes.fill_between(range(len(middle)), low, high, color=colour, alpha=0.25,
+                                    linewidth=0)
+            value_axes.plot(middle, color=colour, marker=".", label=label)
+    value_axes.set(xlabel="step of the sample", ylabel="value estimate",
+                   title="value: median, and half of the samples")
+    value_axes.grid(alpha=0.3)
+    right.legend(loc="outside lower center", ncols=2, fontsize=9)
     figure.suptitle(f"Behaviour {behaviour}: {note}", fontsize=11)
-    return figure
+    return figure, below
 
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
@@ -331,8 +303,7 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     return figure
 
 
-def _draw_actions(axes: Axes, members: Members, everyone: Members) -> None:
-    shares, of_all = members.action_shares(), everyone.action_shares()
+def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
     taken = np.flatnonzero((shares > 0) | (of_all > 0))
     places = np.arange(len(taken))
     axes.barh(places - 0.2, shares[taken], height=0.38, color=VERMILION)
@@ -340,49 +311,43 @@ def _draw_actions(axes: Axes, members: Members, everyone: Members) -> None:
     axes.set_yticks(places, [ACTION_LABELS[number] for number in taken])
     axes.invert_yaxis()
     axes.set(xlabel="share of the actions that entered the steps", title="actions", xlim=(0, 1))
-    if not len(taken):
-        axes.annotate("the samples do not say", (0.5, 0.5), xycoords="axes fraction", ha="center")
 
 
-def _draw_values(axes: Axes, members: Members, everyone: Members) -> None:
-    steps = np.arange(everyone.values.shape[1])
-    for who, colour, label in ((everyone, "#777777", f"all {len(everyone.values)} samples"),
-                               (members, VERMILION, f"its {len(members.values)} samples")):
-        if len(who.values):
-            low, middle, high = np.quantile(who.values, (0.25, 0.5, 0.75), axis=0)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
-            axes.plot(steps, middle, color=colour, marker=".", label=label)
-    axes.set(xlabel="step of the sample", ylabel="value estimate",
-             title="value: median, and half of the samples")
-    axes.grid(alpha=0.3)
+def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
+                actions: np.ndarray, voting: np.ndarray) -> None:
+    """Draw the frames of samples from the first step to the last, with the actions that entered.
 
-
-def _draw_strips(figure: FigureBase, strips: list[Strip], title: str) -> None:
-    panels = figure.subplots(len(strips), len(strips[0].frames), squeeze=False)
-    for row, strip in zip(panels, strips):
-        for step, axes in enumerate(row):
-            frame = enlarge(strip.frames[step], FRAME_FACTOR)
-            if strip.actions[step] >= 0:
-                frame = mark_action(frame, int(strip.actions[step]))
+    Args:
+        figure: figure to draw into.
+        samples: folder of the samples.
+        numbers: numbers of the samples (n,).
+        actions: actions that entered the steps, -1 if unknown (n, T).
+        voting: whether each step is in the cluster of the behaviour, and is framed, bool (n, T).
+    """
+    panels = figure.subplots(len(numbers), actions.shape[1], squeeze=False)
+    for sample, frames in enumerate(samples.stacked_field("frames", numbers)):
+        for step, axes in enumerate(panels[sample]):
+            frame = enlarge(frames[step], FRAME_FACTOR)
+            if actions[sample, step] >= 0:
+                frame = mark_action(frame, int(actions[sample, step]))
             axes.imshow(frame)
             axes.set(xticks=[], yticks=[])
-            for side in axes.spines.values():
-                side.set(color=VERMILION if strip.voting[step] else "white", linewidth=3)
-        row[0].set_ylabel(f"sample\n{strip.sample}", fontsize=8, rotation=0, ha="right",
-                          va="center")
-    for step, axes in enumerate(panels[0]):
-        axes.set_title(f"step {step}", fontsize=8)
-    figure.suptitle(title, fontsize=10)
+            axes.spines[:].set(color=VERMILION if voting[sample, step] else "white", linewidth=3)
+            if sample == 0:
+                axes.set_title(f"step {step}", fontsize=8)
+        panels[sample, 0].set_ylabel(f"sample\n{numbers[sample]}", fontsize=8, rotation=0,
+                                     ha="right", va="center")
 
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
-                 seed: int) -> Figures:
+                 config: BehavioursConfig, seed: int) -> Figures:
     """Draw all figures of the analysis.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
+        config: parameters of the analysis.
         seed: seed of the drawing order.
 
     Raises:
@@ -391,12 +356,19 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     num_states = len(steps.sample)
     title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
              "environment, and their changes")
-    coordinates = results.read("tsne")
+    is_published = not results.settings_file.exists()
+    coordinates = results.read("tsne", None if is_published else num_states)
     tsne = Plane(coordinates, TSNE_NAMES[:coordinates.shape[1]], title)
-    if len(coordinates) != num_states and not results.settings_file.exists():
-        yield from _draw_other_rows(results, tsne, num_states, seed)
+    if is_published and len(coordinates) != num_states:
+        # Published results lack the first steps of the samples and do not tell which.
+        print("left out all figures but the clusters on the map: "
+              f"{results.file('tsne')} has {len(coordinates)} rows for {num_states} steps",
+              flush=True)
+        clusters: Colourings = {
+            "cluster": colour_by_cluster(*read_clusters(results, len(coordinates)))}
+        yield from draw_planes({"tsne": tsne.dimensions(2)}, clusters, seed)
+        yield from draw_space(tsne, clusters, clusters, seed)
         return
-    results.read("tsne", num_states)
     labels, number = read_clusters(results, num_states)
     per_sample = results.read("per_sample", steps.num_samples)
     planes = {}
@@ -415,17 +387,6 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     yield from _draw_behaviours(samples, steps, labels, per_sample, number, tsne.dimensions(2))
 
 
-def _draw_other_rows(results: StepResults, tsne: Plane, num_states: int, seed: int) -> Figures:
-    """Draw only the clusters on the map, for published folders without a row for every step."""
-    rows = len(tsne.places)
-    print(f"left out all figures but the clusters on the map: {results.file('tsne')} has {rows} "
-          f"rows for {num_states} steps, and does not say which", flush=True)
-    tsne = dataclasses.replace(tsne, title=f"{rows} places of states of agent and environment")
-    clusters: Colourings = {"cluster": colour_by_cluster(*read_clusters(results, rows))}
-    yield from draw_planes({"tsne": tsne.dimensions(2)}, clusters, seed)
-    yield from draw_space(tsne, clusters, clusters, seed)
-
-
 def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.ndarray,
                      per_sample: np.ndarray, number: int, plane: Plane) -> Figures:
     """Draw an overview of the behaviours and one figure per behaviour.
@@ -437,12 +398,11 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         plane: map of all steps.
     """
     plots, labels = ClusterPlots([plane], labels), steps.by_sample(labels)  # (M, T)
-    everyone = Members(steps.by_sample(steps.value), steps.by_sample(steps.action))
+    values, actions = steps.by_sample(steps.value), steps.by_sample(steps.action)
     ends = (steps.by_sample(steps.terminal) > ENDED).any(axis=1)
     sizes = np.bincount(per_sample[per_sample >= 0], minlength=number)
-    shares = np.stack([everyone.of(per_sample == i).action_shares() if sizes[i]
-                       else np.full(len(everyone.action_shares()), np.nan)
-                       for i in range(number)])
+    shares = np.stack([action_shares(actions[per_sample == i]) for i in range(number)])
+    shares[sizes == 0] = np.nan
     yield "behaviours_overview.png", plot_overview(
         sizes, int((per_sample < 0).sum()), labels, shares,
         f"{number} behaviours in {len(per_sample)} simulated samples; a sample shows the cluster "
@@ -453,18 +413,16 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         note = (f"{members.sum()} of {len(members)} samples; {inside.sum()} of {inside.size} steps "
                 f"are in its cluster")
         if members.any():
-            note += (f"; mean value {everyone.values[members].mean():.2f} (all samples "
-                     f"{everyone.values.mean():.2f}), {100 * ends[members].mean():.0f} % "
+            note += (f"; mean value {values[members].mean():.2f} (all samples "
+                     f"{values.mean():.2f}), {100 * ends[members].mean():.0f} % "
                      f"end (all {100 * ends.mean():.0f} %)")
         candidates = np.flatnonzero(members if members.any() else inside.any(axis=1))
         most_steps = np.argsort(-inside[candidates, :VOTING_STEPS].sum(axis=1), kind="stable")
         rows = candidates[most_steps[:NUM_STRIPS]]
-        numbers = steps.by_sample(steps.sample)[rows, 0].tolist()
-        frames = samples.stacked_field("frames", numbers)
-        strips = [Strip(sample, frames[i], everyone.actions[row], inside[row])
-                  for i, (sample, row) in enumerate(zip(numbers, rows))]
+        figure, below = plot_behaviour(behaviour, note, plots, members, values, actions)
+        draw_strips(below, samples, steps.by_sample(steps.sample)[rows, 0].tolist(), actions[rows],
+                    inside[rows])
         whose = "its samples" if members.any() else "samples that pass through it"
-        yield f"behaviour_{behaviour:02d}.png", plot_behaviour(
-            behaviour, note, plots, everyone.of(members), everyone, strips,
-            f"{len(strips)} of {whose}, with the action that entered the step; framed: steps in "
-            "its cluster")
+        below.suptitle(f"{len(rows)} of {whose}, with the action that entered the step; framed: "
+                       "steps in its cluster", fontsize=10)
+        yield f"behaviour_{behaviour:02d}.png", figure

@@ -29,10 +29,9 @@ Letters in shape comments: N vectors, V dimensions, P principal components.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import betaln
 from scipy.stats import chi2
@@ -45,27 +44,28 @@ from analysis.figures import (
     Figures,
     Variances,
     can_draw,
-    central_members,
+    central_frames,
     colour_by_cluster,
     draw_clusters,
     draw_planes,
     draw_space,
-    largest_clusters,
     read_clusters,
-    read_frames,
 )
-from analysis.state_maps import StateMap
-from analysis.state_plots import Category, Pictures, Plane, Quantity
+from analysis.parameters import BottleneckConfig
+from analysis.state_maps import SampleAnalysis, SampleRun
+from analysis.state_plots import Category, Plane, Quantity
 from analysis.steps import ENDED, SimulatedSteps, choose_samples, read_simulated_steps
 from common.errors import UserError
 from common.palette import BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema, Table
 from common.step_results import StepResult, StepResults
 from generative.config import SAMPLE_STARTS
+from generative.flags import random_samples_of
 from generative.sample_files import SampleFolder
 
 COSINE_VECTORS = 1_400  # number of vectors whose pairs are stored: just under a million pairs
 UNIFORM = "uniform on the sphere"
+KINDS = {"informed": VERMILION, "random": BLUE}  # colours, in the order of SAMPLE_STARTS
 _OUTCOMES = {"sum_of_reward": float, "ends": float, "mean_value": float, "cluster": int}
 BOTTLENECK_FILES = Schema(
     "results for {} samples", "analysis/bottleneck_vec_analysis_precompute.py", items={
@@ -92,55 +92,30 @@ BOTTLENECK_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-@dataclasses.dataclass(frozen=True)
-class Uniformity:
-    """Statistics of vectors on the sphere, compared with their values for uniform vectors.
-
-    Attributes:
-        num_vectors: number of vectors, N.
-        mean_norm: norm of the mean vector; 1 if all vectors are equal.
-        uniform_mean_norm: its root mean square for N uniform vectors, 1 / sqrt(N).
-        effective_dimensions: 1 / tr(S²), with S the matrix of second moments; V if all directions
-            are equally frequent, 1 if all vectors lie on one axis.
-        uniform_effective_dimensions: inverse of the expected tr(S²) for N uniform vectors.
-        rayleigh, rayleigh_p: statistic and p-value of Rayleigh's test of a zero mean.
-        bingham, bingham_p: statistic and p-value of Bingham's test of S = I / V.
-    """
-
-    num_vectors: int
-    mean_norm: float
-    uniform_mean_norm: float
-    effective_dimensions: float
-    uniform_effective_dimensions: float
-    rayleigh: float
-    rayleigh_p: float
-    bingham: float
-    bingham_p: float
+BOTTLENECK = SampleAnalysis(BottleneckConfig, BOTTLENECK_FILES, "bottleneck", "bottleneck_plots")
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Normalise vectors (N, V) to unit length, float64 (N, V).
-
-    Raises:
-        UserError: if a vector is 0.
-    """
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    if not (lengths > 0).all():
-        raise UserError(f"bottleneck vector number {int((lengths == 0).argmax())} is 0 and has no "
-                        "direction; record the samples again")
-    return vectors / lengths
+    """Normalise vectors (N, V) to unit length, float64 (N, V)."""
+    return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
 
 
-def uniformity(vectors: np.ndarray) -> Uniformity:
+def uniformity(vectors: np.ndarray) -> dict[str, float]:
     """Test whether vectors (N, V) come from the uniform distribution on the sphere.
 
     For n vectors in d dimensions and large n, n d |mean|² (Rayleigh) follows a chi² distribution
     with d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) one with
-    (d - 1)(d + 2) / 2; at any n, they have the mean of chi² and (n - 1) / n times its variance.
-    See Mardia and Jupp, Directional Statistics, 10.4.
+    (d - 1)(d + 2) / 2, where S is the matrix of second moments; at any n, they have the mean of
+    chi² and (n - 1) / n times its variance. See Mardia and Jupp, Directional Statistics, 10.4.
 
-    Raises:
-        UserError: see ``unit_vectors``.
+    Returns:
+        ``num_vectors``; ``mean_norm``, the norm of the mean vector, which is 1 if all vectors are
+        equal; ``uniform_mean_norm``, its root mean square for uniform vectors;
+        ``effective_dimensions``, 1 / tr(S²), which is V if all directions are equally frequent and
+        1 if all vectors lie on one axis; ``uniform_effective_dimensions``, the inverse of the
+        expected tr(S²) for uniform vectors; and statistic and p-value of Rayleigh's test of a zero
+        mean (``rayleigh``, ``rayleigh_p``) and of Bingham's test of S = I / V (``bingham``,
+        ``bingham_p``).
     """
     x = unit_vectors(vectors)
     n, d = x.shape
@@ -148,12 +123,12 @@ def uniformity(vectors: np.ndarray) -> Uniformity:
     square_of_moments = float(((x.T @ x / n) ** 2).sum())
     rayleigh = n * d * square_of_mean
     bingham = n * d * (d + 2) / 2 * (square_of_moments - 1 / d)
-    return Uniformity(
-        num_vectors=n, mean_norm=square_of_mean ** 0.5, uniform_mean_norm=n ** -0.5,
-        effective_dimensions=1 / square_of_moments,
-        uniform_effective_dimensions=1 / (1 / n + (1 - 1 / n) / d),
-        rayleigh=rayleigh, rayleigh_p=float(chi2.sf(rayleigh, d)),
-        bingham=bingham, bingham_p=float(chi2.sf(bingham, (d - 1) * (d + 2) / 2)))
+    return {
+        "num_vectors": n, "mean_norm": square_of_mean ** 0.5, "uniform_mean_norm": n ** -0.5,
+        "effective_dimensions": 1 / square_of_moments,
+        "uniform_effective_dimensions": 1 / (1 / n + (1 - 1 / n) / d),
+        "rayleigh": rayleigh, "rayleigh_p": float(chi2.sf(rayleigh, d)),
+        "bingham": bingham, "bingham_p": float(chi2.sf(bingham, (d - 1) * (d + 2) / 2))}
 
 
 def pairwise_cosines(vectors: np.ndarray, most_vectors: int) -> np.ndarray:
@@ -186,8 +161,7 @@ def uniform_cosine_density(cosines: np.ndarray, dimensions: int) -> np.ndarray:
     return np.exp(logs)
 
 
-def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedSteps, SimulatedSteps],
-            state_map: StateMap) -> None:
+def compute(run: SampleRun) -> None:
     """Find the principal components of informed vectors, project random vectors on them, cluster
     the informed vectors, map both kinds, and test both for uniformity on the sphere.
 
@@ -195,19 +169,29 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
     a result. Clusters use the principal coordinates that hold 95 % of the variance of the informed
     vectors; the map uses all coordinates, since random vectors also vary along the others.
 
-    Args:
-        informed, random: bottleneck vectors of the two kinds, float32 (N, V).
-        steps: steps of the samples that start with the informed and with the random vectors.
-        state_map: computes the shared steps and stores the results.
-
     Raises:
-        UserError: if there are too few vectors, or a vector is 0.
+        UserError: if samples are missing, damaged or too few, or if the random samples are those of
+            another simulator.
     """
-    results = state_map.results
+    numbers, random_samples = run.numbers, random_samples_of(run.args, run.parameters)
+    random_numbers = choose_samples(random_samples, len(numbers))
+    informed = run.samples.stacked_field("bottleneck_vec", numbers)
+    random = random_samples.stacked_field("bottleneck_vec", random_numbers)
+    if informed.shape != random.shape:
+        raise UserError(f"the vectors of {run.samples.path} have {informed.shape[1]} dimensions, "
+                        f"but those of {random_samples.path} have {random.shape[1]}; take samples "
+                        "of the same simulator")
+    steps = (read_simulated_steps(run.samples, numbers),
+             read_simulated_steps(random_samples, random_numbers))
+    print(f"{len(informed)} informed and {len(random)} random vectors", flush=True)
+    state_map = run.start(
+        random_samples=str(random_samples.path),
+        random_samples_made_by=random_samples.description(), random_sample_numbers=random_numbers)
+    results = run.results
     results.step("uniformity", lambda: (
         {"cosines": pairwise_cosines(informed, COSINE_VECTORS),
          "random_cosines": pairwise_cosines(random, COSINE_VECTORS)},
-        {start: dataclasses.asdict(uniformity(vectors))
+        {start: uniformity(vectors)
          for start, vectors in zip(SAMPLE_STARTS, (informed, random))}))
     mean = results.step("mean", lambda: ({"mean": informed.mean(axis=0)}, {}))["mean"]
     scale = Standardizer(mean, np.ones_like(mean), ())
@@ -217,11 +201,10 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
     labels = state_map.clusters(leading, coordinates)
 
     def map_both() -> StepResult:
-        fit = embed(np.concatenate([coordinates, projected]), state_map.config.n_components_tsne,
-                    state_map.tsne_seed)
-        number = len(coordinates)
-        return ({"tsne": fit.places[:number], "random_tsne": fit.places[number:]},
-                {"fitted_states": fit.fitted_rows})
+        places, num_fitted = embed(np.concatenate([coordinates, projected]),
+                                   run.config.n_components_tsne, state_map.tsne_seed)
+        return ({"tsne": places[:len(informed)], "random_tsne": places[len(informed):]},
+                {"fitted_states": num_fitted})
 
     results.step("tsne", map_both)
     table = pd.concat([sample_outcomes(of_start).assign(
@@ -242,12 +225,15 @@ def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
         "mean_value": steps.by_sample(steps.value).mean(axis=1)})
 
 
-def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figures:
+def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
+                 config: BottleneckConfig, seed: int) -> Figures:
     """Draw all figures of the analysis.
 
     Args:
         results: precomputed results.
         samples: folder of the informed samples.
+        steps: steps of the same samples.
+        config: parameters of the analysis.
         seed: seed of the drawing order.
 
     Raises:
@@ -255,7 +241,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figu
     """
     number = results.number
     principal, random = results.read("principal", number), results.read("random", number)  # (N, P)
-    table = _read_outcomes(results, samples)
+    table = results.read("table")[:number] if results.has("table") else sample_outcomes(steps)
     variances = Variances(results, principal)
     what = f"{number} informed bottleneck vectors"
     title = f"{what}, {number} random ones in black"
@@ -283,7 +269,6 @@ def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figu
         labels, num_clusters = read_clusters(results, number)
         colourings["cluster"] = colour_by_cluster(labels, num_clusters)
         means = results.read("cluster_means")
-        drawn, some = largest_clusters(labels, num_clusters)
 
         def note(cluster: int) -> str:
             members = table[labels == cluster]
@@ -291,29 +276,22 @@ def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figu
                     f"({100 * len(members) / number:.1f} %); mean value "
                     f"{members['mean_value'].mean():.2f}, mean sum of reward "
                     f"{members['sum_of_reward'].mean():.2f}, {100 * members['ends'].mean():.0f} % "
-                    f"end{some}")
-
-        def frames(cluster: int) -> Pictures:
-            rows = central_members(labels, cluster, principal, means)
-            return read_frames(samples, table["sample"].to_numpy()[rows], np.zeros(len(rows), int))
+                    "end")
 
         yield from draw_space(space, colourings, ("cluster",), seed)
-        yield from draw_clusters(tuple(planes.values()), labels, drawn, note, frames)
+        yield from draw_clusters(
+            tuple(planes.values()), labels, num_clusters, note,
+            lambda cluster: central_frames(samples, labels == cluster, principal, means[cluster],
+                                           table["sample"].to_numpy(), np.zeros(number, int)))
     yield from draw_planes(planes, colourings, seed)
 
 
-def _read_outcomes(results: StepResults, samples: SampleFolder) -> pd.DataFrame:
-    """Read the outcomes of the informed samples; if the results are published and lack them,
-    compute them from the samples."""
-    if not results.has("table"):
-        numbers = choose_samples(samples, results.number)
-        return sample_outcomes(read_simulated_steps(samples, numbers))
-    table = results.read("table")
-    table = table[table["start"] == SAMPLE_STARTS[0]].reset_index(drop=True)
-    if len(table) != results.number:
-        raise UserError(f"{results.file('table')} has {len(table)} informed samples, not "
-                        f"{results.number}; write it again")
-    return table
+def _figure(*lines: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.3)
+    axes.set_title("\n".join(lines), fontsize=10, loc="left")
+    return figure, axes
 
 
 def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
@@ -323,25 +301,21 @@ def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
     Args:
         informed, random: principal coordinates of the two kinds (N, P).
         dimensions: dimension V of the vectors.
-        uniformity_of: fields of ``Uniformity`` for each kind, by the name of the start.
+        uniformity_of: results of ``uniformity``, informed vectors first.
     """
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(
+        f"{len(informed)} informed and {len(random)} random bottleneck vectors of {dimensions} "
+        "dimensions",
+        *(f"{what}: {of['effective_dimensions']:.1f} effective dimensions (uniform: "
+          f"{of['uniform_effective_dimensions']:.1f}), Bingham's test p = {of['bingham_p']:.2g}"
+          for what, of in zip(KINDS, uniformity_of.values())))
     numbers = np.arange(1, informed.shape[1] + 1)
-    for coordinates, colour, what in ((informed, VERMILION, "informed"), (random, BLUE, "random")):
+    for coordinates, (what, colour) in zip((informed, random), KINDS.items()):
         axes.plot(numbers, coordinates.var(axis=0, ddof=1), color=colour, marker=".", label=what)
     axes.axhline(1 / dimensions, color="black", linestyle=":", label=UNIFORM)
     axes.set(xlabel="principal component of the informed vectors", yscale="log",
              ylabel="variance of the coordinate")
-    axes.grid(alpha=0.3)
     axes.legend()
-    lines = [f"{len(informed)} informed and {len(random)} random bottleneck vectors of "
-             f"{dimensions} dimensions"]
-    lines += [f"{what}: {of['effective_dimensions']:.1f} effective dimensions (uniform: "
-              f"{of['uniform_effective_dimensions']:.1f}), Bingham's test "
-              f"{_p_value(of['bingham_p'])}"
-              for what, of in _by_kind(uniformity_of)]
-    axes.set_title("\n".join(lines), fontsize=10, loc="left")
     return figure
 
 
@@ -352,33 +326,20 @@ def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
     Args:
         informed, random: cosines of the two kinds (pairs,).
         dimensions: dimension V of the vectors.
-        uniformity_of: fields of ``Uniformity`` for each kind, by the name of the start.
+        uniformity_of: results of ``uniformity``, informed vectors first.
     """
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.subplots()
-    low = min(informed.min(), random.min())
-    high = max(informed.max(), random.max())
-    edges = np.linspace(low, high, 120)
-    for cosines, colour, what in ((informed, VERMILION, "informed"), (random, BLUE, "random")):
+    figure, axes = _figure(
+        f"{len(informed)} pairs of bottleneck vectors of each kind, {dimensions} dimensions",
+        *(f"{what}: the mean vector has the length {of['mean_norm']:.3f} (uniform: "
+          f"{of['uniform_mean_norm']:.3f}), Rayleigh's test p = {of['rayleigh_p']:.2g}"
+          for what, of in zip(KINDS, uniformity_of.values())))
+    both = np.concatenate([informed, random])
+    edges = np.linspace(both.min(), both.max(), 120)
+    for cosines, (what, colour) in zip((informed, random), KINDS.items()):
         axes.hist(cosines, edges, density=True, color=colour, alpha=0.5, label=what)
-    middle = np.linspace(max(low, -0.999), min(high, 0.999), 400)
+    middle = np.linspace(max(edges[0], -0.999), min(edges[-1], 0.999), 400)
     axes.plot(middle, uniform_cosine_density(middle, dimensions), color="black", linestyle=":",
               label=UNIFORM)
     axes.set(xlabel="cosine between two vectors", ylabel="density (1 per unit of the cosine)")
-    axes.grid(alpha=0.3)
     axes.legend()
-    lines = [f"{len(informed)} pairs of bottleneck vectors of each kind, {dimensions} dimensions"]
-    lines += [f"{what}: the mean vector has the length {of['mean_norm']:.3f} (uniform: "
-              f"{of['uniform_mean_norm']:.3f}), Rayleigh's test {_p_value(of['rayleigh_p'])}"
-              for what, of in _by_kind(uniformity_of)]
-    axes.set_title("\n".join(lines), fontsize=10, loc="left")
     return figure
-
-
-def _by_kind(uniformity_of: dict[str, dict]) -> list[tuple[str, dict]]:
-    return [(what, uniformity_of[start])
-            for what, start in zip(("informed", "random"), SAMPLE_STARTS)]
-
-
-def _p_value(p: float) -> str:
-    return "p < 1e-12" if p < 1e-12 else f"p = {p:.2g}"

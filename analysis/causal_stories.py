@@ -1,23 +1,61 @@
 """Write causal stories: for each behaviour, a page with its samples and with the influences on
 components and on the agent's outputs for which gradients and correlations agree."""
 
+# Layout of the folder:
+#
+#     index.md                     list of behaviours, how to read the pages, and their limitations
+#     behaviour_<cc>.md, all.md    one page per behaviour, and one for all samples
+#     <page>_samples.png           frames of a few samples
+#     <page>_influences.png        the most consistent influences
+#     ic_<ii>.png                  frames in which a component is highest and lowest
+
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
-from analysis.behaviour_pages import PAGE_FILES, BehaviourPages
-from analysis.influences.comparison import COMPARISON_FILES
-from analysis.influences.gradients import Inputs
-from analysis.parameters import add_story_flags
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.influence_sentences import BehaviourInfluences, describe_samples, influence_sentence
+from analysis.influences.comparison import COMPARISON_FILES, WITH, WITHOUT
+from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT, Group, file_stem
+from analysis.influences.correlation import extreme_rows
+from analysis.influences.gradients import Inputs, members
+from analysis.parameters import add_analysis_flags
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
+from common.progress import with_progress
 from common.results import ResultStore
+from common.schemas import Entry, File, Schema
+from common.tables import markdown_escaped
+from common.video import mark_action
 from generative.config import SaliencyConfig
-from generative.sample_files import SampleFolder
+from generative.sample_files import SampleArrays, SampleFolder
 from interventions.config import DirectionFilesConfig
-from interventions.flags import directions_folder
+from interventions.flags import (
+    add_direction_folder_flag,
+    add_direction_number_flag,
+    directions_folder,
+)
+
+INDEX_NAME = "index.md"
+PAGE_FILES = Schema(
+    "pages of causal_stories.py", "analysis/causal_stories.py", replaced=True,
+    results={"pages": Entry("{}.md", File()), "figures": Entry("{}.png", File())})
+_FRAME = 0.95  # inches
+_CHARTED = 12
+_SHOWN_OF_COMPONENT = 8
+_MARKERS = {WITH: ("o", BLUE, -0.12), WITHOUT: ("^", VERMILION, 0.12)}  # and vertical offset
 
 
 def named(text: str) -> tuple[int, str]:
@@ -29,17 +67,13 @@ def named(text: str) -> tuple[int, str]:
     return int(match[1]), match[2]
 
 
-def _once(named: list[tuple[int, str]]) -> dict[int, str]:
-    """Return the names by behaviour number; raise if a number occurs twice."""
-    names = dict(named)
-    if len(names) < len(named):
-        raise UserError("--behaviour_names gives two names to one behaviour")
-    return names
-
-
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_story_flags(flags)
+    add_analysis_flags(flags)
+    add_direction_folder_flag(flags)
+    add_direction_number_flag(flags)
+    flags.add_argument("--samples_dir", type=Path, help="folder of the samples; the folder used "
+                       "for the comparison if not given")
     flags.add_argument("--comparison_dir", type=Path, help="folder of the tables and matrices of "
                        "dynamics_grads_consistency_plots.py; <save_dir>/dyn_grad_comparison_data "
                        "if not given")
@@ -60,7 +94,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    names = _once(args.behaviour_names)
+    names = dict(args.behaviour_names)
     folders = parameters.folders
     output = args.output_dir or folders.stories
     store = ResultStore(output, PAGE_FILES)
@@ -84,6 +118,278 @@ def main(argv: list[str] | None = None) -> None:
             "seed": args.seed}) as temporary:
         written = pages.write(temporary, output)
     print(f"wrote {len(written)} pages to {output}; begin with {output / written[-1].name}")
+
+
+class BehaviourPages:
+    """Writes the behaviour pages.
+
+    Args:
+        comparison: results of dynamics_grads_consistency_plots.py.
+        samples: the samples of the comparison, in the same order (M, T, …).
+        ics: coordinates of the ICs in these samples (M, T, I).
+        share: share of all steps that counts as extreme at each end of a component; the frames
+            that illustrate the component are chosen from these steps.
+        num_films: number of samples of each behaviour that are shown.
+        names: user-given names of behaviours, by behaviour number.
+        plots: folder with the figures of the comparison; pages link to those that exist.
+        seed: seed of the choice of samples that are shown.
+
+    Raises:
+        UserError: if the comparison is damaged or belongs to other samples, or if ``names``
+            contains a behaviour that no sample shows.
+    """
+
+    def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
+                 share: float, num_films: int, names: Mapping[int, str], plots: Path, seed: int):
+        self._settings = comparison.settings()
+        self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
+        self._numbers, labels = comparison.read("sample_ids"), comparison.read("behaviours")
+        if not len(self._numbers) == len(labels) == len(ics):
+            raise UserError(f"{comparison.path} is damaged: it names {len(self._numbers)} samples "
+                            f"and {len(labels)} behaviours for {len(ics)} samples")
+        self._in_none = int((labels < 0).sum())
+        self._groups: dict[Group, np.ndarray] = {
+            ALL_SAMPLES: np.arange(len(labels)), **members(labels)}
+        for unknown in names.keys() - self._groups.keys():
+            raise UserError(f"--behaviour_names names behaviour {unknown}, which no sample shows")
+        self._samples, self._ics, self._share = samples, ics, share
+        self._num_films, self._names, self._plots = num_films, names, plots
+        self._rng = np.random.default_rng(seed)
+        self._step = self._settings["saliency_step"]
+        self._influences = {group: BehaviourInfluences(
+            self._table[self._table["behaviour"] == str(group)],
+            self._matrices[self._matrices["behaviour"] == str(group)], self._settings["level"],
+            self._settings["min_samples"]) for group in self._groups}
+
+    def write(self, folder: Path, final: Path) -> list[Path]:
+        """Write all pages and figures.
+
+        Args:
+            folder: folder to write to.
+            final: final location of this folder, from which relative links are computed.
+
+        Returns:
+            Paths of the pages, the index last.
+        """
+        components = sorted({int(name.split()[1]) for influences in self._influences.values()
+                             for name in influences.components()})
+        for component in with_progress(components, len(components), "component"):
+            self._draw_component(folder / _component_name(component), component)
+        pages = []
+        for group in with_progress(self._groups, len(self._groups), "page"):
+            pages.append(folder / f"{file_stem(group)}.md")
+            pages[-1].write_text(self._page(group, folder, final))
+        pages.append(folder / INDEX_NAME)
+        pages[-1].write_text(self._index())
+        return pages
+
+    def _title(self, group: int | str) -> str:
+        if isinstance(group, str):
+            return "All samples"
+        name = self._names.get(group)
+        return f"Behaviour {group}" + (f": {markdown_escaped(name)}" if name else "")
+
+    def _page(self, group: int | str, folder: Path, final: Path) -> str:
+        influences, rows, stem = self._influences[group], self._groups[group], file_stem(group)
+        films = np.sort(self._rng.permutation(rows)[:self._num_films])
+        plain = "all samples" if group == ALL_SAMPLES else f"behaviour {group}"
+        plot_films(folder / f"{stem}_samples.png", self._marked_frames(films),
+                   [f"sample {number}" for number in self._numbers[films]],
+                   f"{plain.capitalize()}: {len(films)} of {len(rows)}, drawn at random; the mark "
+                   "is the action that led to the frame")
+        parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
+                 "## Its samples\n",
+                 describe_samples(rows, self._samples, self._ics, self._step) + "\n",
+                 f"![Steps of {len(films)} samples]({stem}_samples.png)\n"]
+        if influences.testable:
+            chart = influences.best(influences.variants[0]).head(_CHARTED)
+            others = [influences.counterpart(row) for _, row in chart.iterrows()]
+            plot_influences(folder / f"{stem}_influences.png", chart, others, influences.variants,
+                            f"The {len(chart)} most consistent influences in {plain} "
+                            f"({len(rows)} samples), claimed ones first")
+            parts += ["## Its most consistent influences\n",
+                      f"![Agreement of gradients and deviations]({stem}_influences.png)\n"]
+        for variant in influences.variants:
+            parts += [f"## {variant.capitalize()} gradients through the environment\n",
+                      influences.text(variant)]
+        if len(influences.variants) == 1:
+            parts.append("Gradients without those through the environment were not looked at.\n")
+        shown = influences.components()
+        if shown:
+            parts.append("## What these components look like\n")
+            parts += [f"![Where {name} is highest and lowest]"
+                      f"({_component_name(int(name.split()[1]))})\n" for name in shown]
+        links = [f"[lag {lag}]({quote(Path(os.path.relpath(path, final)).as_posix())})"
+                 for lag in range(self._step + 1)
+                 if (path := self._plots / f"{stem}_t-{lag}.png").exists()]
+        if links:
+            parts.append("All gradients beside all correlations: " + ", ".join(links) + ".\n")
+        return "\n".join(parts)
+
+    def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
+        """Return the frames of some samples (samples, T, H, W, C), with known actions marked."""
+        return np.stack([[mark_action(frame, action) if action >= 0 else frame
+                          for frame, action in zip(self._samples.frames[row],
+                                                   self._samples.actions[row])] for row in rows])
+
+    def _index(self) -> str:
+        settings = self._settings
+        first = next(iter(self._influences.values())).variants
+        lines = [
+            "# Causal stories\n",
+            f"{len(self._numbers)} simulated samples; {len(self._groups) - 1} behaviours"
+            + (f"; {self._in_none} of the samples in none of them" if self._in_none else "") + ". "
+            f"Targets are read at step {self._step}, sources up to {self._step} steps earlier.\n",
+            "| | samples | " + " | ".join(f"claimed of tested, {kind} environment gradients"
+                                          for kind in first) + " | the most consistent of them |",
+            "| --- | --- |" + " --- |" * (len(first) + 1)]
+        for group, influences in self._influences.items():
+            counts = [f"{len(influences.claims(kind))} of {influences.num_tested(kind)}"
+                      if influences.testable else "not tested" for kind in first]
+            claims = influences.claims(first[0])
+            best = "–" if claims.empty else influence_sentence(claims.iloc[0], None).split("**")[1]
+            lines.append(f"| [{self._title(group)}]({file_stem(group)}.md) | "
+                         f"{influences.num_samples} | {' | '.join(counts)} | {best} |")
+        lines += [
+            "", "Counted are influences of a component on another one and on what the agent "
+            "answers; what a component does to itself is on the pages.\n", "## How to read them\n",
+            f"An influence is claimed if gradient and deviations from the median agree in sign in "
+            f"more samples than they do when the sources are shuffled among the samples (corrected "
+            f"p ≤ {settings['level']} for all pairs, lags and behaviours, "
+            f"{settings['num_shuffles']} shuffles), if the median gradient has the sign of the "
+            f"cross-correlation, and if one standard deviation of the source moves the target by "
+            f"at least {MIN_EFFECT} of its own. Components (ICs) are directions of the agent's "
+            "hidden state; their sign is arbitrary. An influence at lag k is one on what follows "
+            "k steps later.\n",
+            "## What they do not say\n",
+            "Gradients are those of the learned simulator, not of the game, and hold for small "
+            "changes around what happened. What a component does to an answer in the same step is "
+            "its read-out weight and needs no simulator. An influence may pass through other "
+            "components. A correlation that is not claimed may still be one: small effects and "
+            "small behaviours do not get beyond chance. With gradients through the environment and "
+            "without are two separate sets of tests. Samples count as independent, though some "
+            "start in the same recorded episode. " + (
+                "Influences on the agent's answers are those of its read-out weights alone, in the "
+                "same step." if settings["answers_from"] != "saliency" else
+                "Influences on the agent's answers come from the gradients of its answers."
+                if settings["answers"] else
+                "Influences on the agent's answers were not looked at.") + "\n"]
+        return "\n".join(lines)
+
+    def _draw_component(self, path: Path, component: int) -> None:
+        values = self._ics[..., component]  # (M, T)
+        lowest, highest = extreme_rows(values.ravel(), self._share)
+        rows_of = [self._spread(rows, values.shape[1]) for rows in (highest[::-1], lowest)]
+        number = min(map(len, rows_of))
+        frames, notes = [], []
+        for rows in rows_of:
+            samples, steps = np.divmod(rows[:number], values.shape[1])
+            frames.append(self._samples.frames[samples, steps])
+            notes.append([f"sample {self._numbers[sample]}\nstep {step}: "
+                          f"{values[sample, step]:+.1f}" for sample, step in zip(samples, steps)])
+        plot_component(path, frames, notes,
+                       f"IC {component}: steps of different samples among the {len(highest)} "
+                       f"highest and lowest of {values.size}\n(in standard deviations of the "
+                       "recorded states; the state after the frame was seen)")
+
+    def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
+        """Return the first row of each sample among ``rows`` (indices into M * T steps), at most
+        _SHOWN_OF_COMPONENT."""
+        _, first = np.unique(rows // num_steps, return_index=True)
+        return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
+
+
+def _component_name(component: int) -> str:
+    return f"ic_{component:02d}.png"
+
+
+def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str) -> None:
+    """Draw the frames of some samples, one sample per row.
+
+    Args:
+        path: file to write.
+        films: frames of the samples, uint8 (samples, T, H, W, C).
+        labels: labels of the rows.
+        title: title of the figure.
+    """
+    figure, panels = _frames(*films.shape[:2])
+    for row, (film, label) in enumerate(zip(films, labels)):
+        _draw_row(panels[row], film, label)
+    for step, axes in enumerate(panels[-1]):
+        axes.set_xlabel(str(step), fontsize=8)
+    figure.supxlabel("simulated step", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Sequence[str]],
+                   title: str) -> None:
+    """Draw frames in which a component is highest (first row) and lowest (second row).
+
+    Args:
+        path: file to write.
+        frames: frames of the two rows, uint8 (frames, H, W, C), equally many.
+        notes: captions below the frames, for each row.
+        title: title of the figure.
+    """
+    figure, panels = _frames(2, len(frames[0]))
+    for axes, of_row, label, words in zip(panels, frames, ("highest", "lowest"), notes):
+        _draw_row(axes, of_row, label)
+        for panel, note in zip(axes, words):
+            panel.set_xlabel(note, fontsize=6)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
+                    kinds: Sequence[str], title: str) -> None:
+    """Draw the agreement of some influences with both kinds of gradient, claimed ones filled.
+
+    Args:
+        path: file to write.
+        rows: rows of the table of agreements, one per influence.
+        others: rows of the same influences with the other kind of gradient, None if not computed.
+        kinds: kinds of gradient that were computed.
+        title: title of the figure.
+    """
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, ((_, row), other) in enumerate(zip(rows.iterrows(), others)):
+        for each in (row, other):
+            if each is not None:
+                marker, colour, offset = _MARKERS[each["env_grads"]]
+                axes.plot(each["agreement"], place + offset, marker=marker, color=colour,
+                          markersize=7, markerfacecolor=colour if each["claimed"] else "white")
+    axes.axvline(0.5, color=DARK_GREY, linestyle=":")
+    axes.set_yticks(range(len(rows)), [
+        f"{row['source']} {'raises' if row['median_gradient'] > 0 else 'lowers'} {row['target']}, "
+        f"lag {row['lag']}, effect {row['effect']:.2f}" for _, row in rows.iterrows()], fontsize=8)
+    axes.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6),
+             xlabel="share of the samples in which gradient and deviations agree; dotted: chance")
+    axes.grid(axis="x", alpha=0.3)
+    handles = []
+    for claimed, kind in itertools.product((True, False), kinds):
+        marker, colour, _ = _MARKERS[kind]
+        handles.append(Line2D([], [], linestyle="", marker=marker, color=colour,
+                              markerfacecolor=colour if claimed else "white",
+                              label=f"{kind} gradients through the environment, "
+                                    f"{'claimed' if claimed else 'not claimed'}"))
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def _frames(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(max(_FRAME * columns + 0.9, 6.5), (_FRAME + 0.12) * rows + 1),
+                    layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _draw_row(panels: Sequence[Axes], frames: np.ndarray, label: str) -> None:
+    for axes, frame in zip(panels, frames):
+        axes.imshow(frame, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+    panels[0].set_ylabel(label, fontsize=7)
 
 
 if __name__ == "__main__":

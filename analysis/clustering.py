@@ -6,7 +6,6 @@ principal components.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import warnings
 
@@ -27,21 +26,8 @@ EXACT_ROWS = 100_000  # largest number of rows for which all distances are compu
 APPROXIMATE_NEIGHBOURS = 30  # neighbours per row in the descent; fewer give a worse approximation
 
 
-@dataclasses.dataclass(frozen=True)
-class Neighbours:
-    """The k nearest rows of each row, nearest first.
-
-    Attributes:
-        indices: indices of the neighbours (N, k).
-        distances: Euclidean distances to them (N, k).
-    """
-
-    indices: np.ndarray
-    distances: np.ndarray
-
-
 def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
-                       exact_rows: int = EXACT_ROWS) -> Neighbours:
+                       exact_rows: int = EXACT_ROWS) -> tuple[np.ndarray, np.ndarray]:
     """Find the k nearest other rows of each row.
 
     Beyond ``exact_rows`` rows, they are found approximately by nearest-neighbour descent (Dong et
@@ -52,30 +38,32 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
         k: number of neighbours of each row.
         seed: seed of the descent.
         exact_rows: largest number of rows for which all distances are computed.
+
+    Returns:
+        Indices of the neighbours, nearest first, and Euclidean distances to them; (N, k) each.
     """
     if len(rows) <= exact_rows:
-        found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
-        distances, indices = found.kneighbors(None, n_neighbors=k)
-        return Neighbours(indices, distances.astype(np.float32))
+        return nearest_rows(None, rows, k)
     from pynndescent import NNDescent  # imported here because its compilation takes seconds
 
     kept = max(k + 1, APPROXIMATE_NEIGHBOURS)
     give_numba_torchs_threads()
     indices, distances = NNDescent(rows, n_neighbors=kept, random_state=seed).neighbor_graph
-    found = _without_itself(indices, distances, np.arange(len(rows)), k)
-    (lost,) = np.nonzero(~np.isfinite(found.distances).all(axis=1))
+    indices, distances = _without_itself(indices, distances, np.arange(len(rows)), k)
+    (lost,) = np.nonzero(~np.isfinite(distances).all(axis=1))
     if len(lost):  # rows for which the descent found too few neighbours
         exact = nearest_rows(rows[lost], rows, k + 1)
-        exact = _without_itself(exact.indices, exact.distances, lost, k)
-        found.indices[lost], found.distances[lost] = exact.indices, exact.distances
-    return found
+        indices[lost], distances[lost] = _without_itself(*exact, lost, k)
+    return indices, distances
 
 
-def nearest_rows(queries: np.ndarray, rows: np.ndarray, k: int) -> Neighbours:
-    """Find the k exact nearest neighbours of each query (Q, D) among ``rows`` (N, D)."""
-    found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
-    distances, indices = found.kneighbors(queries, n_neighbors=k)
-    return Neighbours(indices, distances.astype(np.float32))
+def nearest_rows(queries: np.ndarray | None, rows: np.ndarray,
+                 k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the k exact nearest neighbours of each query (Q, D) among ``rows`` (N, D), or of each
+    row among the other rows if ``queries`` is None; see ``nearest_neighbours``."""
+    fit = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
+    distances, indices = fit.kneighbors(queries, n_neighbors=k)
+    return indices, distances.astype(np.float32)
 
 
 def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
@@ -87,37 +75,25 @@ def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
 
 
 def _without_itself(indices: np.ndarray, distances: np.ndarray, own: np.ndarray,
-                    k: int) -> Neighbours:
-    """Return the first k neighbours of each row that are not the row itself.
+                    k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices and distances of the first k neighbours of each row other than itself.
 
     Args:
         indices, distances: more than k neighbours of each row (N, > k).
         own: index of each row (N,).
     """
     order = np.argsort(indices == own[:, None], axis=1, kind="stable")[:, :k]
-    return Neighbours(np.take_along_axis(indices, order, axis=1),
-                      np.take_along_axis(distances, order, axis=1))
+    return (np.take_along_axis(indices, order, axis=1),
+            np.take_along_axis(distances, order, axis=1))
 
 
 SMALLEST_K = 5
 DEVIATIONS = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Outliers:
-    """Outliers among states.
-
-    Attributes:
-        mask: True for outliers, bool (N,).
-        ks: numbers of neighbours k that took part in the vote.
-    """
-
-    mask: np.ndarray
-    ks: tuple[int, ...]
-
-
-def find_outliers(states: np.ndarray, max_k: int, seed: int) -> Outliers:
-    """Find outliers by a vote over k = 5, 7, … below ``max_k``.
+def find_outliers(states: np.ndarray, max_k: int,
+                  seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Find outliers by a vote over the numbers of neighbours k = 5, 7, … below ``max_k``.
 
     For each k, a state gets a vote as an outlier if the median distance to its k nearest neighbours
     exceeds the mean of these medians by more than 2 standard deviations. A state is an outlier if
@@ -125,24 +101,25 @@ def find_outliers(states: np.ndarray, max_k: int, seed: int) -> Outliers:
 
     Args:
         states: standardised states (N, D).
-        max_k: exclusive upper bound of k.
+        max_k: exclusive upper bound of k, at least 6.
         seed: seed of the neighbour search.
 
+    Returns:
+        True for outliers, bool (N,), and the values of k that took part in the vote.
+
     Raises:
-        UserError: if no k lies below ``max_k``, or there are too few states.
+        UserError: if there are too few states.
     """
     ks = tuple(range(SMALLEST_K, max_k, 2))
-    if not ks:
-        raise UserError(f"outlier_max_k must be above {SMALLEST_K}, not {max_k}")
     if len(states) <= ks[-1]:
         raise UserError(f"there are only {len(states)} states, too few for the {ks[-1]} nearest "
                         "neighbours of each; take more episodes or lower outlier_max_k")
-    distances = nearest_neighbours(states, ks[-1], seed).distances  # (N, largest k), ascending
+    _, distances = nearest_neighbours(states, ks[-1], seed)  # (N, largest k), ascending
     votes = np.zeros(len(states), dtype=np.int64)
     for k in ks:
         medians = distances[:, k // 2].astype(np.float64)  # k is odd
         votes += medians > medians.mean() + DEVIATIONS * medians.std()
-    return Outliers(2 * votes > len(ks), ks)
+    return 2 * votes > len(ks), ks
 
 
 NO_CLUSTER = -1
@@ -158,24 +135,8 @@ DENSITY_NEIGHBOURS = 5
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Clusters:
-    """A partition of rows.
-
-    Attributes:
-        labels: cluster of each row, from 0; NO_CLUSTER for rows that hdbscan labels as noise (N,).
-        means: mean of each cluster's members, float32 (C, d).
-        fitted_rows: number of rows that the method was fitted to; each other row has the cluster
-            of its nearest fitted row.
-    """
-
-    labels: np.ndarray
-    means: np.ndarray
-    fitted_rows: int
-
-
 def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
-                  fit_rows: int = FIT_ROWS) -> Clusters:
+                  fit_rows: int = FIT_ROWS) -> tuple[np.ndarray, int]:
     """Cluster rows with a method from CLUSTERINGS of ``analysis.parameters``.
 
     - ``agglomerative``: Ward linkage, merging only clusters connected in the graph of 10 nearest
@@ -194,25 +155,28 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
         seed: seed of the random choices.
         fit_rows: largest number of rows to fit to.
 
+    Returns:
+        Cluster of each row from 0, NO_CLUSTER for rows that hdbscan labels as noise, int64 (N,);
+        and the number of rows that the method was fitted to. Every other row has the cluster of its
+        nearest fitted row.
+
     Raises:
         UserError: if there are fewer rows than clusters.
     """
     if len(rows) < num_clusters:
         raise UserError(f"n_clusters is {num_clusters}, but there are only {len(rows)} states")
-    chosen = np.arange(len(rows))
     if method == "kmeans":
-        labels = KMeans(num_clusters, n_init=KMEANS_STARTS, random_state=seed).fit_predict(rows)
-    else:
-        chosen = some_rows(len(rows), max(fit_rows, num_clusters), seed)
-        fit = {"agglomerative": _agglomerative, "hdbscan": _hdbscan}[method]
-        fitted_labels = fit(rows[chosen], num_clusters, seed)
-        labels = np.empty(len(rows), dtype=np.int64)
-        labels[chosen] = fitted_labels
-        rest = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
-        if len(rest):
-            nearest = nearest_rows(rows[rest], rows[chosen], 1).indices[:, 0]
-            labels[rest] = fitted_labels[nearest]
-    return Clusters(labels.astype(np.int64), cluster_means(rows, labels), len(chosen))
+        model = KMeans(num_clusters, n_init=KMEANS_STARTS, random_state=seed)
+        return model.fit_predict(rows).astype(np.int64), len(rows)
+    chosen = some_rows(len(rows), max(fit_rows, num_clusters), seed)
+    fit = {"agglomerative": _agglomerative, "hdbscan": _hdbscan}[method]
+    labels = np.empty(len(rows), dtype=np.int64)
+    labels[chosen] = fit(rows[chosen], num_clusters, seed)
+    rest = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
+    if len(rest):
+        nearest, _ = nearest_rows(rows[rest], rows[chosen], 1)
+        labels[rest] = labels[chosen][nearest[:, 0]]
+    return labels, len(chosen)
 
 
 def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -231,10 +195,9 @@ def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def _agglomerative(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
     k = min(GRAPH_NEIGHBOURS, len(rows) - 1)
-    found = nearest_neighbours(rows, k, seed)
-    starts = np.arange(0, found.indices.size + 1, k)
-    graph = csr_matrix((np.ones(found.indices.size), found.indices.ravel(), starts),
-                       shape=(len(rows), len(rows)))
+    indices, _ = nearest_neighbours(rows, k, seed)
+    graph = csr_matrix((np.ones(indices.size), indices.ravel(),
+                        np.arange(0, indices.size + 1, k)), shape=(len(rows), len(rows)))
     model = AgglomerativeClustering(num_clusters, linkage="ward",
                                     connectivity=graph.maximum(graph.T))
     with warnings.catch_warnings():  # scikit-learn connects the components of the graph, as desired
@@ -263,39 +226,27 @@ PLACING_NEIGHBOURS = 10
 START_STD = 1e-4  # initial standard deviation of the first coordinate; t-SNE needs a small one
 
 
-@dataclasses.dataclass(frozen=True)
-class Embedding:
-    """Coordinates of rows on a t-SNE map.
-
-    Attributes:
-        places: coordinates on the map, float32 (N, c).
-        fitted_rows: number of rows that the map was fitted to; each other row is placed at the
-            median position of its 10 nearest fitted rows.
-    """
-
-    places: np.ndarray
-    fitted_rows: int
-
-
 def embed(principal: np.ndarray, num_components: int, seed: int,
-          fit_rows: int | None = None) -> Embedding:
+          fit_rows: int | None = None) -> tuple[np.ndarray, int]:
     """Compute a t-SNE map (van der Maaten 2008) of principal coordinates with perplexity 30.
 
-    Maps of one or two dimensions are computed by openTSNE, with interpolation (Linderman et al.
+    Maps of two dimensions are computed by openTSNE, with interpolation (Linderman et al.
     2019) from 10 000 rows on and Barnes-Hut below; three-dimensional ones by scikit-learn.
 
     Args:
         principal: principal coordinates in order of descending variance, float32 (N, d).
-        num_components: dimensions of the map, 1 to 3.
+        num_components: dimensions of the map, 2 or 3.
         seed: seed of the random choices.
         fit_rows: largest number of rows to fit to; FIT_ROWS or, in three dimensions, FIT_ROWS_3D
             if None.
 
+    Returns:
+        Coordinates on the map, float32 (N, c), and the number of rows that it was fitted to. Every
+        other row is placed at the median position of its 10 nearest fitted rows.
+
     Raises:
-        UserError: if there are too few rows or columns, or ``num_components`` is above 3.
+        UserError: if there are too few rows or columns.
     """
-    if num_components > 3:
-        raise UserError(f"n_components_tsne is {num_components}, but t-SNE has at most 3")
     if principal.shape[1] < num_components or len(principal) < 5:
         raise UserError(f"t-SNE in {num_components} dimensions needs at least 5 states and as many "
                         f"principal components as dimensions, not {len(principal)} states and "
@@ -303,34 +254,28 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
     if fit_rows is None:
         fit_rows = FIT_ROWS if num_components < 3 else FIT_ROWS_3D
     chosen = some_rows(len(principal), fit_rows, seed)
-    fit = _fit_fast if num_components < 3 else _fit_tree
     start = principal[chosen, :num_components].astype(np.float64)
     start = (start - start.mean(axis=0)) * (START_STD / start[:, 0].std())
     places = np.empty((len(principal), num_components), dtype=np.float32)
-    places[chosen] = fit(principal[chosen], start, seed)
+    # At most a third of the number of neighbours that a row can have.
+    perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
+    if num_components < 3:
+        places[chosen] = _fit_fast(principal[chosen], start, perplexity, seed)
+    else:
+        model = TSNE(3, perplexity=perplexity, init=start.astype(np.float32), random_state=seed,
+                     n_jobs=num_jobs(len(chosen)))
+        places[chosen] = model.fit_transform(principal[chosen])
     rest = np.setdiff1d(np.arange(len(principal)), chosen, assume_unique=True)
     if len(rest):
-        nearest = nearest_rows(principal[rest], principal[chosen], PLACING_NEIGHBOURS).indices
+        nearest, _ = nearest_rows(principal[rest], principal[chosen], PLACING_NEIGHBOURS)
         places[rest] = np.median(places[chosen][nearest], axis=1)
-    return Embedding(places, len(chosen))
+    return places, len(chosen)
 
 
-def _fit_fast(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
-    perplexity = _perplexity(len(rows))
-    found = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
+def _fit_fast(rows: np.ndarray, start: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
+    indices, distances = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
     logging.getLogger("openTSNE").setLevel(logging.WARNING)  # below, it logs its default settings
-    affinities = PerplexityBasedNN(
-        perplexity=perplexity, n_jobs=num_jobs(len(rows)),
-        knn_index=PrecomputedNeighbors(found.indices, found.distances))
+    affinities = PerplexityBasedNN(perplexity=perplexity, n_jobs=num_jobs(len(rows)),
+                                   knn_index=PrecomputedNeighbors(indices, distances))
     return np.asarray(FastTSNE(start.shape[1], n_jobs=num_jobs(len(rows)), random_state=seed).fit(
         affinities=affinities, initialization=start))
-
-
-def _fit_tree(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
-    return TSNE(start.shape[1], perplexity=_perplexity(len(rows)), init=start.astype(np.float32),
-                random_state=seed, n_jobs=num_jobs(len(rows))).fit_transform(rows)
-
-
-def _perplexity(num_rows: int) -> float:
-    """Return PERPLEXITY, but at most a third of the number of neighbours that a row can have."""
-    return min(PERPLEXITY, (num_rows - 1) / 3)

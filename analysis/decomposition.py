@@ -7,13 +7,12 @@ F factors.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import numpy as np
 from sklearn.decomposition import NMF, PCA, FastICA
-from sklearn.exceptions import ConvergenceWarning
 
 from common.errors import UserError
+from common.step_results import StepResult
 
 WIDE = 2_000  # number of units above which principal components are found by a randomised SVD
 PIECE_ROWS = 20_000
@@ -131,33 +130,24 @@ def _covariance(states: np.ndarray) -> np.ndarray:
     return products / max(len(states) - 1, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class IndependentComponents:
-    """Directions along which the distribution of states is least Gaussian.
-
-    Attributes:
-        unmixing: unmixing matrix W (k, k).
-        mixing: mixing matrix, the inverse of W (k, k).
-        iterations: number of iterations of the fit.
-        converged: whether the fit stopped before the maximum number of iterations.
-    """
-
-    unmixing: np.ndarray
-    mixing: np.ndarray
-    iterations: int
-    converged: bool
-
-
-def independent_components(principal: np.ndarray, variances: np.ndarray, max_iter: int, tol: float,
-                           seed: int) -> IndependentComponents:
+def independent_components(principal: np.ndarray, kept: np.ndarray, variances: np.ndarray,
+                           max_iter: int, tol: float, seed: int) -> StepResult:
     """Fit FastICA (Hyvärinen and Oja 2000; parallel, logcosh) to whitened principal coordinates.
 
+    scikit-learn warns if the fit has not converged.
+
     Args:
-        principal: first k principal coordinates of the states to fit (N, k).
+        principal: first k principal coordinates of all states (N, k).
+        kept: whether each state takes part in the fit, bool (N,).
         variances: variances of these coordinates (k,).
         max_iter: maximum number of iterations.
         tol: change of the directions below which the fit has converged.
         seed: seed of the initial unmixing matrix.
+
+    Returns:
+        ``unmixing`` W (k, k), its inverse ``mixing`` (k, k), and the independent coordinates
+        ``sources`` s = (p / std(p)) W^T of all states (N, k), as defined by ``Projector``; and the
+        number of iterations, and whether the fit has converged.
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -166,67 +156,36 @@ def independent_components(principal: np.ndarray, variances: np.ndarray, max_ite
     if varying < len(variances):
         raise UserError(f"n_components_ica is {len(variances)}, but only {varying} principal "
                         "components of these states vary")
-    whitened = whiten(principal, variances)
-    whitened -= whitened.mean(axis=0, dtype=np.float64).astype(np.float32)
-    model = FastICA(whiten=False, max_iter=max_iter, tol=tol, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
-        model.fit(whitened)
+    whitened = principal / np.sqrt(variances)
+    fitted = whitened[kept]
+    fitted -= fitted.mean(axis=0, dtype=np.float64).astype(np.float32)
+    model = FastICA(whiten=False, max_iter=max_iter, tol=tol, random_state=seed).fit(fitted)
     unmixing = model.components_.astype(np.float64)
-    return IndependentComponents(unmixing.astype(np.float32),
-                                 np.linalg.inv(unmixing).astype(np.float32), model.n_iter_,
-                                 model.n_iter_ < max_iter)
-
-
-def whiten(principal: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Divide principal coordinates (N, k) by their standard deviations."""
-    return principal / np.sqrt(variances)
-
-
-def source_signals(principal: np.ndarray, variances: np.ndarray,
-                   unmixing: np.ndarray) -> np.ndarray:
-    """Compute independent coordinates s = (p / std(p)) W^T (N, k), as defined by ``Projector``.
-
-    Args:
-        principal: principal coordinates p (N, k).
-        variances: variances of these coordinates (k,).
-        unmixing: unmixing matrix W (k, k).
-    """
-    return whiten(principal, variances) @ unmixing.T
-
-
-@dataclasses.dataclass(frozen=True)
-class Factorisation:
-    """Non-negative factorisation of states: ``weights @ factors + minimum``.
-
-    Attributes:
-        weights: weight of each factor in each state, non-negative, float32 (N, F).
-        factors: non-negative factors, float32 (F, D).
-        minimum: minimum of each unit, which is subtracted before the fit (D,).
-        relative_error: norm of the residual divided by the norm of the shifted states.
-        iterations: number of iterations of the fit.
-        converged: whether the fit stopped before the maximum number of iterations.
-    """
-
-    weights: np.ndarray
-    factors: np.ndarray
-    minimum: np.ndarray
-    relative_error: float
-    iterations: int
-    converged: bool
+    arrays = {"unmixing": unmixing.astype(np.float32),
+              "mixing": np.linalg.inv(unmixing).astype(np.float32)}
+    return ({**arrays, "sources": whitened @ arrays["unmixing"].T},
+            {"iterations": model.n_iter_, "converged": model.n_iter_ < max_iter})
 
 
 def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
-              seed: int) -> Factorisation:
+              seed: int) -> StepResult:
     """Fit a non-negative matrix factorisation (Lee and Seung 1999) by coordinate descent (Cichocki
-    and Phan 2009), initialised by SVD.
+    and Phan 2009), initialised by SVD: states are about ``nmf @ nmf_components + nmf_min``.
+
+    scikit-learn warns if the fit has not converged.
 
     Args:
         states: states as recorded (N, D).
-        number: number of factors.
+        number: number of factors F.
         max_iter: maximum number of iterations.
         tol: tolerance below which the fit has converged.
         seed: seed of the initialisation.
+
+    Returns:
+        ``nmf``, the non-negative weight of each factor in each state (N, F), ``nmf_components``,
+        the non-negative factors (F, D), and ``nmf_min``, the minimum of each unit, which is
+        subtracted before the fit (D,), all float32; and the number of iterations, whether the fit
+        has converged, and the norm of the residual divided by that of the shifted states.
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.
@@ -240,9 +199,8 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
     if norm == 0:
         raise UserError("no hidden unit varies, so that there is nothing to factorise")
     model = NMF(number, init="nndsvda", max_iter=max_iter, tol=tol, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
-        weights = model.fit_transform(shifted)
-    return Factorisation(weights.astype(np.float32), model.components_.astype(np.float32), minimum,
-                         float(model.reconstruction_err_) / norm, model.n_iter_,
-                         model.n_iter_ < max_iter)
+    weights = model.fit_transform(shifted)
+    return ({"nmf": weights.astype(np.float32),
+             "nmf_components": model.components_.astype(np.float32), "nmf_min": minimum},
+            {"iterations": model.n_iter_, "converged": model.n_iter_ < max_iter,
+             "relative_error": float(model.reconstruction_err_) / norm})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agents.agent_file import load_agent
 from agents.outputs import ANSWERS
-from analysis.influences.comparison import COMPARISON_FILES, SignAgreementTable
+from analysis.influences.comparison import COMPARISON_FILES, WITH, WITHOUT, SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
 from analysis.influences.gradients import open_inputs, open_reader
 from analysis.parameters import add_influence_flags
@@ -51,28 +51,20 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--num_shuffles is {args.num_shuffles}, too few for a p-value of {LEVEL}")
     inputs = open_inputs(args, parameters)
     reader = open_reader(inputs, parameters)
-    variants = (False,) if args.only_with_env_grads else (False, True)
-    for without in variants:
-        lacking = reader.lacking(without)
-        if lacking:
-            raise UserError(f"there is no file {lacking}; saliency_experiments.py "
-                            + ("--without_env_grads writes it, or give --only_with_env_grads to go "
-                               "on without" if without else "writes it"))
-    answers = [name for name in ANSWERS if all(reader.has(name, without) for without in variants)]
+    variants = {WITH: False} if args.only_with_env_grads else {WITH: False, WITHOUT: True}
+    answers = [name for name in ANSWERS
+               if all(reader.has(name, without) for without in variants.values())]
     policy = None
     if not answers and args.agent_file:
         answers, policy = list(ANSWERS), load_agent(args.agent_file)
     print("influences on " + ", ".join(["ICs", *answers]) + (
         " (answers through the read-out weights alone)" if policy else ""), flush=True)
-
-    agreements_of = {}
-    for without in variants:
-        influences = reader.read(answers, without, policy)
-        agreements_of[without] = agreements(influences, inputs.groups, args.num_shuffles,
-                                            args.seed)
-    comparison = SignAgreementTable(agreements_of, influences.target_names, influences.lags,
-                                    influences.num_ics, influences.step)
-    settings = {**inputs.description(), "saliency_step": influences.step,
+    influences = {kind: reader.read(answers, without, policy)
+                  for kind, without in variants.items()}
+    comparison = SignAgreementTable(
+        {kind: agreements(of_kind, inputs.groups, args.num_shuffles, args.seed)
+         for kind, of_kind in influences.items()}, influences[WITH])
+    settings = {**inputs.description(), "saliency_step": influences[WITH].step,
                 "answers": answers, "answers_from": "read-out weights" if policy else "saliency",
                 "num_shuffles": args.num_shuffles, "seed": args.seed, "level": LEVEL,
                 "min_effect": MIN_EFFECT, "min_samples": MIN_SAMPLES}

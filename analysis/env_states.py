@@ -23,7 +23,7 @@ from analysis.figures import (
     TSNE_NAMES,
     Figures,
     Variances,
-    central_members,
+    central_frames,
     colour_by_cluster,
     colour_steps,
     describe_members,
@@ -31,13 +31,13 @@ from analysis.figures import (
     draw_paths,
     draw_planes,
     draw_space,
-    largest_clusters,
     read_clusters,
-    read_frames,
 )
-from analysis.state_maps import StateMap
-from analysis.state_plots import Pictures, Plane
-from analysis.steps import ENDED, SimulatedSteps
+from analysis.parameters import EnvHiddenConfig
+from analysis.state_maps import SampleAnalysis, SampleRun
+from analysis.state_plots import Plane
+from analysis.steps import ENDED, SimulatedSteps, read_simulated_states
+from common.cli import Parser, count
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import StepResults
 from generative.sample_files import SampleFolder
@@ -55,32 +55,40 @@ ENV_STATE_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-def analyse(states: np.ndarray, state_map: StateMap) -> None:
-    """Standardise states, find their principal components, and cluster and map the principal
-    coordinates that hold 95 % of the variance.
+ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots")
 
-    Args:
-        states: states of all rows, float32 (rows, E).
-        state_map: computes the shared steps and stores the results.
+
+def compute(run: SampleRun) -> None:
+    """Standardise the states of all steps, find their principal components, and cluster and map the
+    principal coordinates that hold 95 % of the variance.
 
     Raises:
-        UserError: if there are too few states.
+        UserError: if samples are missing, damaged or too few.
     """
+    states = read_simulated_states(run.samples, "env_h", run.numbers)  # (rows, E)
+    print(f"{len(states)} states of {len(run.numbers)} samples", flush=True)
+    state_map = run.start()
     scale = state_map.scale(states, "unit of the environment's state")
     coordinates, _, leading = state_map.principal(states, scale)
     state_map.clusters(leading, coordinates)
     state_map.tsne(leading)
 
 
+def add_path_flag(parser: Parser) -> None:
+    """Add --num_epi_paths."""
+    parser.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
+                        help="number of samples whose trajectories are drawn")
+
+
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
-                 num_paths: int, seed: int) -> Figures:
+                 config: EnvHiddenConfig, seed: int) -> Figures:
     """Draw all figures of the analysis.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        num_paths: number of samples whose trajectories are drawn.
+        config: parameters of the analysis.
         seed: seed of the drawing order and of the choice of these samples.
 
     Raises:
@@ -98,25 +106,20 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     tsne = Plane(results.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
     colourings = colour_steps(steps)
     colourings["cluster"] = colour_by_cluster(labels, num_clusters)
-    drawn, some = largest_clusters(labels, num_clusters)
 
-    def note(cluster: int) -> str:
-        return describe_members(labels == cluster, steps.sample, "sample", steps.value,
-                                steps.action) + some
-
-    def frames(cluster: int) -> Pictures:
-        rows = central_members(labels, cluster, principal, means, steps.sample)
-        return read_frames(samples, steps.sample[rows], steps.step[rows])
+    def describe_sample(sample: int) -> str:
+        rows = steps.sample == sample
+        return (f"reward {steps.reward[rows].sum():.1f}, "
+                f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
 
     yield from draw_planes({"pca": plane, "tsne": tsne}, colourings, seed)
     yield from draw_space(space, colourings, ("cluster", "value"), seed)
     yield from variances.draw(title)
-    yield from draw_paths(plane, steps.sample, "sample", num_paths,
-                          lambda sample: _describe_sample(steps, sample), seed)
-    yield from draw_clusters((plane, tsne), labels, drawn, note, frames)
-
-
-def _describe_sample(steps: SimulatedSteps, sample: int) -> str:
-    rows = steps.sample == sample
-    return (f"reward {steps.reward[rows].sum():.1f}, "
-            f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
+    yield from draw_paths(plane, steps.sample, "sample", config.num_epi_paths, describe_sample,
+                          seed)
+    yield from draw_clusters(
+        (plane, tsne), labels, num_clusters,
+        lambda cluster: describe_members(labels == cluster, steps.sample, "sample", steps.value,
+                                         steps.action),
+        lambda cluster: central_frames(samples, labels == cluster, principal, means[cluster],
+                                       steps.sample, steps.step))

@@ -132,36 +132,38 @@ def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
         num_paths: number of sequences to draw.
         note: returns the text above the panel of a sequence.
         seed: seed of the choice of sequences.
+
+    Raises:
+        UserError: if there are fewer sequences.
     """
+    numbers = np.unique(sequences)
+    if num_paths > len(numbers):
+        raise UserError(f"num_epi_paths is {num_paths}, more than the {len(numbers)} {what}s")
     rng = np.random.default_rng(seed)
-    chosen = np.sort(rng.choice(np.unique(sequences), num_paths, replace=False)).tolist()
+    chosen = np.sort(rng.choice(numbers, num_paths, replace=False)).tolist()
     yield "paths.png", plot_paths(plane, sequences, what, chosen, [note(i) for i in chosen])
 
 
-def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, clusters: Iterable[int],
+def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int,
                   note: Callable[[int], str],
-                  frames: Callable[[int], Pictures | None] = lambda cluster: None) -> Figures:
-    """Draw one figure per cluster.
+                  frames: Callable[[int], Pictures | None] = lambda cluster: None,
+                  most: int = MAX_CLUSTERS) -> Figures:
+    """Draw one figure per cluster, for at most the ``most`` largest clusters.
 
     Args:
         planes: projections of all states.
         labels: cluster of each state (N,).
-        clusters: clusters to draw.
+        num_clusters: number of clusters.
         note: returns the text above the figure of a cluster.
         frames: returns the frames to show below a cluster, or None.
+        most: largest number of figures.
     """
     plots = ClusterPlots(planes, labels)
-    for cluster in clusters:
-        yield f"cluster_{cluster:02d}.png", plots.plot(cluster, note(cluster), frames(cluster))
-
-
-def largest_clusters(labels: np.ndarray, num_clusters: int) -> tuple[list[int], str]:
-    """Return at most the MAX_CLUSTERS largest clusters in ascending order, and a note if some are
-    left out."""
     sizes = np.bincount(labels[labels >= 0], minlength=num_clusters)
-    numbers = np.sort(np.argsort(-sizes, kind="stable")[:MAX_CLUSTERS]).tolist()
-    some = f" (one of the {MAX_CLUSTERS} largest of {num_clusters})"
-    return numbers, some if len(numbers) < num_clusters else ""
+    some = f" (one of the {most} largest of {num_clusters})" if num_clusters > most else ""
+    for cluster in np.sort(np.argsort(-sizes, kind="stable")[:most]).tolist():
+        yield f"cluster_{cluster:02d}.png", plots.plot(cluster, note(cluster) + some,
+                                                       frames(cluster))
 
 
 def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
@@ -180,31 +182,23 @@ def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarra
     return nearest[np.sort(first)[:FRAMES_PER_CLUSTER]]
 
 
-def central_members(labels: np.ndarray, cluster: int, principal: np.ndarray, means: np.ndarray,
-                    sequences: np.ndarray | None = None) -> np.ndarray:
-    """Return the rows of the members of a cluster that are nearest to its mean.
+def central_frames(samples: SampleFolder, members: np.ndarray, principal: np.ndarray,
+                   mean: np.ndarray, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
+    """Read the frames of the members of a cluster that are nearest to its mean, one per sample.
 
     Args:
-        labels: cluster of each row (N,).
-        cluster: number of the cluster.
-        principal: principal coordinates of all rows (N, P).
-        means: mean of each cluster (C, p), where p <= P.
-        sequences: index of each row's sequence (N,); if None, every row is its own sequence.
-
-    Returns:
-        Indices of at most FRAMES_PER_CLUSTER rows, nearest first.
+        samples: folder of the samples.
+        members: whether each state is in the cluster, bool (N,).
+        principal: principal coordinates of all states (N, P).
+        mean: mean of the cluster (p,), where p <= P.
+        numbers, steps: sample and step of each state (N,).
     """
-    members = np.flatnonzero(labels == cluster)
-    return members[most_central(principal[members, :means.shape[1]], means[cluster],
-                                members if sequences is None else sequences[members])]
-
-
-def read_frames(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
-    """Read the simulated frames of samples (n,) at steps (n,)."""
-    frames = samples.stacked_field("frames", numbers.tolist())  # (n, T, H, W, C)
-    return Pictures([frames[i, step] for i, step in enumerate(steps)],
-                    [f"sample {number}, step {step}" for number, step in zip(numbers, steps)],
-                    f"its most central states, one of each sample ({len(numbers)})")
+    rows = np.flatnonzero(members)
+    rows = rows[most_central(principal[rows, :len(mean)], mean, numbers[rows])]
+    frames = samples.stacked_field("frames", numbers[rows].tolist())  # (n, T, H, W, C)
+    return Pictures(frames[np.arange(len(rows)), steps[rows]],
+                    [f"sample {numbers[row]}, step {steps[row]}" for row in rows],
+                    f"its most central states, one of each sample ({len(rows)})")
 
 
 def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluster",

@@ -8,6 +8,7 @@ distinguish them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,17 +26,9 @@ _SMALLEST = 2.3  # inches, smallest side of a panel
 _NARROWEST = 7.0  # inches, smallest width of a figure, so that its title fits
 
 
-@dataclasses.dataclass(frozen=True)
-class Seriation:
-    """An order that puts correlated coordinates next to each other.
-
-    Attributes:
-        order: indices of the coordinates in this order (I,).
-        linkage: dendrogram whose leaves have this order, as a scipy linkage matrix (I - 1, 4).
-    """
-
-    order: np.ndarray
-    linkage: np.ndarray
+Seriation = tuple[np.ndarray, np.ndarray]
+"""An order of coordinates, as indices (I,), and a dendrogram whose leaves have this order, as a
+scipy linkage matrix (I - 1, 4)."""
 
 
 def seriate(products: np.ndarray) -> Seriation:
@@ -51,12 +44,12 @@ def seriate(products: np.ndarray) -> Seriation:
     """
     num = products.shape[1]
     if num < 2:
-        return Seriation(np.arange(num), np.zeros((0, 4)))
+        return np.arange(num), np.zeros((0, 4))
     sizes = np.sqrt(np.maximum(np.diagonal(products[0]), np.finfo(float).tiny))
     together = np.abs(products / sizes[:, None] / sizes).max(axis=0)
     distances = np.clip(1 - np.maximum(together, together.T), 0, None)
     tree = linkage(distances[np.triu_indices(num, 1)], "average", optimal_ordering=True)
-    return Seriation(leaves_list(tree), tree)
+    return leaves_list(tree), tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +118,13 @@ class Names:
     column_label: str
 
 
-def plot_matrices(panels: Sequence[Heatmap | None], names: Names,
-                  scales: ColourScale | Sequence[ColourScale], columns: int, title: str,
-                  seriation: Seriation | None = None, tree: bool = False) -> Figure:
+def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[ColourScale],
+                  columns: int, title: str, seriation: Seriation | None = None,
+                  tree: bool = False) -> Figure:
     """Draw several matrices with the same rows and columns.
 
     Args:
-        panels: matrices, row by row; None leaves a position empty.
+        panels: matrices, row by row.
         names: names of rows and columns.
         scales: one scale for all panels, one per column of panels, or one per panel.
         columns: number of panels in a row.
@@ -140,37 +133,32 @@ def plot_matrices(panels: Sequence[Heatmap | None], names: Names,
         tree: whether to draw the dendrogram of the seriation on the left.
     """
     rows = -(-len(panels) // columns)
-    order = np.arange(len(names.rows)) if seriation is None else seriation.order
-    place = order if seriation is not None else np.arange(len(names.columns))
+    order, place = np.arange(len(names.rows)), np.arange(len(names.columns))
+    if seriation is not None:
+        order = place = seriation[0]
     height = max(_SMALLEST, _CELL * len(names.rows)) + 0.9
     width = max(_SMALLEST, _CELL * len(names.columns)) + 0.6
-    shared = scales if isinstance(scales, ColourScale) else None
-    of_panels = [scales] if isinstance(scales, ColourScale) else scales
-    drawn_tree = seriation if tree and seriation is not None and len(seriation.linkage) else None
-    trees = 0 if drawn_tree is None else 1
-    total = width * columns + 1.2 + trees * 0.9 + (0 if shared else columns * 0.9)
-    figure = Figure(figsize=(max(total, _NARROWEST),
-                             height * rows + 0.7), layout="constrained")
+    trees = int(tree and seriation is not None and len(seriation[1]) > 0)
+    total = width * columns + 1.2 + trees * 0.9 + (len(scales) > 1) * columns * 0.9
+    figure = Figure(figsize=(max(total, _NARROWEST), height * rows + 0.7), layout="constrained")
     grid = figure.subplots(rows, columns + trees, squeeze=False,
                            width_ratios=[0.3] * trees + [1.0] * columns)
-    if drawn_tree is not None:
+    if trees and seriation is not None:
         for axes in grid[:, 0]:
-            _draw_tree(axes, drawn_tree)
+            _draw_tree(axes, seriation[1])
     places = grid[:, trees:]
-    for i, axes in enumerate(places.flat):
-        panel = panels[i] if i < len(panels) else None
-        if panel is None:
-            axes.axis("off")
-            continue
-        _draw_panel(axes, panel, names, of_panels[i % len(of_panels)], order, place)
-    if shared is not None:
-        _add_bar(figure, places, shared)
-    elif len(of_panels) == columns:
-        for column, scale in enumerate(of_panels):
-            _add_bar(figure, places[:, column], scale, "bottom")
-    else:
-        for axes, scale in zip(places.flat, of_panels):
-            _add_bar(figure, np.array([axes]), scale)
+    for axes, panel, scale in zip(places.flat, panels, itertools.cycle(scales)):
+        _draw_panel(axes, panel, names, scale, order, place)
+    for axes in places.flat[len(panels):]:
+        axes.axis("off")
+    for number, scale in enumerate(scales):
+        location = "bottom" if 1 < len(scales) == columns else "right"
+        bar = figure.colorbar(ScalarMappable(scale.norm, scale.colours),
+                              ax=list(places.flat[number::len(scales)]), location=location,
+                              shrink=0.8 if location == "bottom" else 0.6,
+                              extend="both" if scale.beyond else "neither")
+        bar.set_label(scale.label, fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -190,20 +178,11 @@ def _draw_panel(axes: Axes, panel: Heatmap, names: Names, scale: ColourScale, or
         axes.scatter(x, y, s=9, color="white", edgecolors="black", linewidths=0.8, zorder=3)
 
 
-def _draw_tree(axes: Axes, seriation: Seriation) -> None:
-    dendrogram(seriation.linkage, orientation="left", ax=axes, no_labels=True,
+def _draw_tree(axes: Axes, linkage_matrix: np.ndarray) -> None:
+    dendrogram(linkage_matrix, orientation="left", ax=axes, no_labels=True,
                color_threshold=0, above_threshold_color=DARK_GREY)
-    axes.invert_yaxis()  # the first leaf is at the top, like the first row of the matrices
-    axes.set_ylim(10 * len(seriation.order), 0)  # scipy draws leaves 10 units apart
+    # The first leaf is at the top, like the first row of the matrices; leaves are 10 units apart.
+    axes.set_ylim(10 * (len(linkage_matrix) + 1), 0)
     axes.set_xlabel("1 - largest\ncorrelation", fontsize=7)
     axes.tick_params(labelsize=6)
     axes.spines[["top", "left", "right"]].set_visible(False)
-
-
-def _add_bar(figure: Figure, places: np.ndarray, scale: ColourScale,
-             location: str = "right") -> None:
-    bar = figure.colorbar(ScalarMappable(scale.norm, scale.colours), ax=list(places.flat),
-                          location=location, shrink=0.8 if location == "bottom" else 0.6,
-                          extend="both" if scale.beyond else "neither")
-    bar.set_label(scale.label, fontsize=8)
-    bar.ax.tick_params(labelsize=7)

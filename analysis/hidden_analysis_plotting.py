@@ -6,15 +6,11 @@ from pathlib import Path
 
 from agents.rollout_files import RolloutFolder
 from analysis.hidden_states import draw_figures
-from analysis.parameters import (
-    AgentHiddenConfig,
-    add_hidden_analysis_flags,
-    add_plotting_flags,
-)
+from analysis.parameters import AgentHiddenConfig, add_hidden_analysis_flags, add_plotting_flags
 from analysis.state_maps import figure_schema, replace_figures
 from analysis.steps import read_recorded_steps
 from common.cli import Parser, count
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.results import ResultStore
 from interventions.flags import directions_folder
 from interventions.hidden_states_folder import hidden_state_results
@@ -35,12 +31,8 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     agent_h, data_dir = parameters.get(AgentHiddenConfig), parameters.common.data_dir
-    output = args.output_dir or parameters.folders.hidden_state_plots
-    store = ResultStore(output, FIGURES)
+    store = ResultStore(args.output_dir or parameters.folders.hidden_state_plots, FIGURES)
     store.check_replaceable()
-    if agent_h.num_epi_paths > agent_h.num_episodes:
-        raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
-                        f"{agent_h.num_episodes} episodes")
     num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
     results = hidden_state_results(directions_folder(args, parameters), agent_h.num_episodes,
                                    num_samples)

@@ -34,7 +34,7 @@ def parser() -> Parser:
     flags.add_argument("--informed_or_random_init", choices=SAMPLE_STARTS,
                        key="analysis.agent_h.informed_or_random_init",
                        help="folder of simulated samples to use: informed or random start vectors")
-    add_precompute_flags(flags, "agent_h", "episodes")
+    add_precompute_flags(flags, AgentHiddenConfig.section, "episodes")
     return flags
 
 

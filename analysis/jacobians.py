@@ -10,7 +10,7 @@ number of simulated samples, with one row per sample::
                                     name
     pca_data_jacob_N *              principal coordinates (N, P)
     pcomponents_jacob_N *           principal components (P, F)
-    mu_jacob_N *                    mean of the features (F,), see ``Jacobians.features``
+    mu_jacob_N *                    mean of the features (F,), see ``features_of``
     pc_variances_jacob_N *          variances along the principal components (P,)
     sizes_jacob_N *                 root mean square of the gradient of each component with respect
                                     to the agent's and to the environment's state (N, 2, k)
@@ -23,7 +23,6 @@ E units of the environment's state, F = k (D + E) features.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,26 +36,28 @@ from analysis.figures import (
     Figures,
     Variances,
     can_draw,
-    central_members,
+    central_frames,
     colour_by_cluster,
     draw_clusters,
     draw_planes,
     draw_space,
-    largest_clusters,
     read_clusters,
-    read_frames,
 )
-from analysis.state_maps import StateMap
-from analysis.state_plots import COLOUR_MAP, Category, Pictures, Plane, Quantity
+from analysis.parameters import JacobianConfig
+from analysis.state_maps import SampleAnalysis, SampleRun
+from analysis.state_plots import COLOUR_MAP, Category, Plane, Quantity
 from analysis.steps import ENDED, SimulatedSteps
+from common.cli import Parser
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
 from common.progress import with_progress
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import StepResults
 from generative.saliency.files import SaliencyFolder
-from generative.saliency.gradients import saliency_functions
+from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
 from generative.sample_files import SampleFolder
+from interventions.config import DirectionsConfig
+from interventions.flags import add_direction_ids_flag, add_direction_type_flag
 
 JACOBIAN_FILES = Schema(
     "results for {} samples", "analysis/jacobian_analysis_precompute.py", items={
@@ -72,42 +73,35 @@ JACOBIAN_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-@dataclasses.dataclass(frozen=True)
-class Jacobians:
-    """Gradients of every component in every sample.
+JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobian_plots")
 
-    Attributes:
-        agent: gradients with respect to the agent's state, float32 (M, k, D).
-        env: gradients with respect to the environment's state, float32 (M, k, E).
+
+def root_mean_square(gradients: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
+    """Compute the root mean square of gradients along some axes, float64."""
+    return np.sqrt((gradients.astype(np.float64) ** 2).mean(axis=axis))
+
+
+def features_of(agent: np.ndarray, env: np.ndarray) -> np.ndarray:
+    """Return normalised gradients, one row per sample: ``agent``, then ``env``, each divided by its
+    root mean square in the sample, float32 (M, F).
+
+    Some samples have gradients a hundred times larger than most; without normalisation, these few
+    would dominate the principal components. ``sizes_jacob_N`` keeps the magnitudes.
+
+    Args:
+        agent: gradients with respect to the agent's state (M, k, D).
+        env: gradients with respect to the environment's state (M, k, E).
     """
-
-    agent: np.ndarray
-    env: np.ndarray
-
-    def features(self) -> np.ndarray:
-        """Return normalised gradients, one row per sample: ``agent``, then ``env``, each divided by
-        its root mean square in the sample, float32 (M, F).
-
-        Some samples have gradients a hundred times larger than most; without normalisation, these
-        few would dominate the principal components. ``sizes`` keeps the magnitudes.
-        """
-        parts = []
-        for part in (self.agent, self.env):
-            rows = part.reshape(len(part), -1)
-            size = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=1, keepdims=True))
-            parts.append((rows / np.where(size > 0, size, 1)).astype(np.float32))
-        return np.concatenate(parts, axis=1)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Root mean square over units of each component's gradient with respect to the agent's and
-        the environment's state, float32 (M, 2, k)."""
-        return np.stack([np.sqrt((part.astype(np.float64) ** 2).mean(axis=2))
-                         for part in (self.agent, self.env)], axis=1).astype(np.float32)
+    parts = []
+    for part in (agent, env):
+        size = root_mean_square(part, (1, 2))
+        rows = part.reshape(len(part), -1) / np.where(size > 0, size, 1)[:, None]
+        parts.append(rows.astype(np.float32))
+    return np.concatenate(parts, axis=1)
 
 
 def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Sequence[str],
-                   step: int) -> Jacobians:
+                   step: int) -> tuple[np.ndarray, np.ndarray]:
     """Read the gradients of components with respect to the states at one step.
 
     Args:
@@ -115,6 +109,10 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
         numbers: numbers of the samples.
         functions: names of the saliency functions of the components.
         step: step of the samples, counted from 0.
+
+    Returns:
+        Gradients with respect to the agent's state (M, k, D) and to the environment's (M, k, E),
+        float32.
 
     Raises:
         UserError: if a file is missing, damaged or too short or contains NaN (the message names
@@ -136,26 +134,48 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
         where = f", for they are read at step {max(read_at)}" if read_at else ""
         raise UserError(f"all gradients with respect to the states at grad_timestep {step} are 0: "
                         f"the components do not depend on these{where}; choose an earlier step")
-    return Jacobians(agent, env)
+    return agent, env
 
 
-def analyse(jacobians: Jacobians, state_map: StateMap) -> None:
+def add_gradient_flags(parser: Parser) -> None:
+    """Add the flags that choose the gradients."""
+    parser.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
+                        help="step of the samples whose states the gradients are taken with "
+                             "respect to, counted from 0")
+    add_direction_ids_flag(parser, "--direction_ids",
+                           "numbers of the components, or a range: 0 to 16 ends before 16")
+    add_direction_type_flag(parser)
+    parser.add_argument("--without_env_grads", action="store_true",
+                        help="use the gradients that do not pass through the action that enters "
+                             "the environment")
+
+
+def compute(run: SampleRun) -> None:
     """Find the principal components of the samples' Jacobians, and cluster and map the principal
     coordinates that hold 95 % of the variance.
 
     The features are centred but not divided by their standard deviations, because differences in
     influence between units are a result.
 
-    Args:
-        jacobians: gradients of all samples.
-        state_map: computes the shared steps and stores the results.
-
     Raises:
-        UserError: if there are too few samples.
+        UserError: if there are no components, or samples or gradients are missing, damaged or too
+            few.
     """
-    features = jacobians.features()
-    mean = state_map.results.step("sizes", lambda: (
-        {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
+    directions = run.parameters.get(DirectionsConfig)
+    functions = [function.name + (WITHOUT_ENV_GRADS if run.args.without_env_grads else "")
+                 for function in saliency_functions([DIRECTION], directions.ids(),
+                                                    directions.direction_type)]
+    if not functions:
+        raise UserError("there is nothing to do without components: see --direction_ids")
+    folder = SaliencyFolder(run.samples.path)
+    agent, env = read_jacobians(folder, run.numbers, functions, run.config.grad_timestep)
+    print(f"gradients of {len(functions)} components in {len(run.numbers)} samples", flush=True)
+    state_map = run.start(
+        functions=functions, saliency_made_by=folder.description(run.numbers[0], functions[0]))
+    features = features_of(agent, env)
+    sizes = np.stack([root_mean_square(agent), root_mean_square(env)], axis=1)  # (M, 2, k)
+    mean = features.mean(axis=0)
+    run.results.step("sizes", lambda: ({"sizes": sizes.astype(np.float32), "mean": mean}, {}))
     coordinates, _, leading = state_map.principal(
         features, Standardizer(mean, np.ones_like(mean), ()))
     state_map.clusters(leading, coordinates, copy="per_sample")
@@ -163,15 +183,14 @@ def analyse(jacobians: Jacobians, state_map: StateMap) -> None:
 
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
-                 grad_timestep: int, seed: int) -> Figures:
+                 config: JacobianConfig, seed: int) -> Figures:
     """Draw all figures of the analysis.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        grad_timestep: step whose states the gradients are taken with respect to; used for
-            published results, which do not store it.
+        config: parameters of the analysis; published results do not store ``grad_timestep``.
         seed: seed of the drawing order.
 
     Raises:
@@ -180,7 +199,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     number = steps.num_samples
     labels, num_clusters = read_clusters(results, number)
     means = results.read("cluster_means")
-    settings, step = results.settings(), grad_timestep
+    settings, step = results.settings(), config.grad_timestep
     names: list[str] = []
     what = "components of the agent's state"
     if settings:
@@ -205,10 +224,9 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     principal: np.ndarray | None = None
     if can_draw("the sizes of the gradients", results, "sizes"):
         sizes = results.read("sizes", number)  # (M, 2, k)
-        squares = sizes.astype(np.float64) ** 2
-        colourings["size"] = Quantity(np.log10(np.sqrt(squares.mean(axis=(1, 2))) + 1e-12),
+        colourings["size"] = Quantity(np.log10(root_mean_square(sizes, (1, 2)) + 1e-12),
                                       "log10 of the root mean square of all gradients")
-        colourings["strongest"] = Category(np.sqrt(squares.mean(axis=1)).argmax(axis=1),
+        colourings["strongest"] = Category(root_mean_square(sizes, 1).argmax(axis=1),
                                            "component with the largest gradients", tuple(names))
         yield "gradients_by_cluster.png", _plot_sizes(sizes, labels, num_clusters, names, title)
     if can_draw("figures of principal components and the most central samples", results,
@@ -221,31 +239,26 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         yield from variances.draw(title)
     planes["tsne"] = Plane(results.read("tsne", number)[:, :2], TSNE_NAMES[:2], title,
                            unit="samples")
-    drawn, some = largest_clusters(labels, num_clusters)
 
     def note(cluster: int) -> str:
         members = labels == cluster
         return (f"{members.sum()} of {number} samples ({100 * members.mean():.1f} %); mean value "
                 f"at step {step} {value[members].mean():.2f}, {100 * ends[members].mean():.0f} % "
-                f"end{some}")
-
-    def frames(cluster: int) -> Pictures | None:
-        if principal is None:
-            return None
-        rows = central_members(labels, cluster, principal, means)
-        ids = steps.by_sample(steps.sample)[rows, 0]
-        return read_frames(samples, ids, np.full(len(rows), step))
+                "end")
 
     yield from draw_planes(planes, colourings, seed)
-    yield from draw_clusters(tuple(planes.values()), labels, drawn, note, frames)
+    yield from draw_clusters(
+        tuple(planes.values()), labels, num_clusters, note,
+        lambda cluster: None if principal is None else central_frames(
+            samples, labels == cluster, principal, means[cluster],
+            steps.by_sample(steps.sample)[:, 0], np.full(number, step)))
 
 
 def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names: list[str],
                 title: str) -> Figure:
     """Draw the root mean square of each component's gradients in each cluster."""
-    squares = sizes.astype(np.float64) ** 2
-    of_clusters = np.sqrt(np.stack([squares[labels == cluster].mean(axis=0)
-                                    for cluster in range(num_clusters)]))  # (C, 2, k)
+    of_clusters = np.stack([root_mean_square(sizes[labels == cluster], 0)
+                            for cluster in range(num_clusters)])  # (C, 2, k)
     low = of_clusters[of_clusters > 0].min()
     norm = LogNorm(low, max(of_clusters.max(), low * 1.01))
     figure = Figure(figsize=(6 + 0.5 * len(names), 2.6 + 0.24 * num_clusters),

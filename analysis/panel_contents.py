@@ -6,6 +6,7 @@ independent components, T steps per sample, H W C height, width and channels of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agents.rollout_files import RolloutFolder
 from analysis.panel_files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
     PanelContent,
-    PanelSample,
-    PanelSteps,
     SaliencyType,
+    Sample,
     SampleSet,
 )
+from analysis.steps import read_recorded_positions
 from common.errors import UserError
 from common.step_results import StepResults
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
-    DIRECTION,
     FUNCTIONS,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
@@ -39,24 +40,6 @@ from interventions.projector import Projector
 _TITLES = {"value": "value", "action": "most likely action", "leftwards": "actions to the left",
            "jumping_up": "jumping up", "jumping_right": "jumping to the right",
            VALUE_DELTA: "change of value"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Directions:
-    """Directions shown in the panel.
-
-    Attributes:
-        projector: projector to the directions.
-        matrices: checksums of the projector's files, by name.
-        recorded: coordinates of recorded states, float32 (states, k).
-        positions: player positions at the recorded states in cells, (states,) each, by column name;
-            empty if they were not recorded.
-    """
-
-    projector: Projector
-    matrices: dict[str, str]
-    recorded: np.ndarray
-    positions: dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +63,7 @@ class _Source:
 
 
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
-           directions: Directions, behaviours: StepResults | None,
+           hidden: StepResults, behaviours: StepResults | None,
            max_states: int) -> PanelContent:
     """Collect the content of a panel.
 
@@ -88,7 +71,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         experiment: name of the experiment.
         folders: folders of samples, with distinct names.
         num_samples: maximum number of samples per folder; None for all.
-        directions: directions shown in the panel.
+        hidden: results with the directions and the recorded states that are shown.
         behaviours: results with the behaviours of the samples in one of the folders, or None.
         max_states: maximum number of recorded states, which are evenly spaced.
 
@@ -105,35 +88,42 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
             raise UserError(f"two folders of samples have the name {name}; leave one of them out")
     sources = [_source(folder, num_samples) for folder in folders]
     samples = [source.samples.stacked(source.numbers) for source in sources]
+    first = samples[0]
     for source, arrays in zip(sources, samples):
-        _check(source, arrays, len(directions.projector.mean), samples[0].frames.shape[2:])
-    if directions.recorded.shape[1:] != (directions.projector.num_ics,):
-        raise UserError(f"the recorded states have the shape {directions.recorded.shape}, but "
-                        f"there are {directions.projector.num_ics} independent components; take "
-                        "both from one analysis")
-    for name, values in directions.positions.items():
-        if len(values) != len(directions.recorded):
+        if (arrays.frames.shape[2:] != first.frames.shape[2:]
+                or arrays.hidden_states.shape[2] != first.hidden_states.shape[2]):
+            raise UserError(
+                f"{source.samples.path} has frames of the shape {arrays.frames.shape[2:]} and "
+                f"{arrays.hidden_states.shape[2]} hidden units, but the first folder "
+                f"{first.frames.shape[2:]} and {first.hidden_states.shape[2]}")
+    projector, matrices = Projector.load_for(first.hidden_states.shape[2], hidden.path,
+                                             hidden.number,
+                                             folders[0].description().get("agent_sha256"))
+    recorded, positions = hidden.read("sources"), {}
+    if data_dir := hidden.settings().get("data_dir"):
+        positions = read_recorded_positions(RolloutFolder(data_dir), hidden.number)
+    for name, values in positions.items():
+        if len(values) != len(recorded):
             raise UserError(f"the recording has {len(values)} rows of {name}, but there are "
-                            f"{len(directions.recorded)} recorded states; make the analysis of the "
-                            "hidden states again")
-    height, width = samples[0].frames.shape[2:4]
-    types = _saliency_types(sources, directions.matrices)
+                            f"{len(recorded)} recorded states; make the analysis of the hidden "
+                            "states again")
+    types = _saliency_types(sources, matrices)
     finished = [names for source in sources for names in source.finished.values()]
     has_saliency = np.array([[of_type.name in names for of_type in types]
                              for names in finished]).reshape(len(finished), len(types)) > 0
-    kept = np.linspace(0, len(directions.recorded) - 1,
-                       min(max_states, len(directions.recorded))).round().astype(np.int64)
+    kept = np.linspace(0, len(recorded) - 1,
+                       min(max_states, len(recorded))).round().astype(np.int64)
     return PanelContent(
         experiment,
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
                         (source.samples.description().get("swap") or {}).get("unaltered"))
               for source, arrays in zip(sources, samples)),
-        types, has_saliency, (height, width),
-        _steps(samples, directions.projector),
+        types, has_saliency, (first.frames.shape[2], first.frames.shape[3]),
+        _steps(samples, projector),
         None if behaviours is None else _behaviours(behaviours, sources),
-        directions.recorded[kept].astype(np.float32), len(directions.recorded),
-        {name: values[kept].astype(np.float32) for name, values in directions.positions.items()},
-        _reader(sources, types, directions.projector))
+        recorded[kept].astype(np.float32), len(recorded),
+        {name: values[kept].astype(np.float32) for name, values in positions.items()},
+        _reader(sources, types, projector))
 
 
 def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
@@ -141,33 +131,20 @@ def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
     return _Source(folder, saliency, saliency.finished(folder.numbers()[:num_samples]))
 
 
-def _check(source: _Source, arrays: SampleArrays, units: int, frame: tuple[int, ...]) -> None:
-    """Raise if the number of hidden units or the frame shape (H, W, C) differs from the
-    expected."""
-    if arrays.hidden_states.shape[2] != units:
-        raise UserError(f"the samples in {source.samples.path} have "
-                        f"{arrays.hidden_states.shape[2]} hidden units, but the directions are "
-                        f"those of {units}")
-    if arrays.frames.shape[2:] != frame:
-        raise UserError(f"the frames in {source.samples.path} have the shape "
-                        f"{arrays.frames.shape[2:]}, but those of the first folder {frame}")
+def _steps(samples: list[SampleArrays], projector: Projector) -> dict[str, np.ndarray]:
+    """Return ``PanelContent.steps``."""
+    def rows(field: str) -> np.ndarray:
+        arrays = [getattr(of_folder, field) for of_folder in samples]  # each (samples, T, …)
+        return np.concatenate([array.reshape(-1, *array.shape[2:]) for array in arrays])
 
-
-def _steps(samples: list[SampleArrays], projector: Projector) -> PanelSteps:
-    def rows(array_of: Callable[[SampleArrays], np.ndarray], dtype: type) -> np.ndarray:
-        arrays = [array_of(each) for each in samples]  # each (samples, T, …)
-        return np.concatenate([array.reshape(-1, *array.shape[2:]) for array in arrays]
-                              ).astype(dtype)
-
-    states = torch.from_numpy(rows(lambda each: each.hidden_states, np.float32))  # (R, D)
-    return PanelSteps(
-        coordinates=projector.coordinates(states, "ica").numpy(),
-        rewards=rows(lambda each: each.rewards, np.float32),
-        terminals=rows(lambda each: each.terminals, np.float32),
-        values=rows(lambda each: each.values, np.float32),
-        entered=rows(lambda each: np.where(each.actions < 0, NOT_RECORDED, each.actions), np.uint8),
-        answers=rows(lambda each: each.log_probs.argmax(axis=2), np.uint8),
-        probabilities=rows(lambda each: np.exp(each.log_probs.max(axis=2)), np.float32))
+    states = torch.from_numpy(rows("hidden_states").astype(np.float32))  # (R, D)
+    actions, log_probs = rows("actions"), rows("log_probs")
+    return {
+        "coordinates": projector.coordinates(states, "ica").numpy(),
+        **{field: rows(field).astype(np.float32) for field in ("rewards", "terminals", "values")},
+        "entered": np.where(actions < 0, NOT_RECORDED, actions).astype(np.uint8),
+        "answers": log_probs.argmax(axis=1).astype(np.uint8),
+        "probabilities": np.exp(log_probs.max(axis=1)).astype(np.float32)}
 
 
 def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
@@ -192,11 +169,11 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
 
 
 def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
-            projector: Projector) -> Callable[[int], PanelSample]:
+            projector: Projector) -> Callable[[int], Sample]:
     """Return a function that reads a sample by its index among the samples of all folders."""
     places = [(source, number) for source in sources for number in source.numbers]
 
-    def read(place: int) -> PanelSample:
+    def read(place: int) -> Sample:
         source, number = places[place]
         frames = source.samples.stacked_field("frames", [number])[0]
         pictures, gradients = {}, {}
@@ -206,7 +183,7 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
-        return PanelSample(frames, pictures, gradients)
+        return frames, pictures, gradients
 
     return read
 
@@ -215,15 +192,15 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
            shape: tuple[int, ...]) -> np.ndarray:
     """Read a field of a sample's saliency, and raise if it does not have this shape."""
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
-    path = source.saliency.file_of(field, number, of_type.name)
     if array.shape != shape:
+        path = source.saliency.file_of(field, number, of_type.name)
         raise UserError(f"{path} has the shape {array.shape}, but its sample asks for {shape}")
     return array
 
 
 def _saliency_types(sources: list[_Source],
                     matrices: dict[str, str]) -> tuple[SaliencyType, ...]:
-    """Return the saliency types that at least one sample has, sorted by ``_order``.
+    """Return the saliency types that at least one sample has, in the order of the panel.
 
     Raises:
         UserError: if saliency was computed with other directions than the panel's, or if a type was
@@ -244,35 +221,21 @@ def _saliency_types(sources: list[_Source],
                 if steps != earlier:
                     raise UserError(f"{earlier_path} and {path} say that they were read at "
                                     "different steps; make one of them again")
-    return tuple(_saliency_type(name, found[name][0]) for name in sorted(found, key=_order))
+    in_order = sorted(_saliency_type(name, steps) for name, (steps, _) in found.items())
+    return tuple(of_type for _, of_type in in_order)
 
 
-def _saliency_type(name: str, steps: tuple[int, ...]) -> SaliencyType:
-    function = _function(name)
-    if function is None:
-        return SaliencyType(name, name.replace("_", " "), steps)
-    title = _TITLES.get(function.what, "")
-    if function.what == DIRECTION:
-        title = function.direction_name
-    if name.endswith(WITHOUT_ENV_GRADS):
-        title += ", not through actions"
-    return SaliencyType(name, title, () if function.what == VALUE_DELTA else steps)
-
-
-def _order(name: str) -> tuple:
-    function = _function(name)
-    if function is None:
-        return (True, False, 0, "", 0, name)
-    return (False, name.endswith(WITHOUT_ENV_GRADS), FUNCTIONS.index(function.what),
-            function.direction_type or "", function.direction or 0, name)
-
-
-def _function(name: str) -> SaliencyFunction | None:
-    """Return the saliency function of this name; None for a name that only published files use."""
-    bare = name.removesuffix(WITHOUT_ENV_GRADS)
-    if bare == DIRECTION:
-        return None
-    try:
-        return saliency_functions([bare], (), "ica")[0]
-    except UserError:
-        return None
+def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyType]:
+    """Return a key that sorts saliency types, and the type."""
+    functions: tuple[SaliencyFunction, ...] = ()
+    with contextlib.suppress(UserError):  # raised for names that only published files use
+        functions = saliency_functions([name.removesuffix(WITHOUT_ENV_GRADS)], (), "ica")
+    if not functions:
+        return (True, False, 0, "", 0, name), SaliencyType(name, name.replace("_", " "), steps)
+    (function,) = functions
+    without = name.endswith(WITHOUT_ENV_GRADS)
+    title = function.direction_name if function.direction_type else _TITLES.get(function.what, "")
+    return ((False, without, FUNCTIONS.index(function.what), function.direction_type or "",
+             function.direction or 0, name),
+            SaliencyType(name, title + (", not through actions" if without else ""),
+                         () if function.what == VALUE_DELTA else steps))

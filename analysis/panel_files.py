@@ -44,7 +44,6 @@ NO_BEHAVIOUR = -1
 # lossless 50 kB; the mean error is 1 of 256 levels for frames and 2 for saliency.
 _FRAME_QUALITY, _SALIENCY_QUALITY = 95, 82
 _EFFORT = 2  # encoder effort; the default of 4 saves 7 % and takes three times as long
-_MEASURED = 24  # number of samples that are encoded to extrapolate the size of all images
 
 
 class PanelFolder(PageFolder):
@@ -92,41 +91,9 @@ class SampleSet:
     unaltered: str | None
 
 
-@dataclasses.dataclass(frozen=True)
-class PanelSteps:
-    """Quantities at every step of every sample.
-
-    Attributes:
-        coordinates: coordinates of the hidden states, float32 (R, k).
-        rewards, terminals, values: fields of ``SampleArrays``, float32 (R,).
-        entered: actions that entered the steps, or NOT_RECORDED, uint8 (R,).
-        answers: most likely actions of the agent, uint8 (R,).
-        probabilities: probabilities of the most likely actions, float32 (R,).
-    """
-
-    coordinates: np.ndarray
-    rewards: np.ndarray
-    terminals: np.ndarray
-    values: np.ndarray
-    entered: np.ndarray
-    answers: np.ndarray
-    probabilities: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class PanelSample:
-    """Frames, saliency images and gradients of a sample.
-
-    Attributes:
-        frames: frames, uint8 (T, H, W, C).
-        pictures: saliency images, uint8 (T, H, W, C), by index of the saliency type.
-        gradients: gradients with respect to the coordinates, float32 (T, k), by index of the
-            saliency type.
-    """
-
-    frames: np.ndarray
-    pictures: dict[int, np.ndarray]
-    gradients: dict[int, np.ndarray]
+Sample = tuple[np.ndarray, dict[int, np.ndarray], dict[int, np.ndarray]]
+"""Frames of a sample, uint8 (T, H, W, C); and, by index of the saliency type, saliency images,
+uint8 (T, H, W, C), and gradients with respect to the coordinates, float32 (T, k)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +106,11 @@ class PanelContent:
         types: saliency types.
         has_saliency: whether each sample has each saliency type, bool (N, F).
         frame: height and width of a frame.
-        steps: quantities at the steps of all samples.
+        steps: quantities at the steps of all samples (R, …): ``coordinates`` of the hidden states
+            (R, k); ``rewards``, ``terminals`` and ``values``, as in ``SampleArrays``; ``entered``,
+            the actions that entered the steps, or NOT_RECORDED; ``answers``, the most likely
+            actions of the agent; and their ``probabilities``. Actions are uint8, all others
+            float32.
         behaviours: behaviour of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
         recorded: coordinates of the recorded states that are shown, float32 (states, k).
         num_recorded: number of all recorded states.
@@ -153,12 +124,12 @@ class PanelContent:
     types: tuple[SaliencyType, ...]
     has_saliency: np.ndarray
     frame: tuple[int, int]
-    steps: PanelSteps
+    steps: dict[str, np.ndarray]
     behaviours: np.ndarray | None
     recorded: np.ndarray
     num_recorded: int
     positions: dict[str, np.ndarray]
-    sample: Callable[[int], PanelSample]
+    sample: Callable[[int], Sample]
 
     @property
     def num_samples(self) -> int:
@@ -166,26 +137,13 @@ class PanelContent:
 
     @property
     def num_ics(self) -> int:
-        return self.steps.coordinates.shape[1]
+        return self.steps["coordinates"].shape[1]
 
     @property
     def first_rows(self) -> np.ndarray:
         """Index of each sample's first row, followed by the number of rows (N + 1,)."""
         lengths = [of_set.num_steps for of_set in self.sets for _ in of_set.numbers]
         return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def panel_size(content: PanelContent) -> int:
-    """Estimate the size of a panel's folder in bytes; the size of the images is extrapolated."""
-    folder = PanelFolder(Path())
-    step = max(content.num_samples // _MEASURED, 1)
-    pictures = [len(_pictures_script(folder, content, number, content.sample(number)))
-                for number in range(step // 2, content.num_samples, step)]
-    gradients = len(content.types) * len(
-        data_script(folder.gradients_file(0), encoded(gradients=content.steps.coordinates)))
-    numbers = sum(len(data_script(*of_file)) for of_file in _whole_files(folder, content))
-    page = sum(path.stat().st_size for path in PanelFolder.built().rglob("*") if path.is_file())
-    return round(np.mean(pictures) * content.num_samples) + gradients + numbers + page
 
 
 def write_panel(path: Path, content: PanelContent) -> None:
@@ -198,9 +156,13 @@ def write_panel(path: Path, content: PanelContent) -> None:
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
     def write_sample(number: int) -> None:
-        sample = content.sample(number)
-        folder.pictures_file(number).write_bytes(_pictures_script(folder, content, number, sample))
-        for index, of_type in sample.gradients.items():
+        frames, pictures, of_types = content.sample(number)
+        file = folder.pictures_file(number)
+        file.write_bytes(data_script(file, {
+            "frames": _strip(frames, _FRAME_QUALITY),
+            "saliency": [_strip(pictures[index], _SALIENCY_QUALITY) if index in pictures else None
+                         for index in range(len(content.types))]}))
+        for index, of_type in of_types.items():
             gradients[index, rows[number]:rows[number + 1]] = of_type
 
     # Reading and encoding both release the GIL.
@@ -227,23 +189,11 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         "behaviours": content.behaviours is not None,
         "recorded": {"shown": len(content.recorded), "of": content.num_recorded}
         | ({"positions": list(content.positions)} if content.positions else {})}
-    steps = {field.name: getattr(content.steps, field.name)
-             for field in dataclasses.fields(PanelSteps)}
-    if content.behaviours is not None:
-        steps["behaviours"] = content.behaviours
+    behaviours = {} if content.behaviours is None else {"behaviours": content.behaviours}
     yield folder.data_file("steps"), encoded(
-        **steps, has_saliency=content.has_saliency.astype(np.uint8))
+        **content.steps, **behaviours, has_saliency=content.has_saliency.astype(np.uint8))
     yield folder.data_file("recorded"), encoded(coordinates=content.recorded,
                                                 **content.positions)
-
-
-def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
-                     sample: PanelSample) -> bytes:
-    pictures = [sample.pictures.get(index) for index in range(len(content.types))]
-    return data_script(folder.pictures_file(number), {
-        "frames": _strip(sample.frames, _FRAME_QUALITY),
-        "saliency": [None if each is None else _strip(each, _SALIENCY_QUALITY)
-                     for each in pictures]})
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:

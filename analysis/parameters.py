@@ -188,7 +188,7 @@ def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) ->
 
     Args:
         parser: parser to add the flags to.
-        section: section of the parameter set, below ``analysis``.
+        section: section of the parameter set.
         precomputed: name of the folder with the precomputed arrays.
     """
     add_analysis_flags(parser)
@@ -200,7 +200,7 @@ def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) ->
 def add_chosen_samples_flags(parser: Parser, section: str) -> None:
     """Add the flags that choose the folder and the number of simulated samples."""
     add_samples_flags(parser)
-    parser.add_argument("--num_samples", type=count, key=f"analysis.{section}.num_samples",
+    parser.add_argument("--num_samples", type=count, key=f"{section}.num_samples",
                         help="number of simulated samples")
 
 
@@ -209,7 +209,7 @@ def add_influence_flags(parser: Parser) -> None:
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
-    add_chosen_samples_flags(parser, "combined_agent_env_hx")
+    add_chosen_samples_flags(parser, BehavioursConfig.section)
     parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
                         key="analysis.saliency.sample_ids",
                         help="numbers of the samples to use, or a range: 0 to 100 ends before 100")
@@ -224,26 +224,17 @@ def add_influence_flags(parser: Parser) -> None:
                         help="analyse all samples together only, not each behaviour")
 
 
-def add_story_flags(parser: Parser) -> None:
-    """Add the flags that choose the inputs of causal_stories.py."""
-    add_analysis_flags(parser)
-    add_direction_folder_flag(parser)
-    add_direction_number_flag(parser)
-    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the folder used "
-                        "for the comparison if not given")
-
-
 def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
     """Add the flags of the scripts that precompute an analysis.
 
     Args:
         parser: parser to add the flags to.
-        section: section of the parameter set, below ``analysis``.
+        section: section of the parameter set.
         what: unit in which the analysed data are counted, "episodes" or "samples".
     """
-    parser.add_argument("--n_clusters", type=count, key=f"analysis.{section}.n_clusters",
+    parser.add_argument("--n_clusters", type=count, key=f"{section}.n_clusters",
                         help="number of clusters")
-    parser.add_argument("--clustering", choices=CLUSTERINGS, key=f"analysis.{section}.clustering",
+    parser.add_argument("--clustering", choices=CLUSTERINGS, key=f"{section}.clustering",
                         help="clustering method; hdbscan determines the number of clusters itself")
     parser.add_argument("--seed", type=seed, default=0,
                         help="seed of all random choices except those of t-SNE")

@@ -1,4 +1,5 @@
-"""Steps shared by the analyses of states: standardisation, PCA, clusters and a t-SNE map.
+"""Steps shared by the analyses of states: standardisation, PCA, clusters and a t-SNE map; and the
+scripts of the analyses of simulated samples.
 
 Letters in shape comments: N states, D units, P principal components.
 """
@@ -10,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,20 @@ from analysis.decomposition import (
     principal_components,
     standardizer_of,
 )
-from analysis.parameters import AgentHiddenConfig, MapConfig, TsneConfig
+from analysis.parameters import (
+    AgentHiddenConfig,
+    MapConfig,
+    TsneConfig,
+    add_plotting_flags,
+    add_precompute_flags,
+    add_sample_analysis_flags,
+)
 from analysis.state_plots import Drawing
 from analysis.steps import SimulatedSteps, choose_samples, read_simulated_steps
 from common.cli import Parser
+from common.errors import script_main
 from common.palette import DPI
+from common.parameters import AnalysisFolders, ParameterSet
 from common.progress import with_progress
 from common.results import ResultStore
 from common.schemas import Entry, File, Schema
@@ -36,7 +46,6 @@ from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
 CLUSTERED_SHARE = 0.95  # share of the variance held by the PCs that are clustered and mapped
-MAX_NAMED_UNITS = 10  # largest number of units named in a warning
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +76,8 @@ class StateMap:
         def compute() -> StepResult:
             scale = standardizer_of(states)
             if scale.constant:
-                names = ", ".join(map(str, scale.constant[:MAX_NAMED_UNITS]))
-                more = len(scale.constant) - MAX_NAMED_UNITS
-                logger.warning("%s %s%s does not vary over these states; its standard deviation "
-                               "counts as 1", unit, names,
-                               f" (and {more} more)" if more > 0 else "")
+                logger.warning("%s %s does not vary over these states; its standard deviation "
+                               "counts as 1", unit, ", ".join(map(str, scale.constant)))
             return {"mean": scale.mean, "std": scale.std}, {"constant_units": scale.constant}
 
         arrays = self.results.step("scale", compute)
@@ -115,20 +121,21 @@ class StateMap:
             Cluster of each row (N,).
         """
         def compute() -> StepResult:
-            fit = find_clusters(rows, self.config.clustering, self.config.n_clusters, self.seed)
-            means = fit.means if coordinates is None else cluster_means(coordinates, fit.labels)
-            arrays = {"clusters": fit.labels, "cluster_means": means}
-            return arrays | ({copy: fit.labels} if copy else {}), {
-                "method": self.config.clustering, "clusters": len(fit.means),
-                "states_in_none": int((fit.labels < 0).sum()), "fitted_states": fit.fitted_rows}
+            labels, num_fitted = find_clusters(rows, self.config.clustering,
+                                               self.config.n_clusters, self.seed)
+            means = cluster_means(rows if coordinates is None else coordinates, labels)
+            arrays = {"clusters": labels, "cluster_means": means}
+            return arrays | ({copy: labels} if copy else {}), {
+                "method": self.config.clustering, "clusters": len(means),
+                "states_in_none": int((labels < 0).sum()), "fitted_states": num_fitted}
 
         return self.results.step("clusters", compute)["clusters"]
 
     def tsne(self, rows: np.ndarray) -> np.ndarray:
         """Compute the t-SNE map of rows (N, d) with ``embed``; returns coordinates (N, c)."""
         def compute() -> StepResult:
-            fit = embed(rows, self.config.n_components_tsne, self.tsne_seed)
-            return {"tsne": fit.places}, {"fitted_states": fit.fitted_rows}
+            places, num_fitted = embed(rows, self.config.n_components_tsne, self.tsne_seed)
+            return {"tsne": places}, {"fitted_states": num_fitted}
 
         return self.results.step("tsne", compute)["tsne"]
 
@@ -141,29 +148,46 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
              "components_for_95_percent": fit.number_for(CLUSTERED_SHARE)})
 
 
+@dataclasses.dataclass(frozen=True)
 class SampleAnalysis:
-    """An analysis of simulated samples, configured by the flags of its script.
+    """An analysis of simulated samples, which one script computes and another one draws.
 
-    Args:
-        parser: flag parser of a precomputing or plotting script.
-        argv: command-line arguments; those of the process if None.
-        config: class of the parameters.
+    Attributes:
+        config: class of the parameters, a ``MapConfig``.
         schema: schema of the results.
         folder: attribute of ``AnalysisFolders`` that holds the folder of the results.
+        plots: attribute of ``AnalysisFolders`` that holds the folder of the figures.
     """
 
-    def __init__(self, parser: Parser, argv: list[str] | None, config: type, schema: Schema,
-                 folder: str):
-        self.args: argparse.Namespace
-        self.args, _, self.parameters = parser.read(argv)
-        self.config: Any = self.parameters.get(config)
-        self.results = StepResults(
-            self.args.precomp_dir or getattr(self.parameters.folders, folder), schema,
-            self.config.num_samples)
+    config: Any
+    schema: Schema
+    folder: str
+    plots: str = ""
 
-    @functools.cached_property
-    def samples(self) -> SampleFolder:
-        return samples_of(self.args, self.parameters)
+    def parser(self, description: str) -> Parser:
+        """Return a parser with the flags shared by all scripts of the analysis."""
+        flags = Parser(description)
+        add_sample_analysis_flags(flags, self.config.section, AnalysisFolders.NAMES[self.folder])
+        return flags
+
+
+class SampleRun:
+    """One run of a script of an analysis of simulated samples.
+
+    Args:
+        analysis: the analysis.
+        args: flags of the script.
+        parameters: parameter set of the script.
+    """
+
+    def __init__(self, analysis: SampleAnalysis, args: argparse.Namespace,
+                 parameters: ParameterSet):
+        self.args, self.parameters = args, parameters
+        self.config: Any = parameters.get(analysis.config)
+        self.samples = samples_of(args, parameters)
+        self.results = StepResults(
+            args.precomp_dir or getattr(parameters.folders, analysis.folder), analysis.schema,
+            self.config.num_samples)
 
     @functools.cached_property
     def numbers(self) -> list[int]:
@@ -173,10 +197,6 @@ class SampleAnalysis:
             UserError: if the folder holds too few samples.
         """
         return choose_samples(self.samples, self.config.num_samples)
-
-    def read_steps(self) -> SimulatedSteps:
-        """Read rewards, values, actions and terminals at each step of the analysed samples."""
-        return read_simulated_steps(self.samples, self.numbers)
 
     def start(self, **more: Any) -> StateMap:
         """Start or resume the results with the settings of the analysis.
@@ -194,17 +214,75 @@ class SampleAnalysis:
             "samples_made_by": self.samples.description(), "sample_numbers": self.numbers, **more})
         return StateMap(self.config, self.args.seed, tsne_seed, self.results)
 
-    def output(self, schema: Schema, folder: str) -> ResultStore:
-        """Open the folder for the figures and check that it can be replaced.
 
-        Args:
-            schema: schema of the figures.
-            folder: attribute of ``AnalysisFolders`` that holds the default folder.
-        """
-        store = ResultStore(self.args.output_dir or getattr(self.parameters.folders, folder),
-                            schema)
+Script = tuple[Callable[[], Parser], Callable[..., int]]
+"""The functions ``parser`` and ``main`` of a script."""
+
+
+def precompute_script(description: str, analysis: SampleAnalysis,
+                      compute: Callable[[SampleRun], None],
+                      add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
+    """Return the script that computes an analysis.
+
+    Args:
+        description: description of the script.
+        analysis: the analysis.
+        compute: reads the inputs, starts the results, and computes them.
+        add_flags: adds the flags that only this analysis has.
+    """
+    def parser() -> Parser:
+        flags = analysis.parser(description)
+        add_flags(flags)
+        add_precompute_flags(flags, analysis.config.section, "samples")
+        return flags
+
+    @script_main
+    def main(argv: list[str] | None = None) -> None:
+        args, _, parameters = parser().read(argv)
+        run = SampleRun(analysis, args, parameters)
+        run.results.check_new(args.overwrite)
+        compute(run)
+        run.results.finish()
+
+    return parser, main
+
+
+Draw = Callable[[StepResults, SampleFolder, SimulatedSteps, Any, int],
+                Iterator[tuple[str, Drawing]]]
+
+
+def plotting_script(description: str, analysis: SampleAnalysis, draw: Draw,
+                    add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
+    """Return the script that draws an analysis.
+
+    Args:
+        description: description of the script.
+        analysis: the analysis.
+        draw: draws all figures from the results, the samples, their steps, the parameters and the
+            seed.
+        add_flags: adds the flags that only this analysis has.
+    """
+    schema = figure_schema(analysis.schema.script.replace("precompute", "plotting"))
+
+    def parser() -> Parser:
+        flags = analysis.parser(description)
+        add_flags(flags)
+        add_plotting_flags(flags, AnalysisFolders.NAMES[analysis.plots])
+        return flags
+
+    @script_main
+    def main(argv: list[str] | None = None) -> None:
+        args, _, parameters = parser().read(argv)
+        run = SampleRun(analysis, args, parameters)
+        store = ResultStore(
+            args.output_dir or getattr(parameters.folders, analysis.plots), schema)
         store.check_replaceable()
-        return store
+        steps = read_simulated_steps(run.samples, run.numbers)
+        replace_figures(store, draw(run.results, run.samples, steps, run.config, args.seed),
+                        run.results, {"samples": str(run.samples.path), "seed": args.seed,
+                                      "parameters": dataclasses.asdict(run.config)})
+
+    return parser, main
 
 
 def figure_schema(script: str) -> Schema:

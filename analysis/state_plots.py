@@ -70,6 +70,11 @@ class Plane:
         margin = 0.1 * np.maximum(high - low, 1e-6)
         return low - margin, high + margin
 
+    def frame(self, axes: Axes) -> None:
+        """Set the axes' names and limits."""
+        for dimension, name, low, high in zip("xyz", self.names, *self.limits):
+            axes.set(**{f"{dimension}label": name, f"{dimension}lim": (low, high)})
+
     def dimensions(self, number: int) -> Plane:
         """Return the projection on the first ``number`` dimensions."""
         others = None if self.others is None else self.others[:, :number]
@@ -130,11 +135,35 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
         colouring: value or category of each state.
         seed: seed of the drawing order.
     """
-    figure, axes = _figure(plane.names)
-    _draw_states(axes, plane, colouring, seed)
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots()
+    # States are drawn in random order, those of rare values on top.
+    size = _size(len(plane.places))
+    order = np.random.default_rng(seed).permutation(len(plane.places))
+    order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
+    _scatter(axes, plane.places, colouring, order, size)
+    if isinstance(colouring, Category) and colouring.numbered:
+        for value in np.unique(colouring.values[colouring.values >= 0]):
+            middle = np.median(plane.places[colouring.values == value], axis=0)
+            axes.annotate(str(value), middle, ha="center", va="center", fontsize=8, weight="bold",
+                          bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8,
+                                "edgecolor": COLOURS[value % len(COLOURS)]})
+    if plane.others is not None:
+        axes.scatter(plane.others[:, 0], plane.others[:, 1], c=OTHERS_COLOUR,
+                     s=max(size, OTHERS_SIZE), linewidths=0, rasterized=True)
+    plane.frame(axes)
     figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
                     ha="left")
-    _add_key(figure, axes, colouring, plane)
+    handles = _legend_handles(colouring, plane)
+    if isinstance(colouring, Category):
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8,
+                      title=f"{colouring.label} ({plane.unit})",
+                      ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+    else:
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), ax=axes,
+                        label=colouring.label)
+        if handles:
+            axes.legend(handles=handles, loc="best", fontsize=9)
     return figure
 
 
@@ -216,16 +245,13 @@ class ClusterPlots:
     def plot(self, cluster: int, note: str, pictures: Pictures | None = None) -> Figure:
         """Draw a cluster with a note in the title and optional example frames below."""
         width = 6.5 * len(self.planes)
-        if pictures is None:
-            figure = Figure(figsize=(width, 5.8), layout="constrained")
-            self.draw(figure, cluster)
-        else:
-            figure = Figure(figsize=(width, 5.8 + 0.5 + width / len(pictures.frames)),
-                            layout="constrained")
-            above, below = figure.subfigures(
-                2, 1, height_ratios=(5.8, 0.5 + width / len(pictures.frames)))
-            self.draw(above, cluster)
-            draw_pictures(below, pictures)
+        below = 0.5 + width / len(pictures.frames) if pictures else 0.0
+        figure = Figure(figsize=(width, 5.8 + below), layout="constrained")
+        parts = figure.subfigures(2 if pictures else 1, 1, squeeze=False,
+                                  height_ratios=(5.8, below) if pictures else None)[:, 0]
+        self.draw(parts[0], cluster)
+        if pictures:
+            draw_pictures(parts[1], pictures)
         figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
         return figure
 
@@ -238,9 +264,7 @@ class ClusterPlots:
             x, y = plane.places[members].T
             axes.scatter(x, y, s=_size(members.sum()) * 1.5, linewidths=0, color=VERMILION,
                          rasterized=True)
-            axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
-            low, high = plane.limits
-            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+            plane.frame(axes)
         figure.legend(handles=[_handle(VERMILION, f"{what} {cluster}"), _handle(
             NO_CATEGORY_COLOUR, f"all {self.planes[0].unit}, darker where they are dense", "s")],
             fontsize=9, loc="outside lower center", ncols=2)
@@ -299,46 +323,19 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
         inside = space.others[_inside(space.others, *space.limits)]
         axes.scatter(*inside.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
                      depthshade=False)
-    for set_label, set_limits, name, limits in zip(
-            (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
-            (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
-            zip(*space.limits)):
-        set_label(name.replace(" of the variance", ""))
-        set_limits(*limits)
+    dataclasses.replace(space, names=tuple(
+        name.replace(" of the variance", "") for name in space.names)).frame(axes)
     some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
     figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
     handles = _legend_handles(colouring, space)
+    place, title = "center right", f"{colouring.label} ({space.unit})"
     if isinstance(colouring, Quantity):
-        bar = figure.add_axes((0.76, 0.25, 0.025, 0.5))
-        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
-                        label=colouring.label)
-    figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring, space),
-                  title_fontsize=8, ncols=1 + (len(handles) - 1) // LEGEND_ROWS,
-                  loc="lower right" if isinstance(colouring, Quantity) else "center right")
+        place, title = "lower right", ""
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP),
+                        cax=figure.add_axes((0.76, 0.25, 0.025, 0.5)), label=colouring.label)
+    figure.legend(handles=handles, fontsize=7, title=title, title_fontsize=8, loc=place,
+                  ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
     return Rotation(figure, axes)
-
-
-def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=names[0], ylabel=names[1])
-    return figure, axes
-
-
-def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
-    """Draw all states in random order, with states of rare values on top."""
-    size = _size(len(plane.places))
-    order = np.random.default_rng(seed).permutation(len(plane.places))
-    order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
-    _scatter(axes, plane.places, colouring, order, size)
-    if isinstance(colouring, Category) and colouring.numbered:
-        _write_numbers(axes, plane.places, colouring.values)
-    if plane.others is not None:
-        x, y = plane.others.T
-        axes.scatter(x, y, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
-                     rasterized=True)
-    low, high = plane.limits
-    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
 
 
 def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
@@ -357,31 +354,6 @@ def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, orde
 
 def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return ((places >= low) & (places <= high)).all(axis=1)
-
-
-def _write_numbers(axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
-    for value in np.unique(values[values >= 0]):
-        middle = np.median(places[values == value], axis=0)
-        axes.annotate(str(value), middle, ha="center", va="center", fontsize=8, weight="bold",
-                      bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8,
-                            "edgecolor": COLOURS[value % len(COLOURS)]})
-
-
-def _add_key(figure: Figure, axes: Axes, colouring: Quantity | Category, plane: Plane) -> None:
-    handles = _legend_handles(colouring, plane)
-    if isinstance(colouring, Quantity):
-        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), ax=axes,
-                        label=colouring.label)
-        if handles:
-            axes.legend(handles=handles, loc="best", fontsize=9)
-    else:
-        figure.legend(handles=handles, loc="outside right upper", fontsize=8,
-                      title=_legend_title(colouring, plane),
-                      ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
-
-
-def _legend_title(colouring: Quantity | Category, plane: Plane) -> str:
-    return f"{colouring.label} ({plane.unit})" if isinstance(colouring, Category) else ""
 
 
 def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:

@@ -7,17 +7,18 @@ add@gru=vectors/right.npz,coefficient=-1.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.layers import find_layer, layers_named
-from agents.networks import Policy
 from agents.reference_set import ReferenceSet, activations_of
 from agents.rollout_files import RolloutFolder
-from analysis.state_splits import WORDS, States, read_states, split_states
+from analysis.clustering import NO_CLUSTER
 from analysis.steps import check_episodes
 from common.cli import (
     Parser,
@@ -29,7 +30,8 @@ from common.cli import (
     seed,
 )
 from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.errors import UserError, nearest, script_main
+from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from generative.flags import add_data_flag
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
@@ -39,13 +41,19 @@ from interventions.vectors import (
     AS_COMPUTED,
     RMS,
     SCALES,
-    SteeringVector,
     check_classes,
     read_vectors,
     save_vectors,
     vector_of_probe,
     vectors_of_classes,
 )
+
+WORDS = {"action": "action=right,upright: states in which one of these actions was taken, against "
+                   "all others",
+         "value": "value=0.2: the fifth of the states with the largest values against that with "
+                  "the smallest",
+         "reward": "reward=8: a reward above 0 within the next 8 steps, against none",
+         "cluster": "cluster=3: this cluster of hidden_analysis_precompute.py against the others"}
 
 MEANS, PROBE = "means", "probe"
 MAX_REFERENCE = 200  # number of states from which the RMS of a layer's outputs is computed
@@ -101,51 +109,163 @@ def main(argv: list[str] | None = None) -> None:
     split = split_states(args.split, steps, lambda: clusters.read("clusters"))
     check_classes(split.is_in, args.split)
     split = split.some(args.num_states, args.seed)
-    states = read_states(folder, num_episodes, split.rows, steps)
+    frames, entering, levels = read_states(folder, num_episodes, split.rows, steps)
     modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
-    vectors = made(args, policy, layers, states, split.is_in, modes)
+    if args.method == MEANS:
+        of_layers = vectors_of_classes(policy, layers, frames, entering, split.is_in, levels,
+                                       args.split, modes)
+    else:
+        of_layers = {}
+        for layer in layers:
+            outputs = activations_of(policy, frames, [layer], entering)[layer].cpu().numpy()
+            found = probe(outputs, split.is_in, levels, args.seed, num_shuffles=0)
+            scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to "
+                               f"{row.high_95:.3f}, without the layer {row.base:.3f})"
+                               for row in found.scores.itertuples())
+            print(f"{layer}: a probe has on other levels {scores}")
+            of_layers[layer] = vector_of_probe(policy, layer, found.weights, levels, args.split,
+                                               modes)
+    some = np.random.default_rng(args.seed).permutation(len(frames))[:MAX_REFERENCE]
+    reference = ReferenceSet(frames[some], entering[some])
+    vectors = [of_layers[layer].scaled(
+        args.scale, reference.rms(policy, find_layer(policy, layer)) if args.scale == RMS else None)
+        for layer in layers]
     save_vectors(args.vector_file, vectors)
 
     print(f"{split.is_in.sum()} states with {args.split} and {(~split.is_in).sum()} others, of "
-          f"{len(np.unique(states.levels))} levels")
+          f"{len(np.unique(levels))} levels")
     for vector in vectors:
         print(f"{vector.layer}: norm {np.linalg.norm(vector.vector):.3g}")
     print(f"wrote {args.vector_file}")
 
 
-def made(args: argparse.Namespace, policy: Policy, layers: list[str], states: States,
-         is_in: np.ndarray, modes: list[str]) -> list[SteeringVector]:
-    """Compute the scaled steering vector of each layer.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Recorded states in two classes.
+
+    Attributes:
+        rows: row indices of the states in the concatenated episodes, ascending (n,).
+        is_in: whether each state is in the first class, bool (n,).
+    """
+
+    rows: np.ndarray
+    is_in: np.ndarray
+
+    def some(self, number: int, seed: int) -> Split:
+        """Return a random subset with at most ``number`` states of each class."""
+        rng = np.random.default_rng(seed)
+        chosen = np.sort(np.concatenate([
+            rng.permutation(np.flatnonzero(self.is_in == which))[:number]
+            for which in (True, False)]))
+        return Split(self.rows[chosen], self.is_in[chosen])
+
+
+def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray]) -> Split:
+    """Split the steps of a recording into two classes; terminal steps are left out.
 
     Args:
-        args: flags of the script.
-        policy: the recorded agent.
-        layers: names of the layers.
-        states: inputs of the agent at n states.
-        is_in: whether each state is in the first class, bool (n,).
-        modes: distribution modes of the recorded environment.
+        text: split, in the form of one of WORDS.
+        steps: steps of all episodes, from ``RolloutFolder.all_steps``.
+        clusters: function that reads the cluster of each step, NO_CLUSTER for none.
+
+    Raises:
+        UserError: if the text cannot be parsed, or if there is no such action or cluster.
     """
-    if args.method == MEANS:
-        vectors = vectors_of_classes(policy, layers, states.frames, states.entering, is_in,
-                                     states.levels, args.split, modes)
+    word, equals, value = text.partition("=")
+    if word not in WORDS or not equals:
+        raise UserError(f"there is no split '{text}'{nearest(word, WORDS)}; a split is such as "
+                        f"{WORDS.get(word, WORDS['action'])}")
+    counted = steps["done"].to_numpy() == 0
+    if word == "action":
+        is_in = np.isin(steps["action"], [_action(name) for name in value.split(",")])
+    elif word == "value":
+        share = _number(value, float, word)
+        if not 0 < share <= 0.5:
+            raise UserError(f"a split by value takes a share above 0 and up to 0.5, not {value}")
+        values = steps["value"].to_numpy()
+        low, high = np.quantile(values[counted], (share, 1 - share))
+        is_in = values >= high
+        counted &= is_in | (values <= low)
+    elif word == "reward":
+        is_in = _rewarded_within(steps, int(_number(value, int, word)))
     else:
-        vectors = {layer: of_probe(args, policy, layer, states, is_in, modes) for layer in layers}
-    some = np.random.default_rng(args.seed).permutation(len(is_in))[:MAX_REFERENCE]
-    reference = ReferenceSet(states.frames[some], states.entering[some])
-    return [vectors[layer].scaled(args.scale, reference.rms(policy, find_layer(policy, layer))
-                                  if args.scale == RMS else None) for layer in layers]
+        number, labels = _number(value, int, word), clusters()
+        if len(labels) != len(steps):
+            raise UserError(f"there are clusters of {len(labels)} states, but the recording has "
+                            f"{len(steps)} of so many episodes; give --num_episodes and the "
+                            "recording that were analysed")
+        if number not in labels or number == NO_CLUSTER:
+            raise UserError(f"there is no cluster {number}: they are numbered 0 to {labels.max()}")
+        is_in = labels == number
+        counted &= labels != NO_CLUSTER
+    rows = np.flatnonzero(counted)
+    return Split(rows, is_in[rows])
 
 
-def of_probe(args: argparse.Namespace, policy: Policy, layer: str, states: States,
-             is_in: np.ndarray, modes: list[str]) -> SteeringVector:
-    """Fit a probe to the outputs of one layer, print its scores, and return its weights as a
-    steering vector; for arguments see ``made``."""
-    outputs = activations_of(policy, states.frames, [layer], states.entering)[layer]
-    found = probe(outputs.cpu().numpy(), is_in, states.levels, args.seed, num_shuffles=0)
-    scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to {row.high_95:.3f}, "
-                       f"without the layer {row.base:.3f})" for row in found.scores.itertuples())
-    print(f"{layer}: a probe has on other levels {scores}")
-    return vector_of_probe(policy, layer, found.weights, states.levels, args.split, modes)
+def _action(name: str) -> int:
+    if name.isdecimal() and int(name) < NUM_ACTIONS:
+        return int(name)
+    if name not in ACTION_LABELS:
+        raise UserError(f"there is no action '{name}'{nearest(name, ACTION_LABELS)}; numbers from "
+                        f"0 to {NUM_ACTIONS - 1} will do, too")
+    return ACTION_LABELS.index(name)
+
+
+def _number(text: str, kind: type, word: str) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"{word} takes a {'whole ' * (kind is int)}number, not '{text}'; a split "
+                        f"is such as {WORDS[word]}") from None
+
+
+def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
+    """Return whether one of the next ``number`` steps of the same episode has a reward above 0.
+
+    A reward is stored in the row of the frame it arrived with.
+    """
+    if number < 1:
+        raise UserError(f"a split by reward takes at least 1 step, not {number}")
+    rows = np.arange(len(steps))
+    rewarded = np.where(steps["reward"] > 0, rows, len(steps) + number)
+    upcoming = np.append(np.minimum.accumulate(rewarded[::-1])[::-1], len(steps) + number)[1:]
+    episodes = steps["episode"].to_numpy()
+    last = np.searchsorted(episodes, episodes, side="right") - 1  # last row of the same episode
+    return upcoming <= np.minimum(rows + number, last)
+
+
+def read_states(folder: RolloutFolder, num_episodes: int, rows: np.ndarray,
+                steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read the inputs of the agent at some steps of the first episodes, in the order of the rows.
+
+    Args:
+        folder: folder of the recording.
+        num_episodes: number of episodes.
+        rows: row indices of the steps, ascending (n,).
+        steps: table of all steps of these episodes.
+
+    Returns:
+        Frames, uint8 (n, 64, 64, 3); hidden states that enter the agent with the frames, float32
+        (n, D); and level seeds, int64 (n,).
+
+    Raises:
+        UserError: if a file is missing or damaged; the message names it.
+    """
+    frames, entering, begin = [], [], 0
+    for number in range(num_episodes):
+        files = folder.array_files(number)
+        length = files.log_probs.shape[0]
+        inside = rows[(rows >= begin) & (rows < begin + length)] - begin
+        begin += length
+        if len(inside):
+            episode = files.frames.rows(0, length)[inside]
+            frames.append(np.moveaxis(episode, 1, -1))
+            entering.append(files.hidden_states.rows(0, length)[inside])
+    if begin != len(steps):
+        raise UserError(f"the tables of {folder.path} have {len(steps)} rows for {begin} recorded "
+                        "steps; record these episodes again")
+    levels = steps["level_seed"].to_numpy()[rows].astype(np.int64)
+    return np.concatenate(frames), np.concatenate(entering), levels
 
 
 if __name__ == "__main__":

@@ -50,40 +50,21 @@ def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
                         f"{available}; record more, or give --num_episodes {available}")
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedSteps:
-    """Recorded quantities at each row of ``read_recorded_states``; all arrays are (rows,).
+def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFrame:
+    """Read the steps of the first ``num_episodes`` episodes, one row per row of
+    ``read_recorded_states``.
 
-    Attributes:
-        entropy: entropy of the policy in nats.
-        likeliest_action: most likely action.
-        action: action taken.
-        length: number of steps of the episode.
-        part: relative position in the episode, 0 at its first step and 1 at its last.
-        done: whether this is the last step of the episode.
-        value: value estimate of the agent.
-        rewarded: whether any step of the episode has a reward above 0.
-        reward: reward of the step.
-        episode: number of the episode.
-        positions: player coordinates in cells, by column name; empty if they were not recorded. The
-            position at the last step is unknown and replaced by the previous one.
-    """
+    Returns:
+        The recorded columns and
 
-    entropy: np.ndarray
-    likeliest_action: np.ndarray
-    action: np.ndarray
-    length: np.ndarray
-    part: np.ndarray
-    done: np.ndarray
-    value: np.ndarray
-    rewarded: np.ndarray
-    reward: np.ndarray
-    episode: np.ndarray
-    positions: dict[str, np.ndarray]
+        - entropy: entropy of the policy in nats
+        - likeliest_action: most likely action
+        - length: number of steps of the episode
+        - part: relative position in the episode, 0 at its first step and 1 at its last
+        - rewarded: whether any step of the episode has a reward above 0
 
-
-def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
-    """Read the steps of the first ``num_episodes`` episodes.
+        If positions were recorded, the unknown position at the last step of an episode is replaced
+        by the previous one.
 
     Raises:
         UserError: if there are fewer episodes, or if a file is missing or damaged; the message
@@ -91,29 +72,25 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSte
     """
     check_episodes(folder, num_episodes)
     numbers = range(num_episodes)
-    log_probs = [_log_probs(folder, number) for number in numbers]
+    files = [folder.array_files(number).log_probs for number in numbers]
+    log_probs = np.concatenate([file.rows(0, file.shape[0]) for file in files])
     steps = folder.all_steps(numbers)
-    lengths = np.array([len(part) for part in log_probs])
-    if len(steps) != lengths.sum():
-        raise UserError(f"the tables of {folder.path} have {len(steps)} rows for {lengths.sum()} "
+    if len(steps) != len(log_probs):
+        raise UserError(f"the tables of {folder.path} have {len(steps)} rows for {len(log_probs)} "
                         "recorded steps; record these episodes again")
-    joined = np.concatenate(log_probs)
-    reward = steps["reward"].to_numpy()
-    starts = np.cumsum(lengths) - lengths
-    rewarded = np.maximum.reduceat(reward, starts) > 0  # (E,)
-    position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-    return RecordedSteps(
-        entropy=-(np.exp(joined) * joined).sum(axis=1), likeliest_action=joined.argmax(axis=1),
-        action=steps["action"].to_numpy(), length=np.repeat(lengths, lengths),
-        part=position / np.maximum(np.repeat(lengths, lengths) - 1, 1),
-        done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
-        rewarded=np.repeat(rewarded, lengths), reward=reward,
-        episode=np.repeat(np.arange(num_episodes), lengths),
-        positions=_positions(steps))
+    steps["episode"] = np.repeat(numbers, [file.shape[0] for file in files])
+    episodes = steps.groupby("episode")
+    length = episodes["reward"].transform("size")
+    return steps.assign(
+        entropy=-(np.exp(log_probs) * log_probs).sum(axis=1),
+        likeliest_action=log_probs.argmax(axis=1), length=length,
+        part=episodes.cumcount() / np.maximum(length - 1, 1), done=steps["done"] > 0,
+        rewarded=episodes["reward"].transform("max") > 0, **_positions(steps))
 
 
 def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
-    """Read ``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
+    """Read the player's positions at the steps of the first ``num_episodes`` episodes, by column
+    name; empty if they were not recorded. See ``read_recorded_steps``.
 
     Raises:
         UserError: if there are fewer episodes, or if a file is missing or damaged; the message
@@ -127,11 +104,6 @@ def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[st
 
 def _positions(steps: pd.DataFrame) -> dict[str, np.ndarray]:
     return {name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS if name in steps}
-
-
-def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
-    file = folder.array_files(number).log_probs
-    return file.rows(0, file.shape[0])
 
 
 ENDED = 0.5  # terminal probability above which an episode counts as ended
@@ -212,14 +184,13 @@ def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> Simula
     Raises:
         UserError: see ``SampleFolder.stacked``; also if the fields have different numbers of steps.
     """
-    value, reward, terminal = (folder.stacked_field(field, numbers)
-                               for field in ("values", "rewards", "terminals"))
-    action = folder.stacked_field("actions", numbers)
+    value, reward, terminal, action = (folder.stacked_field(field, numbers)
+                                       for field in ("values", "rewards", "terminals", "actions"))
     num_samples, num_steps = value.shape
-    for name, array in (("rewards", reward), ("terminals", terminal), ("actions", action)):
+    for array in (reward, terminal, action):
         if array.shape != value.shape:
             raise UserError(f"the samples of {folder.path} have {num_steps} values each, but "
-                            f"{array.shape[1]} {name}; record them again")
+                            f"{array.shape[1]} rewards, terminals or actions; record them again")
     return SimulatedSteps(
         sample=np.repeat(np.asarray(numbers), num_steps),
         step=np.tile(np.arange(num_steps), num_samples), value=value.ravel(),

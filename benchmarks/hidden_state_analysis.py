@@ -94,21 +94,21 @@ def measure_agreement() -> None:
     states = synthetic_states(AGREEMENT_STATES)
     standardised = standardizer_of(states).standardise(states)
     rows = principal_components(standardised, 32).coordinates(standardised)
-    exact = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0)
-    fast = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)
+    exact, _ = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0)
+    fast, _ = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)
     recall = np.mean([len(np.intersect1d(*pair)) / AGREEMENT_NEIGHBOURS
-                      for pair in zip(exact.indices, fast.indices)])
+                      for pair in zip(exact, fast)])
     say(f"{len(rows)} states: descent finds {100 * recall:.1f} % of the {AGREEMENT_NEIGHBOURS} "
           "nearest neighbours")
     maps = {"exact t-SNE": TSNE(2, perplexity=PERPLEXITY, method="exact", init="pca",
                                 random_state=0).fit_transform(rows),
-            "ours": embed(rows, 2, 0).places,
-            "ours, fitted to a third": embed(rows, 2, 0, len(rows) // 3).places}
+            "ours": embed(rows, 2, 0)[0],
+            "ours, fitted to a third": embed(rows, 2, 0, len(rows) // 3)[0]}
     print("trustworthiness of the map (12 neighbours): " + ", ".join(
         f"{name} {trustworthiness(rows, places, n_neighbors=12):.3f}"
         for name, places in maps.items()))
     for method, data in (("agglomerative", rows), ("hdbscan", maps["ours"])):
-        whole, part = (find_clusters(data, method, GROUPS, 0, fit_rows).labels
+        whole, part = (find_clusters(data, method, GROUPS, 0, fit_rows)[0]
                        for fit_rows in (len(data), len(data) // 3))
         print(f"{method}: adjusted Rand index {adjusted_rand_score(whole, part):.3f} between a fit "
               "to all and to a third of them")

@@ -28,11 +28,9 @@ from playwright.sync_api import Browser, CDPSession, Page
 from analysis.panel_files import (
     PanelContent,
     PanelFolder,
-    PanelSample,
-    PanelSteps,
     SaliencyType,
+    Sample,
     SampleSet,
-    panel_size,
     write_panel,
 )
 from attribution.feature_examples import SUBDIVISIONS
@@ -114,10 +112,10 @@ def panel_content(num_samples: int) -> PanelContent:
     rows = num_samples * NUM_STEPS
     walks = rng.normal(size=(num_samples, NUM_STEPS, NUM_ICS)).astype(np.float32).cumsum(axis=1)
 
-    def sample(number: int) -> PanelSample:
+    def sample(number: int) -> Sample:
         own = np.random.default_rng([1, number])
         pictures = [noise(own, SALIENCY_NOISE) for _ in range(NUM_TYPES)]
-        return PanelSample(
+        return (
             moving(noise(own, FRAME_NOISE), NUM_STEPS, 5),
             {index: moving(picture, NUM_STEPS, 5) for index, picture in enumerate(pictures)},
             {index: own.normal(size=(NUM_STEPS, NUM_ICS)).astype(np.float32)
@@ -131,9 +129,9 @@ def panel_content(num_samples: int) -> PanelContent:
         tuple(SaliencyType("value" if index == 0 else f"type_{index}", f"type {index}", (4,))
               for index in range(NUM_TYPES)),
         np.ones((num_samples, NUM_TYPES), dtype=bool), (FRAME, FRAME),
-        PanelSteps(walks.reshape(rows, NUM_ICS) / 2, scalars(), scalars(), scalars(),
-                   rng.integers(0, 9, rows, dtype=np.uint8),
-                   rng.integers(0, 9, rows, dtype=np.uint8), scalars()),
+        {"coordinates": walks.reshape(rows, NUM_ICS) / 2,
+         **{name: scalars() for name in ("rewards", "terminals", "values", "probabilities")},
+         **{name: rng.integers(0, 9, rows, dtype=np.uint8) for name in ("entered", "answers")}},
         rng.integers(-1, 12, num_samples).astype(np.int16),
         rng.normal(size=(NUM_RECORDED, NUM_ICS)).astype(np.float32), 50 * NUM_RECORDED, {}, sample)
 
@@ -143,7 +141,6 @@ def measure_panel(folder: Path, num_samples: int) -> None:
     panel = PanelFolder(folder)
     if not panel.page_file.exists():
         content = panel_content(num_samples)
-        say(f"{panel_size(content) / 1e6:.0f} MB are expected")
         panel.path.mkdir(parents=True)
         say(f"written in {cost_of(write_panel, panel.path, content).seconds:.0f} s")
     say(f"{size_of(panel.path):.0f} MB")

@@ -22,7 +22,6 @@ from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.heatmaps import seriate
-from analysis.hidden_states import readout
 from analysis.influence_sentences import influence_sentence
 from analysis.influences.comparison import COMPARISON_FILES, claims_summary
 from analysis.influences.consistency import (
@@ -38,9 +37,8 @@ from analysis.influences.correlation import (
     CORRELATION_FILES,
     cosine_similarity,
     extreme_rows,
-    lags_of,
 )
-from analysis.influences.gradients import Influences, members, readout_gradient
+from analysis.influences.gradients import Influences, readout_gradient
 from analysis.parameters import XplotsConfig
 from common.errors import UserError
 from common.parameters import ParameterSet
@@ -55,7 +53,7 @@ from interventions.hidden_states_folder import matrix_files
 from interventions.projector import Projector
 
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
-LABELS = np.repeat([1, 0, 2, -1], [30, 32, 1, 1])  # behaviour 2 has one sample
+LABELS = np.repeat([1, 0, -1], [30, 1, 33])  # behaviour 0 has one sample
 
 
 def comparison_of(analysis):
@@ -84,32 +82,15 @@ def test_mean_products_equal_a_direct_sum():
                                    expected / (5 * (7 - lag)), atol=1e-12)
 
 
-def test_a_planted_lag_is_found_from_source_to_target():
-    x = normal(400, 9, 2)
-    x[:, 3:, 1] = 0.9 * x[:, :-3, 0] + 0.1 * x[:, 3:, 1]
-    strength = [mean_products(x, x, lag)[0, 1] for lag in range(9)]
-    assert int(np.argmax(strength)) == 3 and strength[3] == pytest.approx(0.9, abs=0.1)
-    assert np.abs([mean_products(x, x, lag)[1, 0] for lag in range(1, 9)]).max() < 0.15
-
-
-def test_lags_that_do_not_exist_are_said_and_refused():
-    assert lags_of(10) == (list(range(10)), [10])
-    assert lags_of(30) == (list(range(11)), [])
-    with pytest.raises(UserError, match="10 steps have no two steps that are 10 apart"):
-        mean_products(normal(3, 10, 2), normal(3, 10, 2), 10)
-    with pytest.raises(UserError, match="no sample"):
-        mean_products(normal(0, 10, 2), normal(0, 10, 2), 1)
-
-
 def test_seriation_is_an_order_that_puts_what_goes_together_side_by_side():
     drivers = normal(4000, 3, 3)
     planted = np.array([0, 1, 2, 0, 1, 2, 0])
     signs = np.array([1, -1, 1, -1, 1, 1, 1])
     x = (drivers[..., planted] + 0.3 * normal(4000, 3, 7, seed=1)) * signs
-    found = seriate(np.stack([mean_products(x, x, lag) for lag in (0, 1)]))
-    assert sorted(found.order) == list(range(7)) and len(found.linkage) == 6
-    assert (np.diff(planted[found.order]) != 0).sum() == 2
-    assert seriate(np.ones((2, 1, 1))).order.tolist() == [0]
+    order, tree = seriate(np.stack([mean_products(x, x, lag) for lag in (0, 1)]))
+    assert sorted(order) == list(range(7)) and len(tree) == 6
+    assert (np.diff(planted[order]) != 0).sum() == 2
+    assert seriate(np.ones((2, 1, 1)))[0].tolist() == [0]
 
 
 def test_extreme_rows_are_the_lowest_and_the_highest():
@@ -120,11 +101,6 @@ def test_extreme_rows_are_the_lowest_and_the_highest():
     assert len(extreme_rows(values, 0.0001)[1]) == 1
     with pytest.raises(UserError, match="no extreme"):
         extreme_rows(values[:1], 0.02)
-
-
-def test_members_leave_out_what_is_in_no_behaviour():
-    found = members(np.array([3, -1, 0, 3]))
-    assert {label: rows.tolist() for label, rows in found.items()} == {0: [2], 3: [0, 3]}
 
 
 def test_cosines_of_directions():
@@ -240,7 +216,7 @@ def test_summary_counts_tested_influences_on_others_and_on_itself_apart(compared
     is_tested, is_itself = table["samples"] >= 8, table["source"] == table["target"]
     others, itself = table[is_tested & ~is_itself], table[is_tested & is_itself]
     untested = (~is_tested).sum()
-    assert 0 < others["claimed"].sum() < len(others) and untested == len(table) // 4
+    assert 0 < others["claimed"].sum() < len(others) and untested == len(table) // 3
     assert claims_summary(table) == (
         f"{others['claimed'].sum()} of {len(others)} tested influences of a component on others or "
         f"on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on itself); "
@@ -262,15 +238,6 @@ def test_the_level_holds_over_repeated_draws():
             matrix_hits += any((each.matrix_p_corrected <= LEVEL).any() for each in found)
         # 6 are expected; 13 or more have a probability of 0.6 %.
         assert hits <= 12 and matrix_hits <= 12, parts
-
-
-def test_p_values_of_one_pair_are_even_without_a_link():
-    values = np.concatenate([
-        agreements(planted(seed, num_samples=61, num_ics=4), {}, 199, seed)[ALL_SAMPLES].p[1:]
-        .ravel() for seed in range(20)])
-    for share in (0.1, 0.25, 0.5):
-        # Ties between shares of samples make p-values a little too large.
-        assert share - 0.09 < (values <= share).mean() < share + 0.03
 
 
 def test_whole_matrices_agree_when_planted_and_not_on_their_diagonals():
@@ -297,36 +264,21 @@ def test_small_behaviours_are_not_tested_but_hold_no_nan():
     np.testing.assert_allclose(found[0].gradients, influences.gradients[5], rtol=1e-5)
 
 
-def test_shuffles_follow_the_seed_alone():
-    influences = planted(4, cause=0.4)
-    first, again, other = (agreements(influences, {}, 50, seed)[ALL_SAMPLES]
-                           for seed in (1, 1, 2))
-    for field in ("p", "p_corrected", "matrix_p", "matrix_p_corrected"):
-        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
-        assert (getattr(first, field) != getattr(other, field)).any(), field
-
-
 # Read-out weights.
 
 
 def test_read_out_weights_are_finite_differences_of_logits_and_value():
     policy, projector = tiny_policy(), golden_projector()
-    weights = readout(policy, projector)
+    logits, value = plot_value_and_action_weights.readout(policy, projector)
     state = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    moved = state + projector.directions("ica")  # one unit further along each coordinate alone
+    change = projector.coordinates(moved, "ica") - projector.coordinates(state, "ica")
+    torch.testing.assert_close(change, torch.eye(projector.num_ics), atol=1e-3, rtol=0)
     with torch.no_grad():
-        for component in range(projector.num_ics):
-            # The point one unit further along this coordinate and none of the others.
-            moved = state + projector.directions("ica")[component]
-            change = (projector.coordinates(moved, "ica") - projector.coordinates(state, "ica"))
-            torch.testing.assert_close(change, torch.eye(projector.num_ics)[component], atol=1e-3,
-                                       rtol=0)
-            np.testing.assert_allclose(
-                weights.policy[:, component],
-                (policy.fc_policy(moved) - policy.fc_policy(state)).numpy(), atol=1e-3)
-            np.testing.assert_allclose(
-                weights.value[component],
-                (policy.fc_value(moved) - policy.fc_value(state)).item(), atol=1e-3)
-    np.testing.assert_allclose(weights.preferences.sum(axis=0), 0, atol=1e-4)
+        np.testing.assert_allclose(
+            logits.T, (policy.fc_policy(moved) - policy.fc_policy(state)).numpy(), atol=1e-3)
+        np.testing.assert_allclose(
+            value, (policy.fc_value(moved) - policy.fc_value(state))[:, 0].numpy(), atol=1e-3)
 
 
 @pytest.mark.parametrize("answer", list(ANSWERS))
@@ -457,6 +409,14 @@ def arguments(root, *more):
             "--common_timesteps", str(STEP), *more]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def coarse_figures():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("analysis.state_maps.DPI", "analysis.causal_stories.DPI"):
+            patch.setattr(name, 50)
+        yield
+
+
 @pytest.fixture(scope="module")
 def figures_of_correlation(folders):
     with figures_drawn() as figures:
@@ -497,7 +457,7 @@ def test_each_behaviour_gets_its_own_samples(compared, projector):
     states = torch.from_numpy(SampleFolder(compared / "informed_init").stacked_field(
         "hidden_states"))
     ics = projector.coordinates(states, "ica").numpy()
-    groups = {ALL_SAMPLES: np.arange(NUM_SAMPLES), 0: np.arange(30, 62), 1: np.arange(30), 2: [62]}
+    groups = {ALL_SAMPLES: np.arange(NUM_SAMPLES), 0: [30], 1: np.arange(30)}
     for group, rows in groups.items():
         for lag in range(NUM_STEPS):
             np.testing.assert_allclose(np.load(folder.file_of("products", group, lag)),
@@ -539,20 +499,16 @@ def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
                 assert axes.images[0].norm.vmax == pytest.approx(largest)
         assert [label.get_text() for label in panels[0].get_yticklabels()] == [
             str(i) for i in order]
-
-
-def test_the_figures_of_correlation_are_drawn(compared):
-    names = {path.name for path in (
-        compared / "analysis" / "cross_corr_and_causation_plots").iterdir()}
-    assert names == {"settings.json", "cosine_similarity_of_ics.png", "xcorr_all.png",
-                     "xcaus_all.png", *(f"{kind}_behaviour_{i:02d}.png" for kind in
-                                        ("xcorr", "xcaus") for i in range(3)),
-                     *(f"xcaus_ic_{i:02d}.png" for i in range(UNITS))}
-    check_pictures(compared / "analysis" / "cross_corr_and_causation_plots")
-    settings = json.loads((compared / "analysis" / "cross_corr_and_causation_plots"
-                           / "settings.json").read_text())
+    plots = compared / "analysis" / "cross_corr_and_causation_plots"
+    assert {path.name for path in plots.iterdir()} == {
+        "settings.json", "cosine_similarity_of_ics.png", *(
+            f"{kind}_{group}.png" for kind in ("xcorr", "xcaus")
+            for group in ("all", "behaviour_00", "behaviour_01")),
+        *(f"xcaus_ic_{i:02d}.png" for i in range(UNITS))}
+    check_pictures(plots)
+    settings = json.loads((plots / "settings.json").read_text())
     assert settings["lags"] == list(range(5)) and settings["lags_left_out"] == [5, 6, 7, 8, 9, 10]
-    assert settings["samples_of_behaviours"] == {"0": 32, "1": 30, "2": 1}
+    assert settings["samples_of_behaviours"] == {"0": 1, "1": 30}
 
 
 def check_pictures(folder):
@@ -560,7 +516,7 @@ def check_pictures(folder):
     assert pictures
     for path in pictures:
         image = Image.open(path)
-        assert min(image.size) > 150 and np.asarray(image.convert("L")).std() > 5, path.name
+        assert min(image.size) > 80 and np.asarray(image.convert("L")).std() > 5, path.name
 
 
 def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(compared):
@@ -575,8 +531,8 @@ def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(c
     row = between[(between["source"] == "IC 2") & (between["target"] == "IC 3")
                   & (between["lag"] == 1) & (between["env_grads"] == "with")].iloc[0]
     assert row["cross_correlation"] > 0.3 and not row["claimed"]
-    assert len(table) == 2 * 4 * (STEP * UNITS * UNITS + (STEP + 1) * UNITS * len(ANSWERS))
-    small = table[table["behaviour"] == "2"]
+    assert len(table) == 2 * 3 * (STEP * UNITS * UNITS + (STEP + 1) * UNITS * len(ANSWERS))
+    small = table[table["behaviour"] == "0"]
     assert (small["samples"] == 1).all() and not small["claimed"].any()
 
 
@@ -593,10 +549,10 @@ def test_matrices_of_the_comparison_are_those_of_its_table(compared):
         assert folder.read("agreement", 1, 2, suffix)[place] == pytest.approx(
             row["agreement"], rel=1e-4)
     matrices = folder.read("matrix_table")
-    assert len(matrices) == 2 * 4 * STEP and matrices["agreement"].between(0, 1).all()
+    assert len(matrices) == 2 * 3 * STEP and matrices["agreement"].between(0, 1).all()
     names = {path.name for path in (compared / "analysis" / "dyn_grad_comparison_plots").iterdir()}
     assert names == {"settings.json", *(f"{group}_t-{lag}.png" for lag in range(3) for group in (
-        "all", "behaviour_00", "behaviour_01", "behaviour_02"))}
+        "all", "behaviour_00", "behaviour_01"))}
     check_pictures(compared / "analysis" / "dyn_grad_comparison_plots")
 
 
@@ -604,13 +560,13 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     stories = compared / "analysis" / "causal_stories"
     page = (stories / "all.md").read_text()
     with_grads, without = page.split("## Without gradients")
-    assert "**IC 0 raises IC 1 1 step later.**" in with_grads
+    assert "**IC 0 raises IC 1 at lag 1.**" in with_grads
     assert "It is not claimed without gradients through the environment" in with_grads
     assert "**Components on other components:** none is claimed" in without
-    single = (stories / "behaviour_02.md").read_text()
-    assert "1 sample is too few for a test, which needs 8; nothing is claimed" in single
+    single = (stories / "behaviour_00.md").read_text()
+    assert "1 samples are too few for a test, which needs 8; nothing is claimed" in single
     index = (stories / "index.md").read_text()
-    assert "64 simulated samples; 3 behaviours; 1 of the samples in none of them" in index
+    assert "64 simulated samples; 2 behaviours; 33 of the samples in none of them" in index
     for path in stories.glob("*.md"):
         text = path.read_text()
         assert "nan" not in text.lower().split()
@@ -639,11 +595,11 @@ def test_a_sentence_says_no_more_than_its_row(compared):
     row[["source", "target", "median_gradient", "steadiness", "lag", "explained"]] = [
         "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
     text = influence_sentence(row, None)
-    assert ("**IC 3 lowers the mean log-probability of going left 2 steps later, on average.**"
+    assert ("**IC 3 lowers the mean log-probability of going left at lag 2, on average.**"
             in text and "their covariance has another sign" in text)
     row[["steadiness", "explained", "lag"]] = [0.95, 1.4, 0]
     text = influence_sentence(row, None)
-    assert "going left in the same step.**" in text and "more than their whole covariance" in text
+    assert "going left at lag 0.**" in text and "more than their whole covariance" in text
 
 
 def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys):
@@ -659,9 +615,9 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
     message = error_of(capsys, main, argv)
     assert "clusters_per_sample_64.npy" in message and "--no_behaviours" in message
     assert "combined_agent_env_hx_analysis_precompute.py writes it" in message
-    message = error_of(capsys, main, [*argv, "--no_behaviours"])
-    assert "saliency_experiments.py --without_env_grads writes it" in message
-    assert "--only_with_env_grads" in message and not output.exists()
+    assert f"_ica{WITHOUT_ENV_GRADS}.npy; saliency_experiments.py writes it" in error_of(
+        capsys, main, [*argv, "--no_behaviours"])
+    assert not output.exists()
     assert main([*argv, "--no_behaviours", "--only_with_env_grads"]) == 0
     table = comparison_of(output).read("table")
     assert set(table["behaviour"]) == {"all"} and set(table["env_grads"]) == {"with"}
@@ -687,31 +643,6 @@ def error_of(capsys, main, argv):
     capsys.readouterr()
     assert main(argv) == 2
     return capsys.readouterr().err
-
-
-def damaged(folders, tmp_path, name, change):
-    """A copy in which one file of sample 5 is changed."""
-    copy = linked_copy(folders, tmp_path / "copy")
-    path = copy / "informed_init" / "sample_00005" / name
-    array = np.load(path)
-    replace_array(path, change(array))
-    return copy
-
-
-def with_nan(array):
-    array[1, 2] = np.nan
-    return array
-
-
-@pytest.mark.parametrize(("name", "words"), [
-    ("agent_hs.npy", "sample_00005/agent_hs.npy holds NaN"),
-    ("grad_hx_hx_direction_1_ica.npy", "grad_hx_hx_direction_1_ica.npy holds NaN")])
-@pytest.mark.parametrize("main", [xcorr_and_xcaus_plots.main,
-                                  dynamics_grads_consistency_plots.main])
-def test_nan_in_a_file_is_an_error_that_names_it(folders, tmp_path, capsys, name, words, main):
-    copy = damaged(folders, tmp_path, name, with_nan)
-    message = error_of(capsys, main, arguments(copy, "--output_dir", str(tmp_path / "o")))
-    assert re.search(words, message) and not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(("more", "words"), [
@@ -780,31 +711,14 @@ def test_correlation_alone_needs_no_saliency(folders, tmp_path):
     assert names == {"xcorr_all.png", "cosine_similarity_of_ics.png", "settings.json"}
 
 
-def test_other_data_is_not_overwritten(folders, tmp_path, capsys):
-    (tmp_path / "thesis.txt").write_text("precious")
-    for main, argv in ((xcorr_and_xcaus_plots.main, arguments(folders)),
-                       (dynamics_grads_consistency_plots.main, arguments(folders)),
-                       (causal_stories.main, story_arguments(folders))):
-        assert "holds other data" in error_of(capsys, main, [*argv, "--output_dir",
-                                                             str(tmp_path)])
-    assert (tmp_path / "thesis.txt").exists()
-
-
-def test_stories_without_a_comparison_name_its_script(tmp_path, capsys):
-    assert "dynamics_grads_consistency_plots.py writes" in error_of(
-        capsys, causal_stories.main, ["--save_dir", str(tmp_path)])
-
-
 def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
     copy = shutil.copytree(compared / "analysis" / "dyn_grad_comparison_data", tmp_path / "data")
     argv = story_arguments(compared, "--comparison_dir", str(copy), "--output_dir",
                            str(tmp_path / "stories"))
     path = ResultStore(copy, COMPARISON_FILES).file_of("table")
     text = path.read_text()
-    for cell, words in (("", "gradient has a missing"), ("nan", "gradient has a missing"),
-                        ("much", "gradient holds something that is no number")):
-        path.write_text(re.sub(r"(all,64,with,1,IC 0,IC 1),[^,]+", rf"\1,{cell}", text, count=1))
-        assert words in error_of(capsys, causal_stories.main, argv)
+    path.write_text(re.sub(r"(all,64,with,1,IC 0,IC 1),[^,]+", r"\1,nan", text, count=1))
+    assert "gradient has a missing" in error_of(capsys, causal_stories.main, argv)
     path.write_text(text)
     assert "names behaviour 9" in error_of(capsys, causal_stories.main,
                                            [*argv, "--behaviour_names", "9=nothing"])
@@ -832,12 +746,10 @@ def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
     assert plot_value_and_action_weights.main(argv) == 0
     lines = (tmp_path / "out" / "read_out_weights.csv").read_text().splitlines()
     assert lines[0].startswith("output,kind,IC 0,IC 1,") and len(lines) == 1 + 15 + 15 + 1
-    weights = readout(tiny_policy(), golden)
+    logits, value = plot_value_and_action_weights.readout(tiny_policy(), golden)
     assert lines[2].split(",")[:2] == ["left", "logit"]
-    np.testing.assert_allclose([float(x) for x in lines[2].split(",")[2:]], weights.policy[1],
-                               rtol=1e-4)
-    np.testing.assert_allclose([float(x) for x in lines[-1].split(",")[2:]], weights.value,
-                               rtol=1e-4)
+    np.testing.assert_allclose([float(x) for x in lines[2].split(",")[2:]], logits[1], rtol=1e-4)
+    np.testing.assert_allclose([float(x) for x in lines[-1].split(",")[2:]], value, rtol=1e-4)
     check_pictures(tmp_path / "out")
     feed_forward = tmp_path / "model.pth"
     save_agent(feed_forward, tiny_policy(recurrent=False), {})
@@ -894,5 +806,5 @@ def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
     values = SampleFolder(samples).stacked_field("values")
     np.testing.assert_allclose(
         folder.read(MEAN, ALL_SAMPLES, 0, "")[:, golden.num_ics],
-        readout(policy, golden).value / values.std(), rtol=1e-3)
+        plot_value_and_action_weights.readout(policy, golden)[1] / values.std(), rtol=1e-3)
     assert not folder.read(MEAN, ALL_SAMPLES, 1, "")[:, golden.num_ics:].any()

@@ -148,9 +148,9 @@ def test_windows_have_the_positions_of_their_frames(recordings):
 
 def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(recordings):
     plain, with_them = (read_recorded_steps(folder, 2) for folder in recordings)
-    assert plain.positions == {} and list(with_them.positions) == list(POSITION_COLUMNS)
     table = recordings[1].all_steps([0, 1])
-    for name, values in with_them.positions.items():
+    for name in POSITION_COLUMNS:
+        values = with_them[name].to_numpy()
         known = table[name].notna().to_numpy()
         assert np.array_equal(values[known], table[name][known])
         ends = np.flatnonzero(~known)
@@ -163,5 +163,5 @@ def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(record
     labels = np.zeros(len(table), int)
     found = colour_recorded_steps(Folder(), with_them, labels, 1)
     assert found["player_y"].label == "y of the player (cells)"
-    assert np.array_equal(found["player_y"].values, with_them.positions["player_y"])
+    assert np.array_equal(found["player_y"].values, with_them["player_y"])
     assert not set(POSITION_COLUMNS) & set(colour_recorded_steps(Folder(), plain, labels, 1))

@@ -15,7 +15,7 @@ from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import patched
 from agents.rollout_files import RolloutFolder
 from analysis import steering_vectors
-from analysis.state_splits import read_states, split_states
+from analysis.steering_vectors import read_states, split_states
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.comparison import collect_runs, comparison_store, read_runs
@@ -120,12 +120,11 @@ def test_states_are_those_of_their_rows(runner):
     folder = RolloutFolder(runner / "data")
     steps = folder.all_steps(range(NUM_EPISODES))
     rows = np.array([3, 4, folder.episode(0).frames.shape[0] + 2])
-    states = read_states(folder, NUM_EPISODES, rows, steps)
+    frames, entering, levels = read_states(folder, NUM_EPISODES, rows, steps)
     first, second = folder.episode(0), folder.episode(1)
-    np.testing.assert_array_equal(states.frames, [*first.frames[3:5], second.frames[2]])
-    np.testing.assert_array_equal(states.entering,
-                                  [*first.hidden_states[3:5], second.hidden_states[2]])
-    assert states.levels.tolist() == steps["level_seed"][rows].tolist()
+    np.testing.assert_array_equal(frames, [*first.frames[3:5], second.frames[2]])
+    np.testing.assert_array_equal(entering, [*first.hidden_states[3:5], second.hidden_states[2]])
+    assert levels.tolist() == steps["level_seed"][rows].tolist()
 
 
 def test_a_vector_of_all_states_is_the_difference_of_the_recorded_means(runner, tmp_path, capsys):

@@ -21,9 +21,8 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
-from analysis.behaviour_pages import samples_picture
 from analysis.influences.comparison import COMPARISON_FILES
-from analysis.influences.consistency import ALL_SAMPLES
+from analysis.influences.consistency import ALL_SAMPLES, file_stem
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from attribution.results import AttributionStore
@@ -153,7 +152,7 @@ def behaviour(shown: Shown) -> Image.Image:
     labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
     largest = (int(np.bincount(labels[labels >= 0]).argmax()) if (labels >= 0).any()
                else ALL_SAMPLES)
-    return Image.open(shown.output / FOLDERS.stories / samples_picture(largest))
+    return Image.open(shown.output / FOLDERS.stories / f"{file_stem(largest)}_samples.png")
 
 
 def interventions(shown: Shown) -> Image.Image:

@@ -19,7 +19,6 @@ Letters in shape comments: M samples, K lags, I sources, J targets.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from analysis.heatmaps import (
 )
 from analysis.influences.consistency import (
     ALL_SAMPLES,
-    AVERAGES,
     LEVEL,
     MEAN,
     MEDIAN,
@@ -49,7 +47,7 @@ from analysis.influences.consistency import (
     Group,
     file_stem,
 )
-from analysis.influences.gradients import OUTLIER, ic_name
+from analysis.influences.gradients import OUTLIER, Influences
 from common.results import ResultStore
 from common.schemas import Array, Entry, Npy, Schema, Table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
@@ -77,8 +75,6 @@ _KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "sam
           "lag": int, "signs_agree": bool, "claimed": bool}  # all other columns are floats
 
 
-
-
 def _columns(names: Iterable[str]) -> Table:
     return Table({name: _KINDS.get(name, float) for name in names}, gaps=())
 
@@ -96,26 +92,23 @@ COMPARISON_FILES = Schema(
         "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))},
     flag="--data_output_dir", replaced=True)
 WITH, WITHOUT = "with", "without"  # values of the column env_grads
+SUFFIXES = {WITH: "", WITHOUT: WITHOUT_ENV_GRADS}  # of file names
 
 
-@dataclasses.dataclass(frozen=True)
 class SignAgreementTable:
     """Agreement of gradients and correlations in all groups, as tables.
 
-    Attributes:
-        found: agreement of each group, with gradients through the environment under the key False,
-            without them under the key True.
-        targets: names of the targets (J,).
-        lags: lags (K,).
-        num_ics: number of ICs, I.
-        step: step at which the targets are read.
+    Args:
+        agreements: agreement of each group, by kind of gradient: WITH gradients through the
+            environment, and perhaps WITHOUT them.
+        influences: influences that were compared.
     """
 
-    found: Mapping[bool, Mapping[Group, Agreement]]
-    targets: Sequence[str]
-    lags: Sequence[int]
-    num_ics: int
-    step: int
+    def __init__(self, agreements: Mapping[str, Mapping[Group, Agreement]],
+                 influences: Influences):
+        self._agreements, self._targets = agreements, influences.target_names
+        self._lags, self._num_ics, self._step = (influences.lags, influences.num_ics,
+                                                 influences.step)
 
     def save(self, folder: Path, numbers: Sequence[int], labels: np.ndarray | None) -> None:
         """Write tables and matrices into a folder.
@@ -128,12 +121,11 @@ class SignAgreementTable:
         store = ResultStore(folder, COMPARISON_FILES)
         store.write("table", value=self.table())
         store.write("matrix_table", value=self.matrix_table())
-        for without, group, agreement in self._all():
+        for kind, group, agreement in self._all():
             for name, matrices in ((MEAN, agreement.gradients), (MEDIAN, agreement.medians),
                                    ("agreement", agreement.agreement)):
-                for lag in self.lags:
-                    np.save(store.file_of(name, group, lag, WITHOUT_ENV_GRADS if without else ""),
-                            matrices[lag])
+                for lag in self._lags:
+                    store.write(name, group, lag, SUFFIXES[kind], value=matrices[lag])
         no_behaviours = np.full(len(numbers), -1)
         store.write("sample_ids", value=np.array(numbers))
         store.write("behaviours", value=no_behaviours if labels is None else labels)
@@ -142,13 +134,13 @@ class SignAgreementTable:
         """Return a table with one row per tested pair, lag, group and kind of gradient; for columns
         see ``TABLE_COLUMNS``."""
         parts = []
-        for without, group, agreement in self._all():
+        for kind, group, agreement in self._all():
             lag, source, target = np.nonzero(agreement.tested)
             chosen = agreement.tested
             parts.append(pd.DataFrame({
                 "behaviour": str(group), "samples": agreement.num_samples,
-                "env_grads": _variant(without), "lag": lag,
-                "source": [ic_name(i) for i in source], "target": np.array(self.targets)[target],
+                "env_grads": kind, "lag": lag,
+                "source": [f"IC {i}" for i in source], "target": np.array(self._targets)[target],
                 "gradient": agreement.gradients[chosen],
                 "median_gradient": agreement.medians[chosen],
                 "outliers": agreement.outliers[chosen],
@@ -164,43 +156,43 @@ class SignAgreementTable:
     def matrix_table(self) -> pd.DataFrame:
         """Return a table with one row per lag above 0, group and kind of gradient; for columns see
         ``MATRIX_COLUMNS``."""
-        rows = [(str(group), agreement.num_samples, _variant(without), lag,
+        rows = [(str(group), agreement.num_samples, kind, lag,
                  agreement.matrix_agreement[lag], agreement.matrix_p[lag],
                  agreement.matrix_p_corrected[lag])
-                for without, group, agreement in self._all() for lag in self.lags if lag > 0]
+                for kind, group, agreement in self._all() for lag in self._lags if lag > 0]
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
     def draw(self) -> Figures:
         """Draw one figure per group and lag."""
-        for group in self.found[False]:
-            for lag in self.lags:
-                if lag > 0 or len(self.targets) > self.num_ics:
+        for group in self._agreements[WITH]:
+            for lag in self._lags:
+                if lag > 0 or len(self._targets) > self._num_ics:
                     yield f"{file_stem(group)}_t-{lag}.png", self._plot(group, lag)
 
     def summary(self) -> Iterator[str]:
         """Yield sentences about claimed influences and outliers for each kind of gradient."""
         table = self.table()
-        for without, groups in self.found.items():
-            name = f"{_variant(without)} gradients through the environment"
-            yield f"{name}: {claims_summary(table[table['env_grads'] == _variant(without)])}"
+        for kind, groups in self._agreements.items():
+            name = f"{kind} gradients through the environment"
+            yield f"{name}: {claims_summary(table[table['env_grads'] == kind])}"
             shares = groups[ALL_SAMPLES].outlier_samples
             yield (f"{name}: the gradients of a sample are more than {OUTLIER} times as large as "
                    "the median sample's in " + ", ".join(
                        f"{100 * shares[lag]:.3g} % of the samples at lag {lag}"
-                       for lag in self.lags if lag > 0))
+                       for lag in self._lags if lag > 0))
 
-    def _all(self) -> Iterator[tuple[bool, Group, Agreement]]:
-        for without, groups in self.found.items():
+    def _all(self) -> Iterator[tuple[str, Group, Agreement]]:
+        for kind, groups in self._agreements.items():
             for group, agreement in groups.items():
-                yield without, group, agreement
+                yield kind, group, agreement
 
     def _plot(self, group: Group, lag: int) -> Figure:
         # ICs do not influence ICs of the same step.
-        columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
-        rows = [(without, groups[group]) for without, groups in self.found.items()]
-        panels: list[Heatmap | None] = []
-        for without, found in rows:
-            through = f"{_variant(without)} environment gradients"
+        columns = np.arange(self._num_ics if lag == 0 else 0, len(self._targets))
+        rows = {kind: groups[group] for kind, groups in self._agreements.items()}
+        panels = []
+        for kind, found in rows.items():
+            through = f"{kind} environment gradients"
             marked = found.claimed[lag][:, columns]
             panels += [Heatmap(found.gradients[lag][:, columns], f"mean Jacobian,\n{through}"),
                        Heatmap(found.medians[lag][:, columns],
@@ -208,29 +200,24 @@ class SignAgreementTable:
                                f"samples with outliers: {100 * found.outlier_samples[lag]:.3g} %"),
                        Heatmap(found.correlations[lag][:, columns], "cross-correlation"),
                        Heatmap(found.agreement[lag][:, columns],
-                             f"agreement of signs, {through}\ninfluences claimed: {marked.sum()}",
-                             marked)]
-        averages = [[getattr(found, name)[lag][:, columns] for _, found in rows]
-                    for name in ("gradients", "medians")]
-        correlation = rows[0][1].correlations[lag][:, columns]
-        num = rows[0][1].num_samples
-        of = f"all {num} samples" if group == ALL_SAMPLES else (
-            f"behaviour {group}, {num} sample{'s' if num > 1 else ''}")
-        note = ("the sample is too few for a test" if num < 2 else "too few samples for a test"
-                ) if num < MIN_SAMPLES else (
+                               f"agreement of signs, {through}\n"
+                               f"influences claimed: {marked.sum()}", marked)]
+        num = rows[WITH].num_samples
+        of = f"{num} samples" + ("" if group == ALL_SAMPLES else f" of behaviour {group}")
+        note = "too few samples for a test" if num < MIN_SAMPLES else (
             f"dot: influence claimed (agreement with corrected p ≤ {LEVEL}, median gradient and "
-            "correlation of one sign, "
-            f"effect of at least {MIN_EFFECT} standard deviations)")
-        names = [name.replace("IC ", "") for name in self.targets]
+            f"correlation of one sign, effect of at least {MIN_EFFECT} standard deviations)")
+        names = [name.replace("IC ", "") for name in self._targets]
+        scales = [signed_scale([panel.matrix for panel in panels[column::4]], label, lag > 0)
+                  for column, label in enumerate((
+                      "mean gradient (standard deviations)",
+                      "median gradient (standard deviations)",
+                      "mean product (standard deviations squared)"))]
         return plot_matrices(
-            panels, Names(names[:self.num_ics], [names[i] for i in columns],
-                                f"IC at step {self.step - lag}",
-                                f"what it moves, at step {self.step}"),
-            [*(signed_scale(matrices, f"{name} gradient (standard deviations)", lag > 0)
-               for name, matrices in zip(AVERAGES, averages)),
-             signed_scale([correlation], "mean product (standard deviations squared)", lag > 0),
-             ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 4,
-            f"Gradients and correlation {lag} step{'' if lag == 1 else 's'} apart: {of}\n{note}")
+            panels, Names(names[:self._num_ics], [names[i] for i in columns],
+                          f"IC at step {self._step - lag}", f"what it moves, at step {self._step}"),
+            [*scales, ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 4,
+            f"Gradients and correlation at lag {lag}: {of}\n{note}")
 
 
 def claims_summary(table: pd.DataFrame) -> str:
@@ -244,14 +231,7 @@ def claims_summary(table: pd.DataFrame) -> str:
     is_itself = tested["source"] == tested["target"]
     others, itself = tested[~is_itself], tested[is_itself]
     untested = len(table) - len(tested)
-    if tested.empty:
-        return (f"none of {untested} influences is tested, because that takes at least "
-                f"{MIN_SAMPLES} samples")
     return (f"{others['claimed'].sum()} of {len(others)} tested influences of a component on "
             f"others or on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on "
-            "itself)" + (f"; {untested} in behaviours with fewer than {MIN_SAMPLES} samples are "
-                         "not tested" if untested else ""))
-
-
-def _variant(without: bool) -> str:
-    return WITHOUT if without else WITH
+            f"itself); {untested} in behaviours with fewer than {MIN_SAMPLES} samples are not "
+            "tested")

@@ -54,12 +54,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.influences.gradients import Influences, outlier_share
-from common.errors import UserError
 from common.progress import with_progress
 
 ALL_SAMPLES = "all"  # group of all samples; the other groups are numbered behaviours
 MEAN, MEDIAN = AVERAGES = "mean", "median"  # averages over samples; the mean is published
-INFIX = {MEAN: "", MEDIAN: "_median"}  # infix of each average in file names
 LEVEL = 0.05  # significance level of corrected p-values
 MIN_EFFECT = 0.1  # standard deviations of the target per standard deviation of the source
 MIN_SAMPLES = 8  # smallest number of samples for a behaviour's influences to be tested
@@ -88,16 +86,8 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
 
     Returns:
         Mean products, float64 (I, J): rows are coordinates at t, columns coordinates at t + lag.
-
-    Raises:
-        UserError: if there are no samples, or if they are not longer than the lag.
     """
-    num_samples, num_steps = earlier.shape[:2]
-    if not num_samples:
-        raise UserError("there is no sample to take mean products of")
-    if not 0 <= lag < num_steps:
-        raise UserError(f"samples of {num_steps} steps have no two steps that are {lag} apart")
-    first = earlier[:, :num_steps - lag].reshape(-1, earlier.shape[2]).astype(np.float64)
+    first = earlier[:, :earlier.shape[1] - lag].reshape(-1, earlier.shape[2]).astype(np.float64)
     second = later[:, lag:].reshape(-1, later.shape[2]).astype(np.float64)
     return first.T @ second / len(first)
 
@@ -175,15 +165,10 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
 
     Returns:
         Results by group, ALL_SAMPLES first.
-
-    Raises:
-        UserError: if a group is empty.
     """
     rows = {ALL_SAMPLES: np.arange(len(influences.gradients)), **groups}
-    for group, chosen in rows.items():
-        if not len(chosen):
-            raise UserError(f"behaviour {group} has no sample")
-    tested = tested_pairs(influences)
+    tested = np.ones(influences.gradients.shape[1:], dtype=bool)  # (K, I, J)
+    tested[0, :, :influences.num_ics] = False
     scores = [SampleSigns(influences, chosen) for chosen in rows.values()]
     counts, largest = [], np.full(num_shuffles, -np.inf)
     for score, group in with_progress(zip(scores, rows), len(rows), "behaviour"):
@@ -221,14 +206,6 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
             np.where(testable, corrected, 1.0), effects, explained,
             *(result[i] for result in matrix_results))
     return results
-
-
-def tested_pairs(influences: Influences) -> np.ndarray:
-    """Return a mask of the tested pairs, bool (K, I, J): all but ICs with ICs of the same step."""
-    shape = influences.gradients.shape[1:]
-    tested = np.ones(shape, dtype=bool)
-    tested[0, :, :influences.num_ics] = False
-    return tested
 
 
 class SampleSigns:

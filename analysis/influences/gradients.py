@@ -42,10 +42,10 @@ from interventions.projector import Projector
 # up to the rounding of the matrices.
 _IDENTITY_TOLERANCE = 0.02
 OUTLIER = 10  # multiple of the median over samples above which a gradient is an outlier
-_ANSWERS = {"value": "value", "action": "log-probability of the likeliest action",
-            "leftwards": "mean log-probability of going left",
-            "jumping_up": "log-probability of jumping up",
-            "jumping_right": "log-probability of jumping right"}
+ANSWER_NAMES = {"value": "value", "action": "log-probability of the likeliest action",
+                "leftwards": "mean log-probability of going left",
+                "jumping_up": "log-probability of jumping up",
+                "jumping_right": "log-probability of jumping right"}
 
 
 def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
@@ -56,28 +56,6 @@ def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
     """
     return {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)
             if label >= 0}
-
-
-def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Standardise quantities over samples and steps.
-
-    Args:
-        values: quantities (M, T, J).
-        what: names of the quantities, for the error message (J,).
-
-    Returns:
-        The standardised quantities (M, T, J), and their standard deviations (J,).
-
-    Raises:
-        UserError: if a quantity does not vary.
-    """
-    flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
-    deviations = flat.std(axis=0)
-    for name, deviation in zip(what, deviations):
-        if not deviation > 0:
-            raise UserError(f"{name} does not vary over these samples, so nothing can be said "
-                            "about what moves it")
-    return (values - flat.mean(axis=0)) / deviations, deviations
 
 
 def outlier_share(sizes: np.ndarray) -> np.ndarray:
@@ -93,15 +71,6 @@ def outlier_share(sizes: np.ndarray) -> np.ndarray:
         Share of outliers, float64 (…).
     """
     return (sizes > OUTLIER * np.median(sizes, axis=0)).mean(axis=0)
-
-
-def ic_name(number: int) -> str:
-    return f"IC {number}"
-
-
-def answer_name(function: str) -> str:
-    """Return the readable name of an output, given as the name of a function in ``ANSWERS``."""
-    return _ANSWERS[function]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +111,17 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
     fields = {field: torch.from_numpy(samples.stacked_field(field, numbers))
               for field in ("hidden_states", "values", "log_probs")}
     states = fields["hidden_states"]
-    values = np.stack([function(fields["values"], fields["log_probs"]).numpy()
-                       for function in ANSWERS.values()], axis=-1)  # (M, T, functions)
-    scaled, deviations = standardised(values, [answer_name(name) for name in ANSWERS])
+    answers, deviations = {}, {}
+    for name, function in ANSWERS.items():
+        values = function(fields["values"], fields["log_probs"]).numpy().astype(np.float64)
+        deviations[name] = float(values.std())
+        if not deviations[name] > 0:
+            raise UserError(f"{ANSWER_NAMES[name]} does not vary over these samples, so nothing "
+                            "can be said about what moves it")
+        answers[name] = (values - values.mean()) / deviations[name]
     return Coordinates(
         list(numbers), projector.coordinates(states, "ica").numpy(), states.numpy(),
-        {name: scaled[..., i] for i, name in enumerate(ANSWERS)},
-        {name: float(deviation) for name, deviation in zip(ANSWERS, deviations)})
+        answers, deviations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +153,7 @@ class Influences:
     @property
     def target_names(self) -> list[str]:
         """Names of the targets in tables: ``IC 3``, or the name of the output."""
-        return [*map(ic_name, range(self.num_ics)), *self.answers]
+        return [*(f"IC {i}" for i in range(self.num_ics)), *self.answers]
 
 
 class InfluenceReader:
@@ -216,15 +189,9 @@ class InfluenceReader:
 
     def has(self, answer: str, without_env_grads: bool) -> bool:
         """Return whether every sample has saliency of this output."""
-        return not self._first_absent(SaliencyFunction(answer), without_env_grads)
-
-    def lacking(self, without_env_grads: bool) -> str:
-        """Return the first missing file of the ICs' saliency, or '' if none is missing."""
-        for function in self._functions():
-            absent = self._first_absent(function, without_env_grads)
-            if absent:
-                return absent
-        return ""
+        name = _stored_name(SaliencyFunction(answer), without_env_grads)
+        return all(self._folder.file_of("hidden_states", number, name).exists()
+                   for number in self._coordinates.numbers)
 
     def read(self, answers: Sequence[str], without_env_grads: bool = False,
              policy: Policy | None = None) -> Influences:
@@ -243,11 +210,11 @@ class InfluenceReader:
                 it.
         """
         coordinates = self._coordinates
-        functions = [*self._functions(),
+        num_ics = self._projector.num_ics
+        functions = [*(SaliencyFunction(DIRECTION, number, "ica") for number in range(num_ics)),
                      *(SaliencyFunction(name) for name in answers if policy is None)]
         columns = [self._gradients(function, without_env_grads)
                    for function in with_progress(functions, len(functions), "function")]
-        num_ics = self._projector.num_ics
         self._check_identity(np.stack(columns[:num_ics], axis=-1)[:, 0])
         if policy is not None:
             columns += [self._readout(policy, name, columns[0].shape) for name in answers]
@@ -258,24 +225,14 @@ class InfluenceReader:
         return Influences(self.step, tuple(range(self.step + 1)), tuple(answers),
                           np.stack(columns, axis=-1).astype(np.float32), targets, coordinates.ics)
 
-    def _first_absent(self, function: SaliencyFunction, without_env_grads: bool) -> str:
-        for number in self._coordinates.numbers:
-            path = self._folder.file_of("hidden_states", number,
-                                        _stored_name(function, without_env_grads))
-            if not path.exists():
-                return str(path)
-        return ""
-
-    def _functions(self) -> list[SaliencyFunction]:
-        return [SaliencyFunction(DIRECTION, number, "ica")
-                for number in range(self._projector.num_ics)]
-
     def _gradients(self, function: SaliencyFunction, without_env_grads: bool) -> np.ndarray:
         """Read the gradients of a function with respect to the ICs (M, L, I), by ascending lag."""
         numbers = self._coordinates.numbers
         name = _stored_name(function, without_env_grads)
-        num_copies = [self._copies(number, name, function, without_env_grads)
-                      for number in numbers]
+        expected = {"common_timesteps": [self.step], "without_env_grads": without_env_grads}
+        if function.direction is not None:
+            expected["matrices_sha256"] = self._matrices
+        num_copies = [self._copies(number, name, expected) for number in numbers]
         stored = self._folder.stacked_field("hidden_states", name, numbers)  # (M, T, D)
         if stored.shape != self._coordinates.states.shape:
             raise UserError(f"the gradients of {name} have the shape {stored.shape}, not "
@@ -283,15 +240,11 @@ class InfluenceReader:
         of_steps = self._projector.gradient(torch.from_numpy(stored), "ica").numpy()
         return of_steps[:, self.step::-1] * np.array(num_copies, np.float32)[:, None, None]
 
-    def _copies(self, number: int, name: str, function: SaliencyFunction,
-                without_env_grads: bool) -> int:
+    def _copies(self, number: int, name: str, expected: dict) -> int:
         """Return the number of copies of a sample, after checking the settings of its saliency."""
         found = self._folder.description(number, name)
         if not found:  # published samples have no description
             return self._num_copies
-        expected = {"common_timesteps": [self.step], "without_env_grads": without_env_grads}
-        if function.direction is not None:
-            expected["matrices_sha256"] = self._matrices
         for key, value in expected.items():
             if found.get(key) != value:
                 path = self._folder.file_of("description", number, name)
