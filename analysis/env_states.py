@@ -112,11 +112,11 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         return (f"reward {steps.reward[rows].sum():.1f}, "
                 f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
 
+    yield from draw_paths(plane, steps.sample, "sample", config.num_epi_paths, describe_sample,
+                          seed)
     yield from draw_planes({"pca": plane, "tsne": tsne}, colourings, seed)
     yield from draw_space(space, colourings, ("cluster", "value"), seed)
     yield from variances.draw(title)
-    yield from draw_paths(plane, steps.sample, "sample", config.num_epi_paths, describe_sample,
-                          seed)
     yield from draw_clusters(
         (plane, tsne), labels, num_clusters,
         lambda cluster: describe_members(labels == cluster, steps.sample, "sample", steps.value,

@@ -120,10 +120,10 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
         rewarded = steps["rewarded"][episodes == episode]
         return f"{len(rewarded)} steps, {'rewarded' if rewarded.any() else 'no reward'}"
 
+    yield from draw_paths(recorded, episodes, "episode", num_paths, describe_episode, seed)
     yield from draw_planes({"pca": plane, "tsne": tsne}, colourings, seed)
     yield from draw_space(space, colourings, ("cluster", "value"), seed)
     yield from variances.draw(title)
-    yield from draw_paths(recorded, episodes, "episode", num_paths, describe_episode, seed)
     yield from draw_clusters(
         (recorded, tsne), labels, num_clusters, lambda cluster: describe_members(
             labels == cluster, episodes, "episode", steps["value"].to_numpy(),

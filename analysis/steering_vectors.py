@@ -18,7 +18,6 @@ from agents.agent_file import load_agent
 from agents.layers import find_layer, layers_named
 from agents.reference_set import ReferenceSet, activations_of
 from agents.rollout_files import RolloutFolder
-from analysis.clustering import NO_CLUSTER
 from analysis.steps import check_episodes
 from common.cli import (
     Parser,
@@ -166,7 +165,7 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
     Args:
         text: split, in the form of one of WORDS.
         steps: steps of all episodes, from ``RolloutFolder.all_steps``.
-        clusters: function that reads the cluster of each step, NO_CLUSTER for none.
+        clusters: function that reads the cluster of each step, -1 for none.
 
     Raises:
         UserError: if the text cannot be parsed, or if there is no such action or cluster.
@@ -194,10 +193,10 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
             raise UserError(f"there are clusters of {len(labels)} states, but the recording has "
                             f"{len(steps)} of so many episodes; give --num_episodes and the "
                             "recording that were analysed")
-        if number not in labels or number == NO_CLUSTER:
+        if number not in labels or number < 0:
             raise UserError(f"there is no cluster {number}: they are numbered 0 to {labels.max()}")
         is_in = labels == number
-        counted &= labels != NO_CLUSTER
+        counted &= labels >= 0
     rows = np.flatnonzero(counted)
     return Split(rows, is_in[rows])
 

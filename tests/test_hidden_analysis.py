@@ -58,29 +58,6 @@ def blobs(sizes=(200, 80, 120, 40), dimensions=8):
 # Methods.
 
 
-def test_scale_counts_a_constant_unit_as_1_and_names_it():
-    states = normal(500, 4) * [1, 2, 3, 4] + [5, 6, 7, 8]
-    states[:, 2] = 0.1
-    scale = standardizer_of(states.astype(np.float32))
-    assert scale.constant == (2,) and scale.std[2] == 1
-    standardised = scale.standardise(states.astype(np.float32))
-    np.testing.assert_allclose(standardised.mean(axis=0), 0, atol=1e-5)
-    np.testing.assert_allclose(standardised.std(axis=0), [1, 1, 0, 1], atol=1e-5)
-
-
-def test_principal_components_have_the_planted_directions_and_variances():
-    rotation, _ = np.linalg.qr(normal(5, 5))
-    deviations = np.array([4, 3, 2, 0.3, 0.1], dtype=np.float32)
-    states = (normal(4000, 5, seed=1) * deviations) @ rotation.T
-    fit = principal_components(states.astype(np.float32), 4)
-    np.testing.assert_allclose(fit.variances, deviations[:4] ** 2, rtol=0.08)
-    np.testing.assert_allclose(np.abs(fit.components @ rotation), np.eye(4, 5), atol=0.05)
-    assert fit.total_variance == pytest.approx(np.var(states, axis=0, ddof=1).sum(), rel=1e-4)
-    # 16, 9 and 4 of 29.1 are 0.55, 0.86 and 0.9966 together.
-    assert [fit.number_for(share) for share in (0.5, 0.8, 0.95, 0.9999)] == [1, 2, 3, 4]
-    np.testing.assert_allclose(fit.coordinates(states).var(axis=0), fit.variances, rtol=1e-2)
-
-
 def test_independent_components_are_the_planted_sources_up_to_order_and_sign():
     rng = np.random.default_rng(2)
     sources = np.stack([rng.uniform(-1, 1, 4000), rng.laplace(size=4000),

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -429,7 +430,7 @@ def compared(folders, figures_of_correlation):
     """The same folders after all scripts have run."""
     assert dynamics_grads_consistency_plots.main(
         arguments(folders, "--num_shuffles", "300")) == 0
-    assert causal_stories.main(story_arguments(folders)) == 0
+    assert causal_stories.main(story_arguments(folders, "--num_films", "2")) == 0
     return folders
 
 
@@ -578,8 +579,8 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
 def test_names_of_behaviours_are_escaped(compared, tmp_path):
     name = "jumps | <b>high</b> [over](http://x) *saws*\n# and more"
     assert causal_stories.main(story_arguments(
-        compared, "--output_dir", str(tmp_path / "stories"), "--behaviour_names",
-        f"1={name}")) == 0
+        compared, "--output_dir", str(tmp_path / "stories"), "--num_films", "1",
+        "--behaviour_names", f"1={name}")) == 0
     escaped = markdown_escaped(name)
     for markup in ("<b>", "[over](", "\n", " *saws* "):
         assert markup not in escaped
@@ -602,7 +603,9 @@ def test_a_sentence_says_no_more_than_its_row(compared):
     assert "going left at lag 0.**" in text and "more than their whole covariance" in text
 
 
-def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys):
+def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys,
+                                                              monkeypatch):
+    monkeypatch.setattr(dynamics_grads_consistency_plots, "save_figures", lambda *_: 0)
     copy = linked_copy(folders, tmp_path / "copy")
     shutil.rmtree(copy / "analysis" / "combined_agent_env_hx_analysis_precomp")
     samples = copy / "informed_init"
@@ -688,17 +691,16 @@ def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
 
 
 def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
-        folders, tmp_path):
+        folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(xcorr_and_xcaus_plots, "save_figures", lambda *_: 0)
     copy = linked_copy(folders, tmp_path / "copy")  # `tiny` has 3 copies, as these
     for path in copy.glob("informed_init/*/saliency_*.json"):
         path.unlink()
-    output = tmp_path / "out"
     assert xcorr_and_xcaus_plots.main(arguments(
-        copy, "--no_behaviours", "--output_dir", str(output), "--data_output_dir",
+        copy, "--no_behaviours", "--output_dir", str(tmp_path / "out"), "--data_output_dir",
         str(tmp_path / "data"))) == 0
     found = np.load(tmp_path / "data" / "xcaus_hx_clustall_t-1.npy")
     assert found[0, 1] > 0.3
-    assert {path.name for path in output.iterdir()} >= {"xcorr_all.png", "xcaus_all.png"}
 
 
 def test_correlation_alone_needs_no_saliency(folders, tmp_path):
@@ -757,54 +759,25 @@ def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
         capsys, plot_value_and_action_weights.main, ["--agent_file", str(feed_forward), *argv[2:]])
 
 
-def test_an_agent_of_other_states_cannot_stand_for_the_saliency_of_answers(
-        folders, tmp_path, agent_path, capsys):
+def test_answers_can_come_from_the_read_out_weights(folders, heads, projector, tmp_path, agent_path,
+                                                    capsys, monkeypatch):
+    """Where there is no saliency of theirs; those of an agent with other states are refused."""
     copy = linked_copy(folders, tmp_path / "copy")
     for name in ANSWERS:
         for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):
             path.unlink()
+    main = dynamics_grads_consistency_plots.main
+    argv = arguments(copy, "--agent_file", str(agent_path), "--num_shuffles", "50",
+                     "--no_behaviours", "--only_with_env_grads")
     assert "the agent's heads read 64 units, but the samples' states have 4" in error_of(
-        capsys, dynamics_grads_consistency_plots.main,
-        arguments(copy, "--agent_file", str(agent_path)))
-
-
-def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
-    """Where there is no saliency of theirs."""
-    golden = golden_projector()
-    root = tmp_path / "root"
-    precomputed = root / "analysis" / "hx_analysis_precomp"
-    precomputed.mkdir(parents=True)
-    for name, path in matrix_files(precomputed, EPISODES).items():
-        np.save(path, getattr(golden, name).numpy())
-    matrices = Projector.load_for(64, precomputed, EPISODES, None)[1]
-    samples, policy, rng = root / "informed_init", tiny_policy(), np.random.default_rng(0)
-    writer, saliency = open_samples(samples, {"kind": "test"}), SaliencyFolder(samples)
-    forward = golden.change(torch.eye(64), "ica").T.numpy()  # gradients of the ICs
-    for number in range(10):
-        states = torch.from_numpy(rng.normal(size=(2, 64)).astype(np.float32))
-        with torch.no_grad():
-            log_probs = torch.log_softmax(policy.fc_policy(states), dim=-1).numpy()
-            values = policy.fc_value(states).squeeze(-1).numpy()
-        writer.add(number, SampleArrays(
-            np.zeros((2, 20, 20, 3)), np.zeros(2), np.zeros(2), values, states.numpy(), log_probs,
-            np.zeros((2, 8)), np.zeros(4), np.zeros(2)), SampleOrigin(number))
-        for i in range(golden.num_ics):
-            name, gradients = f"hx_direction_{i}_ica", np.zeros((2, 64))
-            gradients[1] = forward[i]
-            saliency.add(number, name, SaliencyArrays(
-                np.zeros((2, 3, 2, 2)), gradients, np.zeros((2, 8)), np.zeros((2, 2, 2, 3))))
-            saliency.mark_finished(number, name, {"common_timesteps": [1], "num_copies": 1,
-                                           "without_env_grads": False,
-                                           "matrices_sha256": matrices})
-    argv = ["--interpreting_params_name", "tiny", "--samples_dir", str(samples), "--save_dir",
-            str(root / "analysis"), "--num_episodes", str(EPISODES), "--sample_ids", "0", "to",
-            "10", "--common_timesteps", "1", "--no_behaviours", "--only_with_env_grads",
-            "--num_shuffles", "50", "--agent_file", str(agent_path)]
-    assert dynamics_grads_consistency_plots.main(argv) == 0
-    folder = comparison_of(root / "analysis")
+        capsys, main, argv)
+    monkeypatch.setattr(dynamics_grads_consistency_plots, "load_agent",
+                        lambda _: SimpleNamespace(fc_policy=heads[0], fc_value=heads[1]))
+    assert main([*argv, "--data_output_dir", str(tmp_path / "data")]) == 0
+    folder = ResultStore(tmp_path / "data", COMPARISON_FILES)
     assert folder.settings()["answers_from"] == "read-out weights"
-    values = SampleFolder(samples).stacked_field("values")
+    values = SampleFolder(copy / "informed_init").stacked_field("values")
     np.testing.assert_allclose(
-        folder.read(MEAN, ALL_SAMPLES, 0, "")[:, golden.num_ics],
-        plot_value_and_action_weights.readout(policy, golden)[1] / values.std(), rtol=1e-3)
-    assert not folder.read(MEAN, ALL_SAMPLES, 1, "")[:, golden.num_ics:].any()
+        folder.read(MEAN, ALL_SAMPLES, 0, "")[:, UNITS],
+        projector.gradient(heads[1].weight, "ica")[0] / values.std(), rtol=1e-3)
+    assert not folder.read(MEAN, ALL_SAMPLES, 1, "")[:, UNITS:].any()

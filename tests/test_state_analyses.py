@@ -32,7 +32,6 @@ from analysis.behaviour_stability import (
     SAMPLES,
     agreements,
     counts,
-    draws_of,
     stability_schema,
     without_behaviours,
 )
@@ -49,7 +48,7 @@ from analysis.bottleneck_vectors import draw_figures as draw_bottleneck
 from analysis.decomposition import principal_components
 from analysis.env_states import ENV_STATE_FILES
 from analysis.env_states import draw_figures as draw_env
-from analysis.figures import draw_clusters, most_central, read_clusters
+from analysis.figures import draw_clusters, most_central
 from analysis.jacobians import JACOBIAN_FILES, features_of, read_jacobians
 from analysis.jacobians import draw_figures as draw_jacobians
 from analysis.parameters import (
@@ -184,13 +183,12 @@ def test_features_are_both_states_and_their_changes():
     np.testing.assert_array_equal(found, [
         [1, 0, 8, 0, 15, 5], [4, -1, 8, 0, 15, 5], [9, 0, 8, 0, 15, 5],
         [16, 5, 12, 6, 15, 5], [25, 3, 16, 3, 21, 4]])
-    assert found.dtype == np.float32
-
-
-def test_changes_do_not_reach_into_another_sample():
+    # Changes do not reach into another sample.
     agent = np.array([[[0], [0]], [[100], [101]]], np.float32)
     found = behaviour_features(agent, np.zeros((2, 2, 0), np.float32), (2, 4, 6))
     np.testing.assert_array_equal(found[:, 1:], [[0] * 3, [0] * 3, [1] * 3, [1] * 3])
+
+
 
 
 @pytest.mark.parametrize(("labels", "behaviour"), [
@@ -256,6 +254,8 @@ def test_components_of_wide_and_of_many_states_are_those_of_an_exact_decompositi
                                    atol=1e-4)
         np.testing.assert_allclose(fit.singular_values, exact.singular_values_, rtol=1e-3)
         assert fit.total_variance == pytest.approx(total, rel=1e-3)
+    held = np.cumsum(exact.explained_variance_) / total
+    assert [fit.number_for(share) for share in (*held - 1e-4, 1.0)] == [1, 2, 3, 4, 5, 6, 6]
     with pytest.raises(UserError, match="none of the 3 units varies"):
         principal_components(np.ones((9, 3), np.float32), 2)
 
@@ -403,13 +403,6 @@ def test_draws_agree_on_the_samples_that_are_in_both():
     assert numbers.loc[("kmeans", 1), ["behaviours", "in_none"]].tolist() == [1, 0.4]
 
 
-def test_draws_are_random_subsets_of_the_samples():
-    draws = draws_of(20, 0.8, 6, seed=3)
-    assert all(len(set(draw)) == 16 and set(draw) <= set(range(20)) for draw in draws)
-    assert len({tuple(draw) for draw in draws}) == 6
-    np.testing.assert_array_equal(draws, draws_of(20, 0.8, 6, seed=3))
-
-
 def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
     rng = np.random.default_rng(0)
     kind = np.arange(200) % 2
@@ -507,9 +500,10 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
     def drawn(draw, folder, config=None):
         return {name for name, _ in draw(folder, samples, steps, config, 0)}
 
-    own = drawn(draw_env, env_folder(copy), ENV_CONFIG)
+    clusters = {f"cluster_{i:02d}.png" for i in range(3)}
     folder = as_published(env_folder(copy), "mean", "std", "variances")
-    assert drawn(draw_env, folder, ENV_CONFIG) == own  # the variances are those of the coordinates
+    assert drawn(draw_env, folder, ENV_CONFIG) == (  # the variances are those of the coordinates
+        names_of("env", "pca", "tsne") | clusters | {"variance_explained.png", *OTHERS["env"]})
 
     folder = as_published(behaviours_folder(copy), "components", "variances", "principal", "mean",
                           "std")
@@ -526,14 +520,15 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
     folder = as_published(jacobians_folder(copy), "principal", "components", "mean", "variances",
                           "sizes")
     assert drawn(draw_jacobians, folder, JACOBIAN_CONFIG) == (
-        {f"cluster_{i:02d}.png" for i in range(3)}
-        | names_of("jacobians", "tsne") - {"tsne_size.png", "tsne_strongest.png"})
+        clusters | names_of("jacobians", "tsne") - {"tsne_size.png", "tsne_strongest.png"})
 
     folder = bottleneck_folder(copy)
-    own, stored = drawn(draw_bottleneck, folder), folder.read("table")
+    stored = folder.read("table")
     as_published(folder, "principal", "random", "table", "published_table", "mean", "variances",
                  "cosines", "random_cosines")
-    assert own - drawn(draw_bottleneck, folder) == {"cosines.png", "variance_spectrum.png"}
+    assert drawn(draw_bottleneck, folder) == (
+        names_of("bottleneck", "pca", "tsne") | clusters
+        | {"variance_explained.png", "rotating_cluster.gif"})
     outcomes = sample_outcomes(steps)  # which then come from the samples
     pd.testing.assert_frame_equal(outcomes, stored[:NUM_SAMPLES][outcomes.columns],
                                   check_exact=False, check_dtype=False)
@@ -630,21 +625,6 @@ def test_too_few_samples_are_counted_and_nothing_of_others_is_replaced(data, pre
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 
-def test_what_another_script_writes_is_named_where_it_is_missing(data, precomputed, tmp_path,
-                                                                 capsys):
-    main, more = BEHAVIOURS
-    assert "env_h_analysis_precompute.py writes it" in error_of(
-        capsys, main, arguments(data, tmp_path, *more))
-    for plot, *_ in PLOTS.values():
-        assert re.search(r"_analysis_precompute.py writes it", error_of(
-            capsys, plot, arguments(data, tmp_path, "--output_dir", tmp_path / "plots")))
-    main, more = JACOBIAN
-    argv = arguments(data, tmp_path, *more, "--direction_ids", "0", "to", "3")
-    assert "hx_direction_2_ica.npy; saliency_experiments.py writes it" in error_of(
-        capsys, main, argv)
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
 def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp_path, capsys):
     main, _ = BEHAVIOURS
     more = ["--precomp_dir", tmp_path / "out", "--env_precomp_dir", env_folder(precomputed).path,
@@ -675,41 +655,6 @@ def test_gradients_that_say_nothing_are_refused(data, tmp_path, capsys):
         assert re.search(words, error_of(
             capsys, main, arguments(data, tmp_path, "--grad_timestep", step)))
     assert not any(tmp_path.iterdir())
-
-
-def test_constant_units_are_named_and_give_finite_results(data, tmp_path, capsys):
-    copy = shutil.copytree(data / "informed_init", tmp_path / "data" / "informed_init")
-    for path in copy.glob("sample_*/env_hs.npy"):
-        states = np.load(path)
-        states[:, 3:5] = 0.25
-        np.save(path, states)
-    argv = arguments(tmp_path / "data", tmp_path / "out", "--n_clusters", 3)
-    assert env_h_analysis_precompute.main(argv) == 0
-    assert "unit of the environment's state 3, 4 does not vary" in capsys.readouterr().err
-    folder = env_folder(tmp_path / "out")
-    for name in folder.schema.items:
-        assert np.isfinite(folder.read(name)).all(), name
-    for path in copy.glob("sample_*/env_hs.npy"):
-        np.save(path, np.full_like(np.load(path), 0.5))
-    assert "none of the 20 units varies" in error_of(
-        capsys, env_h_analysis_precompute.main, [*argv, "--overwrite"])
-
-
-def test_a_cluster_with_one_member_is_drawn(data, tmp_path):
-    """One state far from all others is a cluster of its own."""
-    copy = shutil.copytree(data, tmp_path / "changed")
-    path = copy / "informed_init" / "sample_00002" / "env_hs.npy"
-    states = np.load(path)
-    states[4] += 900
-    np.save(path, states)
-    assert env_h_analysis_precompute.main(arguments(copy, tmp_path, "--n_clusters", 4)) == 0
-    labels, number = read_clusters(env_folder(tmp_path), NUM_SAMPLES * NUM_STEPS)
-    (alone,) = np.flatnonzero(np.bincount(labels, minlength=number) == 1)
-    assert labels[2 * NUM_STEPS + 4] == alone
-    samples = SampleFolder(copy / "informed_init")
-    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
-    figures = dict(draw_env(env_folder(tmp_path), samples, steps, ENV_CONFIG, 0))
-    figures[f"cluster_{alone:02d}.png"].savefig(tmp_path / "figure.png", dpi=40)
 
 
 def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_path, capsys):
