@@ -307,6 +307,18 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
+@pytest.fixture(scope="module")
+def coarse_figures():
+    """Figures of the analyses have few pixels and no layout, and rotating ones turn in few steps,
+    which is as good a test as many and takes a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.state_plots.SPACE_FRAMES", 3)
+        for module in ("state_maps", "causal_stories"):
+            patch.setattr(f"analysis.{module}.DPI", 40)
+        patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def simulator_file(agent_path, tmp_path_factory) -> Path:
     """An untrained simulator of the set `tiny` around that agent, its hyperparameters beside it.

@@ -386,9 +386,7 @@ def test_steps_are_those_of_the_states(recording):
     assert row == len(steps.reward)
 
 
-def test_all_figures_are_drawn(precomputed, recording, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.state_plots.SPACE_FRAMES", 3)
-    monkeypatch.setattr("analysis.state_maps.DPI", 40)
+def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures):
     output = tmp_path / "hx_plots"
     argv = [*arguments(recording / "data", None, precomputed.path), "--output_dir", str(output)]
     with figures_drawn() as figures:

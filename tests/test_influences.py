@@ -53,6 +53,7 @@ from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, op
 from interventions.hidden_states_folder import matrix_files
 from interventions.projector import Projector
 
+pytestmark = pytest.mark.usefixtures("coarse_figures")
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
 LABELS = np.repeat([1, 0, -1], [30, 1, 33])  # behaviour 0 has one sample
 
@@ -408,14 +409,6 @@ def arguments(root, *more):
             "--save_dir", str(root / "analysis"), "--num_episodes", str(EPISODES),
             "--num_samples", str(NUM_SAMPLES), "--sample_ids", "0", "to", str(NUM_SAMPLES),
             "--common_timesteps", str(STEP), *more]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse_figures():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("analysis.state_maps.DPI", "analysis.causal_stories.DPI"):
-            patch.setattr(name, 50)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ from common.step_results import StepResults
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 
+pytestmark = pytest.mark.usefixtures("coarse_figures")
 NUM_SAMPLES, NUM_STEPS, KINDS = 24, 6, 3
 UNITS, ENV_UNITS, VECTOR = 12, 20, 8
 COMPONENTS = [f"hx_direction_{i}_ica" for i in range(2)]
@@ -157,13 +158,6 @@ env_folder = folder_function("env_analysis_precomp", ENV_STATE_FILES)
 behaviours_folder = folder_function("combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES)
 bottleneck_folder = folder_function("bottleneck_vec_analysis_precomp", BOTTLENECK_FILES)
 jacobians_folder = folder_function("jacob_analysis_precomp", JACOBIAN_FILES)
-
-
-@pytest.fixture(autouse=True)
-def coarse_figures(monkeypatch):
-    """Rotating figures turn in few steps, and figures have few pixels: as good a test as many."""
-    monkeypatch.setattr("analysis.state_plots.SPACE_FRAMES", 3)
-    monkeypatch.setattr("analysis.state_maps.DPI", 40)
 
 
 ENV_CONFIG = ParameterSet("tiny").get(EnvHiddenConfig)
