@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import AGENT, ROOT, SIMULATOR, parser_of, say
+from benchmarks.harness import AGENT, ROOT, SIMULATOR, parts_to_measure, say
 
-SET = ("--interpreting_params_name", "demo")
-INSIDE = ("--agent_file", str(AGENT), *SET)
 RECORDED, SIMULATED = 120, 32  # episodes and samples that later stages read
+_INPUTS = f"--agent_file {AGENT} --interpreting_params_name demo --data_dir {{work}}/recorded/data"
+_SIMULATED = f"{_INPUTS} --model_file {SIMULATOR} --no_videos"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,123 +34,100 @@ class Stage:
     """A stage and its command line.
 
     Attributes:
-        script: name of the script in the root folder, without suffix.
         unit: unit of work, in the plural.
         sizes: measured amounts of work, in these units.
-        arguments: returns the arguments for a size and a new output folder.
-        torchrun: whether two processes share a training by torchrun; otherwise each runs a shard.
-        divides: whether the work can be divided among processes.
+        arguments: arguments of the script, with the placeholders {size} for the amount, {folder}
+            for a new output folder, and {work} for the folder with the inputs.
+        division: what two processes run: "ranks" of a training or "shards"; None if the work
+            cannot be divided.
     """
 
-    script: str
     unit: str
     sizes: tuple[int, int, int]
-    arguments: Callable[[int, Path], Sequence[str]]
-    torchrun: bool = False
-    divides: bool = True
+    arguments: str
+    division: str | None = "shards"
 
 
-def stages(work: Path) -> dict[str, Stage]:
-    """Return all stages by name.
-
-    Args:
-        work: folder with the recording and the samples that stages read.
-    """
-    data, samples = work / "recorded" / "data", work / "simulated"
-    simulated = (*INSIDE, "--model_file", str(SIMULATOR), "--data_dir", str(data))
-    return {
-        "train": Stage("train", "environment steps", (8192, 16384, 24576), lambda n, folder: (
-            "--env_name", "coinrun", "--distribution_mode", "easy", "--param_name", "demo",
-            "--num_timesteps", str(n), "--val_interval", "100", "--seed", "0", "--num_threads",
-            "1", "--logdir", str(folder)), torchrun=True),
-        "evaluate": Stage("evaluate", "levels", (64, 128, 256), lambda n, folder: (
-            "--model_file", str(AGENT), "--env_name", "coinrun", "--distribution_mode", "hard",
-            "--num_episodes", str(n)), divides=False),
-        "record": Stage("record", "episodes", (64, 128, 256), lambda n, folder: (
-            "--model_file", str(AGENT), "--distribution_mode", "hard", "--num_episodes", str(n),
-            "--no_videos", "--logdir", str(folder))),
-        "train_gen_model": Stage("train_gen_model", "batches of 12 windows", (10, 20, 40),
-                                 lambda n, folder: (
-            *INSIDE, "--data_dir", str(data), "--max_batches", str(n), "--log_dir_base",
-            str(folder)), torchrun=True),
-        "record_gen_samples": Stage("record_gen_samples", "samples", (48, 96, 192),
-                                    lambda n, folder: (
-            *simulated, "--num_samples", str(n), "--no_videos", "--generated_data_dir",
-            str(folder))),
-        "saliency_experiments": Stage("saliency_experiments", "samples of two functions",
-                                      (6, 12, 24), lambda n, folder: (
-            *simulated, "--samples_dir", str(copied(samples, folder)), "--saliency_func_type",
-            "value", "action", "--sample_ids", "0", "to", str(n), "--no_videos")),
-    }
+STAGES = {
+    "train": Stage(
+        "environment steps", (8192, 16384, 24576),
+        "--env_name coinrun --distribution_mode easy --param_name demo --num_timesteps {size} "
+        "--val_interval 100 --seed 0 --num_threads 1 --logdir {folder}", "ranks"),
+    "evaluate": Stage(
+        "levels", (64, 128, 256),
+        f"--agent_file {AGENT} --env_name coinrun --distribution_mode hard --num_episodes {{size}}",
+        None),
+    "record": Stage(
+        "episodes", (64, 128, 256),
+        f"--agent_file {AGENT} --distribution_mode hard --num_episodes {{size}} --no_videos "
+        "--logdir {folder}"),
+    "train_gen_model": Stage(
+        "batches of 12 windows", (10, 20, 40),
+        f"{_INPUTS} --max_batches {{size}} --log_dir_base {{folder}}", "ranks"),
+    "record_gen_samples": Stage(
+        "samples", (48, 96, 192),
+        f"{_SIMULATED} --num_samples {{size}} --generated_data_dir {{folder}}"),
+    "saliency_experiments": Stage(
+        "samples of two functions", (6, 12, 24),
+        f"{_SIMULATED} --samples_dir {{folder}}/informed_init --saliency_func_type value action "
+        "--sample_ids 0 to {size}"),
+}
 
 
-def copied(samples: Path, folder: Path) -> Path:
-    """Copy the samples, to which saliency is added, unless another shard has already done so."""
-    target = folder / "samples"
-    if not target.exists():
-        subprocess.run(["cp", "-r", str(samples), str(target)], check=True)
-    return target
-
-
-def command(stage: Stage, size: int, folder: Path, *more: str,
-            processes: int = 1) -> list[str]:
+def command(script: str, size: int, folder: Path, *more: str, num_ranks: int = 1) -> list[str]:
+    """Return the command that runs a stage, or its ranks, in an output folder inside ``work``."""
     launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone",
-                     f"--nproc_per_node={processes}"]
-    return [*launcher, f"{stage.script}.py", *stage.arguments(size, folder), *more]
+    if num_ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    arguments = STAGES[script].arguments.format(size=size, folder=folder, work=folder.parent)
+    return [*launcher, f"{script}.py", *arguments.split(), *more]
 
 
-def seconds_of(*commands: Sequence[str]) -> float:
+def seconds_of(*commands: list[str]) -> float:
     """Run commands in parallel, and return the wall time in seconds."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     begin = time.perf_counter()
-    running = [subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE) for arguments in commands]
-    for process, arguments in zip(running, commands, strict=True):
-        _, error = process.communicate()
-        assert process.returncode == 0, f"{' '.join(arguments)}: {error.decode()[-2000:]}"
+    running = [subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+               for arguments in commands]
+    assert not any([process.wait() for process in running]), commands
     return time.perf_counter() - begin
 
 
-def measure(name: str, stage: Stage, work: Path) -> None:
+def measure(script: str, work: Path) -> None:
     """Measure a stage and print its row of the table."""
-    times = []
-    for size in stage.sizes:
-        folder = work / f"{name}_{size}"
-        folder.mkdir()
-        times.append(seconds_of(command(stage, size, folder)))
+    stage = STAGES[script]
+
+    def new_folder(name: str) -> Path:
+        folder = work / f"{script}_{name}"
+        if script == "saliency_experiments":  # adds to the samples
+            shutil.copytree(work / "samples", folder)
+        return folder
+
+    times = [seconds_of(command(script, size, new_folder(str(size)))) for size in stage.sizes]
     slope, fixed = np.polyfit(stage.sizes, times, 1)
-    gained = "cannot be divided"
-    if stage.divides:
-        folder, size = work / f"{name}_two", stage.sizes[-1]
-        folder.mkdir()
-        if stage.torchrun:
-            together = seconds_of(command(stage, size, folder, processes=2))
-        else:
-            together = seconds_of(*(command(stage, size, folder, "--shard", f"{part}/2")
-                                    for part in (1, 2)))
-            together += seconds_of(command(stage, size, folder, "--join"))
+    gained, size, folder = "cannot be divided", stage.sizes[-1], new_folder("two")
+    if stage.division == "ranks":
+        gained = f"{times[-1] / seconds_of(command(script, size, folder, num_ranks=2)):.2f}"
+    elif stage.division == "shards":
+        together = seconds_of(*(command(script, size, folder, "--shard", f"{part}/2")
+                                for part in (1, 2)))
+        together += seconds_of(command(script, size, folder, "--join"))
         gained = f"{times[-1] / together:.2f}"
     measured = ", ".join(f"{size}: {seconds:.1f} s" for size, seconds in zip(stage.sizes, times))
-    say(f"| `{stage.script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
-          f"{1000 * slope:.3g} s | {gained} |")
+    say(f"| `{script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
+        f"{1000 * slope:.3g} s | {gained} |")
 
 
 def main() -> None:
-    names = tuple(stages(Path()))
-    part = parser_of(__doc__, names).parse_args().part
+    scripts = parts_to_measure(__doc__, STAGES)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        known = stages(work)
-        (work / "samples").mkdir()
-        seconds_of(command(known["record"], RECORDED, work / "recorded"))
-        seconds_of(command(known["record_gen_samples"], SIMULATED, work / "samples"))
-        (work / "samples" / "informed_init").rename(work / "simulated")
+        seconds_of(command("record", RECORDED, work / "recorded"))
+        seconds_of(command("record_gen_samples", SIMULATED, work / "samples"))
         say("| script | time | to start | 1 000 units | two processes, times as fast |\n"
             "| --- | --- | --- | --- | --- |")
-        for stage in (part,) if part else names:
-            measure(stage, known[stage], work)
+        for script in scripts:
+            measure(script, work)
 
 
 if __name__ == "__main__":

@@ -7,48 +7,45 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+
+import record
 
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
-NO_ARGUMENTS = contextlib.nullcontext[tuple](())
+
+Part = TypeVar("Part")
+say = functools.partial(print, flush=True)
 
 
-class Candidate:
-    """A variant of some work, run in a separate process so that the variants' memory settings do
+@contextlib.contextmanager
+def separate_process(make: Callable[..., Callable], *args: object
+                     ) -> Iterator[Callable[..., Future]]:
+    """Run a variant of some work in a separate process, so that the variants' memory settings do
     not affect each other.
 
     Args:
-        make: function that is called with ``args`` in the process and returns the work; each call
-            of the candidate calls the work.
+        make: function that is called with ``args`` in the process and returns the work.
         args: arguments of ``make``.
+
+    Yields:
+        Function that calls the work in the process and returns a future of its result.
     """
-
-    def __init__(self, make: Callable[..., Callable], *args: object):
-        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare,
-                                            (make, args))
-
-    def __call__(self, *args: object) -> Any:
-        return self.begin(*args).result()
-
-    def begin(self, *args: object) -> Future:
-        """Start a call without waiting, and return a future of its result."""
-        return self._process.submit(_work, *args)
-
-    def close(self) -> None:
-        self._process.shutdown()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, _prepare, (make, args)) as process:
+        yield functools.partial(process.submit, _work)
 
 
-_made: Callable = print  # the work, in the process of a candidate
+_made: Callable = print  # the work, in the separate process
 
 
 def _prepare(make: Callable[..., Callable], args: tuple) -> None:
@@ -60,32 +57,40 @@ def _work(*args: object) -> Any:
     return _made(*args)
 
 
-def measure_in_turns(candidates: Mapping[str, Callable], repeats: int, *args: object,
-                     warmup: int = 1) -> dict[str, list]:
+def measure_in_turns(candidates: Mapping[str, Callable[[], Any]], repeats: int,
+                     warmup: int = 1) -> dict[str, Any]:
     """Call candidates alternately, because the speed of a machine drifts.
 
     Args:
-        candidates: functions by name.
+        candidates: functions by name, which return a number or several numbers.
         repeats: number of measured calls of each candidate.
-        args: arguments of every call.
         warmup: number of initial rounds without measurement, which allocate memory and prepare
             kernels.
 
     Returns:
-        The results of each candidate, by name.
+        Medians of the results of each candidate, by name.
     """
-    results: dict[str, list] = {name: [] for name in candidates}
-    for repeat in range(warmup + repeats):
-        for name, candidate in candidates.items():
-            result = candidate(*args)
-            if repeat >= warmup:
-                results[name].append(result)
-    return results
+    rounds = [[candidate() for candidate in candidates.values()]
+              for _ in range(warmup + repeats)]
+    return dict(zip(candidates, np.median(rounds[warmup:], axis=0)))
 
 
-def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the results of each candidate."""
-    return {name: median(values) for name, values in results.items()}
+def measure_apart(candidates: Mapping[str, tuple], repeats: int) -> dict[str, Any]:
+    """Like ``measure_in_turns``, with every candidate in a separate process.
+
+    Args:
+        candidates: arguments of ``separate_process`` by name.
+        repeats: number of measured calls of each candidate.
+    """
+    with contextlib.ExitStack() as stack:
+        calls = {name: stack.enter_context(separate_process(*candidate))
+                 for name, candidate in candidates.items()}
+        return measure_in_turns({name: functools.partial(_result_of, call)
+                                 for name, call in calls.items()}, repeats)
+
+
+def _result_of(call: Callable[[], Future]) -> Any:
+    return call().result()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,22 +121,8 @@ def cost_of(work: Callable[..., object], *args: object) -> Cost:
 
 def cost_apart(work: Callable[..., object], *args: object) -> Cost:
     """Call a function in a separate process and return the cost of the call."""
-    candidate = Candidate(functools.partial, cost_of, work)
-    try:
-        return candidate(*args)
-    finally:
-        candidate.close()
-
-
-def run_script(main: Callable[[list[str]], int | None], *argv: object) -> None:
-    """Run a script's ``main`` with arguments.
-
-    Raises:
-        RuntimeError: if its exit status is not 0.
-    """
-    status = main([str(word) for word in argv])
-    if status:
-        raise RuntimeError(f"{main.__module__} ended with {status}")
+    with separate_process(functools.partial, cost_of, work) as call:
+        return call(*args).result()
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 3) -> float:
@@ -149,36 +140,33 @@ def peak_memory() -> float:
     return int(kibibytes) * 1024 / 1e9
 
 
-def size_of(folder: Path) -> float:
-    """Return the total size of the files in a folder, in megabytes."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+def run_script(main: Callable[[list[str]], int | None], *argv: object) -> None:
+    """Run a script's ``main`` with arguments.
+
+    Raises:
+        RuntimeError: if its exit status is not 0.
+    """
+    status = main([str(word) for word in argv])
+    if status:
+        raise RuntimeError(f"{main.__module__} ended with {status}")
 
 
-def say(text: str) -> None:
-    """Print a line and flush it."""
-    print(text, flush=True)
+@contextlib.contextmanager
+def recorded(num_episodes: int, *more: str) -> Iterator[Path]:
+    """Yield a folder with a recording (``data``) of the shipped agent in hard mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(None):
+            run_script(record.main, "--agent_file", AGENT, "--distribution_mode", "hard",
+                       "--logdir", folder, "--num_episodes", num_episodes, "--no_videos",
+                       "--log_level", "error", *more)
+        yield Path(folder)
 
 
-def parser_of(description: str | None, parts: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the argument parser of a benchmark whose parts can be selected."""
+def parts_to_measure(description: str | None, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """Parse the command line of a benchmark; return its parts, or the part that was selected."""
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure only this part")
-    return parser
-
-
-def run_parts(description: str | None, parts: Mapping[str, Callable[..., None]],
-              setup: AbstractContextManager[tuple] = NO_ARGUMENTS) -> None:
-    """Run the part of a benchmark that the command line selects, or all parts.
-
-    Args:
-        description: description of the benchmark for ``--help``.
-        parts: functions that measure the parts, by name.
-        setup: context manager that yields the arguments of every part.
-    """
-    part = parser_of(description, tuple(parts)).parse_args().part
+    part = parser.parse_args().part
     say(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
-    with setup as arguments:
-        for name, measure in parts.items():
-            if part in (None, name):
-                measure(*arguments)
+    return {part: parts[part]} if part else dict(parts)

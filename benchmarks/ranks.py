@@ -6,7 +6,9 @@ process if they share a core or the memory bandwidth.
 
     python -m benchmarks.ranks               everything; three quarters of an hour on two cores
     python -m benchmarks.ranks hard          one part: hard, hard-rec or simulator
-    python -m benchmarks.ranks hard --steps 256
+
+Agents train on rollouts of 64 steps, a quarter of the steps in their parameter sets. Their
+minibatches are thus a quarter as large, and the cost of communication weighs four times as much.
 """
 
 from __future__ import annotations
@@ -16,188 +18,81 @@ import dataclasses
 import functools
 import os
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from statistics import mean, median
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from agents.agent_file import ADAM_EPS
 from agents.config import AgentConfig, load_agent_config
-from agents.networks import build_policy
-from agents.ppo import Collector, Rollout, minibatches, update
-from benchmarks.harness import Candidate, measure_in_turns, parser_of, say
-from benchmarks.simulator import NUM_STEPS, recorded, settings_for
+from benchmarks.agent import Training
+from benchmarks.harness import (
+    cost_of,
+    measure_in_turns,
+    parts_to_measure,
+    recorded,
+    say,
+    separate_process,
+)
+from benchmarks.simulator import NUM_STEPS, settings_for, some_batch
 from common.devices import keep_freed_memory, resolve_compute
 from common.distributed import Distributed, init_distributed
-from envs.procgen_env import EnvConfig
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
 
-ENV = EnvConfig("coinrun", "hard")
 BATCH_SIZE = 16
 STEPS = 64  # steps per rollout
+NUM_EPISODES = 60  # episodes of the simulator's recording
 PREPARING = 3  # warm-up rounds, which allocate memory and prepare kernels
 REPEATS = 3
 BATCHES = 5  # batches of the simulator's training per measurement
 
 
-@dataclasses.dataclass
-class Clock:
-    """Durations of a unit of work and of its parts, in seconds.
-
-    Attributes:
-        total: total duration.
-        update: duration of the work after the rollout.
-        waiting: waiting time for the slowest process.
-        messages: duration of communication.
-        optimiser: duration of gradient clipping and Adam, which are not divided among processes.
-    """
-
-    total: float = 0.0
-    update: float = 0.0
-    waiting: float = 0.0
-    messages: float = 0.0
-    optimiser: float = 0.0
-
-    @contextlib.contextmanager
-    def measured(self, name: str):
-        start = time.perf_counter()
-        yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - start)
-
-
-class TimedDistributed(Distributed):
-    """``Distributed`` with separate timing of waiting and communication."""
-
-    clock = Clock()
-
-    @contextlib.contextmanager
-    def _timed(self):
-        with self.clock.measured("waiting"):
-            dist.barrier()
-        with self.clock.measured("messages"):
-            yield
-
-    def gather(self, own, num, dim=0):
-        if not self.is_distributed:
-            return own
-        with self._timed():
-            return super().gather(own, num, dim)
-
-    def sum(self, tensor):
-        if not self.is_distributed:
-            return tensor
-        with self._timed():
-            return super().sum(tensor)
-
-    def sum_gradients(self, parameters):
-        if self.is_distributed:
-            with self._timed():
-                super().sum_gradients(parameters)
-
-
 class TrainingProcess:
-    """One process of a training; a call does a unit of work and returns its ``Clock``.
+    """One process of a training; a call does a unit of work and returns its seconds.
 
     Args:
+        make: returns the work for a world.
+        unmeasured, measured: number of calls of the work before and in a measurement.
         rank: rank of the process.
         size: world size.
         port: port of the rendezvous.
     """
 
-    def __init__(self, rank: int, size: int, port: int):
+    def __init__(self, make: Callable[[Distributed], Callable], unmeasured: int, measured: int,
+                 rank: int, size: int, port: int):
         torch.set_num_threads(1)
         keep_freed_memory()
-        os.environ.update(WORLD_SIZE=str(size), RANK=str(rank), LOCAL_RANK="0",
+        os.environ.update(WORLD_SIZE=str(size), RANK=str(rank), LOCAL_RANK=str(rank),
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        self._joined = init_distributed()  # kept alive as long as this object
-        self._joined.__enter__()
-        self.world = TimedDistributed(rank, size, rank, size)
-        self.compute = resolve_compute("cpu")
+        self._connection = init_distributed()  # kept alive as long as this object
+        self._world = self._connection.__enter__()
+        self._unmeasured, self._measured = unmeasured, measured
+        self._work = make(self._world)
 
-    def __call__(self) -> Clock:
-        self.go_on()
-        self.world.clock = clock = Clock()
-        clip = torch.nn.utils.clip_grad_norm_
-
-        def timed_clip(*args):
-            with clock.measured("optimiser"):
-                return clip(*args)
-
-        if self.world.is_distributed:
+    def __call__(self) -> float:
+        self._repeat(self._unmeasured)
+        if self._world.is_distributed:
             dist.barrier()
-        with (mock.patch.object(torch.nn.utils, "clip_grad_norm_", timed_clip),
-              clock.measured("total")):
-            self.work(clock)
-        return clock
+        return cost_of(self._repeat, self._measured).seconds
 
-    def work(self, clock: Clock) -> None:
-        """Do a unit of work."""
-        raise NotImplementedError
-
-    def go_on(self) -> None:
-        """Do unmeasured work that restores the usual speed after a pause."""
-
-    def time_optimiser(self, optimizer: torch.optim.Optimizer) -> None:
-        step = optimizer.step
-
-        def timed_step() -> None:
-            with self.world.clock.measured("optimiser"):
-                step()
-
-        setattr(optimizer, "step", timed_step)  # noqa: B010  mypy rejects an assignment
+    def _repeat(self, times: int) -> None:
+        for _ in range(times):
+            self._work()
 
 
-class AgentTraining(TrainingProcess):
-    """Process whose unit of work is a rollout and an update of the agent."""
-
-    def __init__(self, config: AgentConfig, rank: int, size: int, port: int):
-        super().__init__(rank, size, port)
-        torch.manual_seed(0)
-        self.config = config
-        self.policy = self.compute.place(build_policy(
-            config.architecture, config.hidden_state_size, config.recurrent,
-            config.learned_initial_state))
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=ADAM_EPS)
-        self.time_optimiser(self.optimizer)
-        self.worker = Collector(ENV, self.policy, self.compute, config.n_envs, 0, 0,
-                             world=self.world)
-        self.rollout = Rollout(config.n_steps, len(self.worker.hidden), (64, 64, 3),
-                               config.hidden_state_size, self.compute.device)
-
-    def work(self, clock: Clock) -> None:
-        self.worker.play(self.config.n_steps, self.rollout, normalize=True)
-        with clock.measured("update"):
-            update(self.policy, self.optimizer, self.rollout, self.config, self.compute,
-                   torch.Generator().manual_seed(0), world=self.world)
+def agent_training(config: AgentConfig, world: Distributed) -> Callable:
+    """Return a rollout and an update of the agent."""
+    return Training(config, "hard", 0, world=world)
 
 
-class SimulatorBatches(TrainingProcess):
-    """Process whose unit of work is BATCHES training batches of the simulator.
-
-    Each measurement follows an unmeasured batch: after a pause of seconds, while other processes
-    are measured, a batch takes up to a fifth longer.
-    """
-
-    def __init__(self, settings: SimulatorRunSettings, folder: Path, rank: int, size: int,
-                 port: int):
-        super().__init__(rank, size, port)
-        self.run = SimulatorTraining(folder, settings, self.compute, self.world)
-        self.time_optimiser(self.run.optimizer)
-        own = self.run._order[0][self.world.local_slice(settings.training.batch_size)]
-        self.windows = self.run.dataset.batch(own)
-
-    def go_on(self) -> None:
-        self.run.one_batch(self.windows)
-
-    def work(self, clock: Clock) -> None:
-        with clock.measured("update"):
-            for _ in range(BATCHES):
-                self.run.one_batch(self.windows)
+def simulator_training(settings: SimulatorRunSettings, folder: Path, world: Distributed
+                       ) -> Callable:
+    """Return a training batch of the simulator."""
+    run = SimulatorTraining(folder, settings, resolve_compute("cpu"), world)
+    windows = some_batch(run.dataset, settings.training.batch_size, world)
+    return functools.partial(run.one_batch, windows)
 
 
 def free_port() -> int:
@@ -205,112 +100,58 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def work_together(processes: Sequence[Candidate]) -> list[Clock]:
-    """Do a unit of work in all processes at the same time, and return their clocks."""
-    futures = [process.begin() for process in processes]
-    return [future.result() for future in futures]
+def slowest(calls: list[Callable[[], Future]]) -> float:
+    """Do a unit of work in all processes at the same time, and return the longest duration."""
+    futures = [call() for call in calls]
+    return max(future.result() for future in futures)
 
 
-def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
-    """Measure and print the speedup by two processes, and the causes of the remaining time.
+def measure(name: str, make: Callable[[Distributed], Callable], repeats: tuple[int, int],
+            unit: str, amount: int) -> None:
+    """Measure and print the speedup by two processes.
 
     Args:
         name: name of the training, for the output.
-        make: class of the process.
-        args: arguments of the class before rank, size and port.
+        make: returns the work for a world.
+        repeats: number of calls of the work before and in a measurement.
         unit: name of the items processed, in the plural.
-        amount: number of items per unit of work.
-
-    Returns:
-        Median durations of a single process, and of the slower one of two connected processes.
+        amount: number of items per measurement.
     """
     port = free_port()
-    one, other = Candidate(make, *args, 0, 1, 0), Candidate(make, *args, 0, 1, 0)
-    two = [Candidate(make, *args, rank, 2, port) for rank in range(2)]
-    turns = {"one": [one], "two": two, "unconnected": [one, other]}
-    clocks = measure_in_turns({turn: functools.partial(work_together, processes)
-                               for turn, processes in turns.items()}, REPEATS, warmup=PREPARING)
-    for process in (one, other, *two):
-        process.close()
-
-    def typical(turn: str, number: int) -> Clock:
-        return Clock(*(median(getattr(processes[number], field.name) for processes in clocks[turn])
-                       for field in dataclasses.fields(Clock)))
-
-    alone, first, second = typical("one", 0), typical("two", 0), typical("two", 1)
-    together = max(first, second, key=lambda clock: clock.total)
-    unconnected = median(max(clock.total for clock in processes)
-                         for processes in clocks["unconnected"])
-    say(f"{name}: one process {amount / alone.total:.1f} {unit}/s, two "
-        f"{amount / together.total:.1f} {unit}/s, ratio {alone.total / together.total:.2f}; two "
-        f"unconnected ones do {2 * alone.total / unconnected:.2f} times the work of one")
-    lost = {"waiting for the other": mean([first.waiting, second.waiting]),
-            "messages": mean([first.messages, second.messages]),
-            "clipping and Adam, done twice": together.optimiser - alone.optimiser / 2,
-            "cores that share": (unconnected - alone.total) / 2}
-    rest = together.total - alone.total / 2
-    lost["the rest"] = rest - sum(lost.values())
-    say(f"  of {together.total:.2f} s, {rest:.2f} s are more than half of one process's: "
-          + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in lost.items()))
-    return alone, together
+    worlds = (0, 1, 0), (0, 1, 0), (0, 2, port), (1, 2, port)
+    with contextlib.ExitStack() as stack:
+        one, other, *two = (stack.enter_context(
+            separate_process(TrainingProcess, make, *repeats, *world)) for world in worlds)
+        turns = {"alone": [one], "together": two, "unconnected": [one, other]}
+        seconds = measure_in_turns({turn: functools.partial(slowest, calls)
+                                    for turn, calls in turns.items()}, REPEATS, warmup=PREPARING)
+    alone, together, unconnected = seconds.values()
+    say(f"{name}: one process {amount / alone:.1f} {unit}/s, two {amount / together:.1f} "
+        f"{unit}/s, ratio {alone / together:.2f}; two unconnected ones do "
+        f"{2 * alone / unconnected:.2f} times the work of one")
 
 
-def measure_agent(name: str, steps: int) -> None:
-    config = dataclasses.replace(load_agent_config(name), n_steps=steps)
-    alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentTraining, (config,),
-                              "steps", config.n_envs * steps)
-    if config.recurrent:
-        bound = imbalance_bound(config)
-        rollout = alone.total - alone.update
-        say(f"  whole environments cannot be shared evenly: the update can be {bound:.2f} times "
-            f"as fast at most, and was {alone.update / together.update:.2f}; all of it "
-            f"{alone.total / (rollout / 2 + alone.update / bound):.2f} times at most")
+def measure_agent(name: str) -> None:
+    config = dataclasses.replace(load_agent_config(name), n_steps=STEPS)
+    measure(f"{name}, {config.n_envs} x {STEPS}", functools.partial(agent_training, config),
+            (0, 1), "steps", config.n_envs * STEPS)
 
 
-def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
-    """Return an upper bound of the update's speedup by two processes for a recurrent agent.
-
-    In each minibatch, a process waits for the one with more environments. The bound is a mean over
-    random minibatches of ``passes`` epochs.
-    """
-    generator = torch.Generator().manual_seed(0)
-    largest = total = 0
-    for _ in range(passes):
-        state = generator.get_state()
-        counts = []
-        for rank in range(2):
-            generator.set_state(state)
-            counts.append([sum(map(len, step))
-                           for step in minibatches(config, generator, Distributed(rank, 2))])
-        largest += sum(map(max, zip(*counts)))
-        total += config.n_envs
-    return total / largest
-
-
-def measure_simulator(steps: int) -> None:
-    with recorded() as (folder,):
+def measure_simulator() -> None:
+    # Each measurement follows an unmeasured batch: after a pause of seconds, while other processes
+    # are measured, a batch takes up to a fifth longer.
+    with recorded(NUM_EPISODES) as folder:
         settings = settings_for("defaults", folder, BATCH_SIZE, NUM_STEPS)
-        measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorBatches,
-                (settings, folder / "run"), "frames", BATCHES * BATCH_SIZE * NUM_STEPS)
+        measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}",
+                functools.partial(simulator_training, settings, folder / "run"), (1, BATCHES),
+                "frames", BATCHES * BATCH_SIZE * NUM_STEPS)
 
 
-PARTS: dict[str, Callable[[int], None]] = {
+PARTS: dict[str, Callable[[], None]] = {
     "hard": functools.partial(measure_agent, "hard"),
     "hard-rec": functools.partial(measure_agent, "hard-rec"), "simulator": measure_simulator}
 
 
-def main() -> None:
-    parser = parser_of(__doc__, tuple(PARTS))
-    parser.add_argument("--steps", type=int, default=STEPS,
-                        help=f"steps per rollout (default: {STEPS}, a quarter of the steps in the "
-                             "parameter sets, so minibatches are a quarter as large and the cost "
-                             "of communication weighs four times as much)")
-    args = parser.parse_args()
-    say(f"torch {torch.__version__}, {resolve_compute('cpu').precision}")
-    for name, measure_part in PARTS.items():
-        if args.part in (None, name):
-            measure_part(args.steps)
-
-
 if __name__ == "__main__":
-    main()
+    for measure_part in parts_to_measure(__doc__, PARTS).values():
+        measure_part()

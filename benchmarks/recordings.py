@@ -7,15 +7,14 @@ They are written by the recording code, divided among shards.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
-from benchmarks.harness import cost_apart, cost_of, say
-from common.cli import Parser, count
-from common.errors import UserError, script_main
+from benchmarks.harness import cost_apart, say
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 from common.shards import Shard
 from generative.dataset import RolloutDataset
@@ -25,21 +24,14 @@ NUM_SHARDS = 4
 NUM_WINDOWS = 512
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--num_episodes", type=count, default=100_000,
-                       help="number of episodes to write")
-    flags.add_argument("--output_dir", type=Path, required=True, help="new output folder")
-    return flags
-
-
-def random_episode(rng: np.random.Generator, number: int) -> EpisodeArrays:
+def random_episode(number: int) -> EpisodeArrays:
     """Return a random episode of LENGTH steps."""
+    rng = np.random.default_rng(number)
     steps = pd.DataFrame({
-        "level_seed": number, "episode_step": np.arange(LENGTH), "done": 0, "reward": 0.0,
+        "level_seed": number, "episode_step": np.arange(LENGTH), "reward": 0.0,
+        "done": np.arange(LENGTH) == LENGTH - 1,
         "value": rng.normal(size=LENGTH).astype(np.float32),
-        "action": rng.integers(0, NUM_ACTIONS, LENGTH)})
-    steps.loc[LENGTH - 1, "done"] = 1
+        "action": rng.integers(0, NUM_ACTIONS, LENGTH)}).astype({"done": int})
     return EpisodeArrays(
         rng.integers(0, 256, (LENGTH, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8),
         rng.normal(size=(LENGTH + 1, NUM_UNITS)).astype(np.float32),
@@ -50,7 +42,7 @@ def write(path: Path, shard: Shard, num_episodes: int) -> None:
     """Write the random episodes of a shard."""
     writer = RolloutWriter(path, {"kind": "benchmark"}, shard=shard, num_episodes=num_episodes)
     for number in shard.of(range(num_episodes)):
-        writer.add(number, random_episode(np.random.default_rng(number), number))
+        writer.add(number, random_episode(number))
     writer.finish()
 
 
@@ -60,31 +52,26 @@ def read_index(path: Path) -> None:
 
 def read_windows(path: Path) -> None:
     """Open the recording as the simulator's training does, and read random windows."""
-    datasets: list[RolloutDataset] = []
-    opening = cost_of(lambda: datasets.append(RolloutDataset(path, 1, 2)))
-    (dataset,) = datasets
+    dataset = RolloutDataset(path, 1, 2)
     numbers = np.random.default_rng(0).permutation(len(dataset))[:NUM_WINDOWS]
-
-    def read() -> None:
-        for batch in np.array_split(numbers, NUM_WINDOWS // 32):
-            dataset.batch(batch)
-
-    say(f"opened in {opening.seconds:.1f} s; {NUM_WINDOWS} windows of {dataset.window_length} "
-        f"frames in {cost_of(read).seconds:.2f} s")
+    for batch in np.array_split(numbers, NUM_WINDOWS // 32):
+        dataset.batch(batch)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num_episodes", type=int, default=100_000,
+                        help="number of episodes to write")
+    parser.add_argument("--output_dir", type=Path, required=True, help="new output folder")
+    args = parser.parse_args()
     data = args.output_dir / "data"
-    if data.exists():
-        raise UserError(f"{data} is there already; give a new --output_dir")
-    shards = [Shard(part + 1, NUM_SHARDS) for part in range(NUM_SHARDS)]
-    for shard in shards:
+    for part in range(1, NUM_SHARDS + 1):
+        shard = Shard(part, NUM_SHARDS)
         say(f"write {shard}: {cost_apart(write, data, shard, args.num_episodes)}")
-    for name, work in (("join", join_recording), ("index", read_index), ("windows", read_windows)):
+    for name, work in (("join", join_recording), ("index", read_index),
+                       ("windows", read_windows)):
         say(f"{name}: {cost_apart(work, data)}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -48,18 +48,16 @@ def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
 
 
 def _digest(path: Path, places: list[str]) -> str:
-    if path.suffix in (".pt", ".pth"):
-        digest = hashlib.sha256()
-        _add(digest, torch.load(path, weights_only=True, map_location="cpu"))
-        return digest.hexdigest()
     content = path.read_bytes()
-    if path.suffix == ".csv":
+    if path.suffix in (".pt", ".pth"):
+        content = _comparable(torch.load(path, weights_only=True, map_location="cpu"))
+    elif path.suffix == ".csv":
         table = pd.read_csv(path)
         content = table[[name for name in table if name not in TIMES]].to_csv().encode()
     elif path.suffix == ".json":
-        content = json.dumps(_without_times(json.loads(content)), sort_keys=True).encode()
+        content = _comparable(json.loads(content))
     elif path.suffix == ".yml":  # long lines are wrapped, so the values are compared
-        content = json.dumps(_without_times(yaml.safe_load(content)), sort_keys=True).encode()
+        content = _comparable(yaml.safe_load(content))
     elif path.suffix not in (".md", ".html", ".js"):
         return hashlib.sha256(content).hexdigest()
     is_utf16 = content.startswith(codecs.BOM_UTF16_LE)  # page data
@@ -69,39 +67,29 @@ def _digest(path: Path, places: list[str]) -> str:
     return hashlib.sha256(DATE.sub("DATE", text).encode()).hexdigest()
 
 
-def _without_times(value):
-    if isinstance(value, dict):
-        return {key: _without_times(each) for key, each in value.items() if key not in TIMES}
-    return [_without_times(each) for each in value] if isinstance(value, list) else value
+def _comparable(value: object) -> bytes:
+    """Encode nested values, with the digests of tensors and without times."""
+    def plain(value):
+        if isinstance(value, dict):
+            return {str(key): plain(each) for key, each in value.items() if key not in TIMES}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        if isinstance(value, torch.Tensor):
+            content = value.flatten().view(torch.uint8).numpy().tobytes()
+            return [list(value.shape), hashlib.sha256(content).hexdigest()]
+        return value
 
-
-def _add(digest, value) -> None:
-    """Update a digest with nested values, including tensors."""
-    if isinstance(value, torch.Tensor):
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, dict):
-        for key in value:
-            if key not in TIMES:
-                digest.update(str(key).encode())
-                _add(digest, value[key])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _add(digest, each)
-    else:
-        digest.update(repr(value).encode())
+    return json.dumps(plain(value), sort_keys=True).encode()
 
 
 def differences(folder: Path, other: Path) -> list[str]:
     """List files that differ or exist in only one of two folders, one line per file."""
     found, expected = digests(folder), digests(other)
     lines = []
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in expected:
-            lines.append(f"only in {folder}: {name}")
-        elif name not in found:
-            lines.append(f"only in {other}: {name}")
-        elif found[name] != expected[name]:
-            lines.append(f"differs: {name}")
+    for name in sorted({name for name, _ in found.items() ^ expected.items()}):
+        what = ("differs" if name in found and name in expected
+                else f"only in {folder if name in found else other}")
+        lines.append(f"{what}: {name}")
     return lines
 
 

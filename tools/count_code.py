@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS, TESTS = "(scripts)", "tests"
@@ -30,28 +29,25 @@ def count(source: str) -> tuple[int, int, int]:
     return source.count("\n"), statements - len(docstrings), documentation
 
 
-def count_packages(root: Path) -> dict[str, np.ndarray]:
-    """Count modules, lines, statements and docstring lines (4,) of each package in a repository."""
+def count_packages(root: Path) -> pd.DataFrame:
+    """Count modules, lines, statements and docstring lines of each package in a repository."""
     names = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, check=True,
                            capture_output=True, text=True).stdout.split("\0")
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4, int))
-    for path in map(Path, filter(None, names)):
-        if not (root / path).is_symlink() and (root / path).is_file():
-            package = path.parts[0] if len(path.parts) > 1 else SCRIPTS
-            totals[package] += (1, *count((root / path).read_text()))
-    return dict(totals)
+    paths = [Path(name) for name in filter(None, names)]
+    rows = [(path.parts[0] if len(path.parts) > 1 else SCRIPTS, 1,
+             *count((root / path).read_text()))
+            for path in paths if (root / path).is_file() and not (root / path).is_symlink()]
+    columns = ["package", "modules", "lines", "statements", "docstrings"]
+    return pd.DataFrame(rows, columns=columns).groupby("package").sum()
 
 
 def main() -> None:
     packages = count_packages(ROOT)
-    rows = sorted((name, numbers) for name, numbers in packages.items() if name != TESTS)
-    rows += [("all but tests", sum((numbers for _, numbers in rows), np.zeros(4, int)))]
-    rows += [(TESTS, packages[TESTS])] if TESTS in packages else []
-    print(f"{'package':<15}{'modules':>8}{'lines':>8}{'statements':>12}{'per statement':>15}"
-          f"{'docstrings':>12}")
-    for name, (modules, lines, statements, docstrings) in rows:
-        print(f"{name:<15}{modules:>8}{lines:>8}{statements:>12}"
-              f"{lines / max(statements, 1):>15.2f}{docstrings:>12}")
+    others = packages.drop(TESTS, errors="ignore")
+    others.loc["all but tests"] = others.sum()
+    table = pd.concat([others, packages[packages.index == TESTS]])
+    table.insert(3, "per statement", (table["lines"] / table["statements"].clip(lower=1)).round(2))
+    print(table.rename_axis(None).to_string())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from common.results import ResultStore
 from common.video import strip
 from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
-from interventions.comparison import comparison_store
 from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
@@ -81,9 +80,9 @@ class Picture:
     browser: bool = False
 
 
-def agent(shown: Shown) -> Image.Image:
-    """Return the frames of the first episode at several steps."""
-    return Image.open(min(shown.output.glob("videos/*_strip.png")))
+def stored(pattern: str) -> Callable[[Shown], Image.Image]:
+    """Return a function that opens the first image in the output folder that matches a pattern."""
+    return lambda shown: Image.open(min(shown.output.glob(pattern)))
 
 
 def simulator(shown: Shown) -> Image.Image:
@@ -155,21 +154,6 @@ def behaviour(shown: Shown) -> Image.Image:
     return Image.open(shown.output / FOLDERS.stories / f"{file_stem(largest)}_samples.png")
 
 
-def interventions(shown: Shown) -> Image.Image:
-    """Return the forest plot of the interventions."""
-    return Image.open(comparison_store(shown.output / FOLDERS.interventions).file_of("figure"))
-
-
-def made_to_order(shown: Shown) -> Image.Image:
-    """Return the image of optimised starts for the first objective, with recorded starts."""
-    return Image.open(shown.output / "samples" / "made_to_order" / "pictures" / "order_000.png")
-
-
-def saliency_checks(shown: Shown) -> Image.Image:
-    """Return the figure of the saliency checks."""
-    return Image.open(shown.output / attribution_stages.MAPS / "checks.png")
-
-
 def panel(shown: Shown) -> Image.Image:
     """Return a screenshot of the panel at the first sample of ``shown_samples``."""
     return _photographed(PanelFolder(shown.output / FOLDERS.panel).page_file, PANEL_VIEW, {
@@ -204,13 +188,16 @@ def _photographed(page_file: Path, viewport: dict[str, int], view: dict[str, obj
 
 
 PICTURES = (
-    Picture("agent.png", ("render",), agent),
+    Picture("agent.png", ("render",), stored("videos/*_strip.png")),
     Picture("simulator.png", ("loss_over_time",), simulator),
     Picture("saliency.gif", ("simulate", "saliency"), saliency),
     Picture("behaviour.png", ("consistency", "causal_stories"), behaviour),
-    Picture("interventions.png", ("interventions",), interventions),
-    Picture("made_to_order.png", ("optimise_start",), made_to_order),
-    Picture("saliency_checks.png", ("saliency_checks",), saliency_checks),
+    Picture("interventions.png", ("interventions",),
+            stored(f"{FOLDERS.interventions}/effects.png")),
+    Picture("made_to_order.png", ("optimise_start",),
+            stored("samples/made_to_order/pictures/order_000.png")),
+    Picture("saliency_checks.png", ("saliency_checks",),
+            stored(f"{attribution_stages.MAPS}/checks.png")),
     Picture("panel.png", ("simulate", "panel"), panel, browser=True),
     Picture("attribution_page.png", ("attribution", "attribution_page"), attribution_page,
             browser=True))
