@@ -320,65 +320,71 @@ def coarse_figures():
 
 
 @pytest.fixture(scope="session")
-def simulator_file(agent_path, tmp_path_factory) -> Path:
+def simulator_file(agent_path, shared) -> Path:
     """An untrained simulator of the set `tiny` around that agent, its hyperparameters beside it.
 
     Its weights are large enough for different starts to look and end differently.
     """
-    parameters = ParameterSet("tiny")
-    config = parameters.get(SimulatorConfig)
-    torch.manual_seed(1)
-    simulator = Simulator(config, load_agent(agent_path))
-    with torch.no_grad():
-        for name, weight in simulator.named_parameters():
-            if weight.ndim > 1 and not name.startswith("agent."):
-                weight *= 2
-    path = tmp_path_factory.mktemp("simulator") / checkpoint_name(0, 0)
-    save_published(path, simulator)
-    save_settings(path.parent, SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
-        parameters.get(TrainingConfig), LossScales()))
-    return path
+    def make(folder):
+        parameters = ParameterSet("tiny")
+        config = parameters.get(SimulatorConfig)
+        torch.manual_seed(1)
+        simulator = Simulator(config, load_agent(agent_path))
+        with torch.no_grad():
+            for name, weight in simulator.named_parameters():
+                if weight.ndim > 1 and not name.startswith("agent."):
+                    weight *= 2
+        path = folder / checkpoint_name(0, 0)
+        save_published(path, simulator)
+        save_settings(folder, SimulatorRunSettings(
+            "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+            parameters.get(TrainingConfig), LossScales()))
+        return path
+    return shared("simulator", make)
 
 
 @pytest.fixture(scope="session")
-def box_agent(tmp_path_factory) -> Path:
+def box_agent(shared) -> Path:
     """An agent that runs and jumps to the right in CoinRun, whose value is a constant minus what it
     sees of boxes; all that it reads of the last map is one channel, and every map behind it is
     linear."""
-    # A linear function of a pixel's colour, from 0 to 1, that is above 0 for boxes alone.
-    policy = planted_policy(3, (5.2, -6.7, -1.2))
-    with torch.no_grad():
-        policy.embedder.block1.conv.bias[0] = -0.06
-        for block in (policy.embedder.block2, policy.embedder.block3):
-            block.conv.bias.zero_()
-        policy.embedder.fc.bias.zero_()
-        policy.fc_value.weight.fill_(-0.5)
-        policy.fc_value.bias.fill_(5)
-        policy.fc_policy.bias[[7, 8]] += 30
-    path = tmp_path_factory.mktemp("box_agent") / "model_0.pth"
-    save_agent(path, policy)
-    return path
+    def make(folder):
+        # A linear function of a pixel's colour, from 0 to 1, that is above 0 for boxes alone.
+        policy = planted_policy(3, (5.2, -6.7, -1.2))
+        with torch.no_grad():
+            policy.embedder.block1.conv.bias[0] = -0.06
+            for block in (policy.embedder.block2, policy.embedder.block3):
+                block.conv.bias.zero_()
+            policy.embedder.fc.bias.zero_()
+            policy.fc_value.weight.fill_(-0.5)
+            policy.fc_value.bias.fill_(5)
+            policy.fc_policy.bias[[7, 8]] += 30
+        save_agent(folder / "model_0.pth", policy)
+        return folder / "model_0.pth"
+    return shared("box_agent", make)
 
 
 @pytest.fixture(scope="session")
-def box_run(box_agent, tmp_path_factory) -> Path:
+def box_run(box_agent, shared) -> Path:
     """A folder with a recording of that agent, features of ``block3`` and attributions."""
     from attribution import attribute, features
 
-    folder = tmp_path_factory.mktemp("box_run")
-    assert record.main([
-        "--model_file", str(box_agent), "--logdir", str(folder), "--num_episodes", "10",
-        "--param_name", "tiny", "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
-        "0", "--precision", "float32", "--device", "cpu", "--no_action_noise",
-        "--no_videos"]) == 0
-    common = ["--agent_file", str(box_agent), "--data_dir", str(folder / "data"), "--device", "cpu"]
-    assert features.main([*common, "--layers", "block3", "--num_observations", "90",
-                          "--nmf_features", "1", "--output_dir", str(folder / "features")]) == 0
-    assert attribute.main([
-        *common, "--features_dir", str(folder / "features"), "--num_trajectories", "10",
-        "--num_steps", "24", "--output_dir", str(folder / "attribution")]) == 0
-    return folder
+    def make(folder):
+        assert record.main([
+            "--model_file", str(box_agent), "--logdir", str(folder), "--num_episodes", "10",
+            "--param_name", "tiny", "--env_name", "coinrun", "--distribution_mode", "hard",
+            "--seed", "0", "--precision", "float32", "--device", "cpu", "--no_action_noise",
+            "--no_videos"]) == 0
+        common = ["--agent_file", str(box_agent), "--data_dir", str(folder / "data"), "--device",
+                  "cpu"]
+        assert features.main([*common, "--layers", "block3", "--num_observations", "90",
+                              "--nmf_features", "1", "--output_dir",
+                              str(folder / "features")]) == 0
+        assert attribute.main([
+            *common, "--features_dir", str(folder / "features"), "--num_trajectories", "10",
+            "--num_steps", "24", "--output_dir", str(folder / "attribution")]) == 0
+        return folder
+    return shared("box_run", make)
 
 
 @contextlib.contextmanager
