@@ -95,11 +95,12 @@ def panel_content() -> PanelContent:
             {index: own.normal(size=(NUM_STEPS, NUM_ICS)).astype(np.float32)
              for index in range(NUM_TYPES)})
 
-    steps = {"coordinates": rng.normal(size=(rows, NUM_ICS)).astype(np.float32),
-             **{name: rng.random(rows, dtype=np.float32)
-                for name in ("rewards", "terminals", "values", "probabilities")},
-             **{name: rng.integers(0, NUM_ACTIONS, rows, dtype=np.uint8)
-                for name in ("entered", "answers")}}
+    steps: dict[str, np.ndarray] = {
+        "coordinates": rng.normal(size=(rows, NUM_ICS)).astype(np.float32),
+        **{name: rng.random(rows, dtype=np.float32)
+           for name in ("rewards", "terminals", "values", "probabilities")},
+        **{name: rng.integers(0, NUM_ACTIONS, rows, dtype=np.uint8)
+           for name in ("entered", "answers")}}
     return PanelContent(
         "synthetic", (SampleSet("random", tuple(range(NUM_SAMPLES)), NUM_STEPS, None),),
         tuple(SaliencyType("value" if index == 0 else f"type_{index}", f"type {index}", (4,))
