@@ -39,8 +39,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector
-from interventions.swaps import open_swap
+from interventions.projector import Projector, open_swap
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
     add_cheese_region_flag,

@@ -42,8 +42,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector
-from interventions.swaps import configured_name, open_swap
+from interventions.projector import Projector, configured_name, open_swap
 from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32

@@ -14,7 +14,7 @@ from common.errors import UserError, nearest, script_main
 from common.shards import shard
 from pipeline.cluster import CLUSTER_FILE, SCHEDULERS, TIME_IS_UP, load_cluster
 from pipeline.presets import ROOT, load_preset, read_hyperparams
-from pipeline.process import Torchrun
+from pipeline.process import torchrun_arguments
 from pipeline.records import Experiment, Part
 from pipeline.report import print_plan, print_table, write_report
 from pipeline.runner import Pipeline
@@ -107,10 +107,8 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     stages = all_stages(preset, name)
     experiment = Experiment(output)
     experiment.check(args.preset)
-    part = None
-    if args.in_job:
-        part = Part(args.only[0], args.shard.parts, args.shard.part) if args.shard else Part(
-            args.only[0], args.join or 0)
+    part = Part(args.only[0], args.shard.parts if args.shard else args.join or 0,
+                args.shard.part if args.shard else 0) if args.in_job else None
     pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
@@ -134,14 +132,14 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
         return 0
     with experiment.opened(description):
         if args.accept:
-            for sentence in pipeline.accept():
-                print(sentence)
+            print(*pipeline.accept(), sep="\n")
             return 0
         outcomes = list(pipeline.run())
         page = write_report(experiment, stages, page_of(preset))
-    print_table(outcomes)
+    print_table(experiment, outcomes)
     print(f"\nopen {page.absolute()}")
-    return outcomes[-1].status
+    *_, (_, _, status) = outcomes
+    return status
 
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
@@ -154,7 +152,7 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
     submitter = Submitter(pipeline, command, args.submit, description["name"],
                           load_cluster(args.cluster_file, pipeline.stages))
     if args.dry_run:
-        submitter.show(submitter.plan())
+        submitter.submit(submitter.plan(), dry_run=True)
         return 0
     SCHEDULERS[args.submit].check()
     with experiment.opened_by_job("submit"):
@@ -170,8 +168,8 @@ def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()
     with experiment.opened_by_job(part.name):
-        status = pipeline.run_part(job, Torchrun(args.processes, args.seconds_to_stop)
-                                   if args.processes > 1 else None)
+        status = pipeline.run_part(job, torchrun_arguments(
+            args.processes, args.seconds_to_stop) if args.processes > 1 else None)
         attempt = experiment.attempt(part)
     if status > 128 and TIME_IS_UP in pipeline.received and attempt is not None:
         if attempt.number < args.max_sittings:

@@ -176,7 +176,8 @@ class Patch:
         conditions: further conditions, all of which must hold.
         words: options defined by other packages, as written by the user.
             ``interventions.patch_text.open_patches`` turns them into conditions, cells and so on.
-        written: the patch before ``open_patches``, used for its name; None if never opened.
+        text: the patch in the command-line syntax; "" if it was created in Python.
+        is_open: whether ``open_patches`` has applied the words and read the files.
     """
 
     kind: ClassVar[str]
@@ -189,7 +190,8 @@ class Patch:
     levels: tuple[int, ...] | None = None
     conditions: tuple[Condition, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
-    written: Patch | None = None
+    text: str = ""
+    is_open: bool = False
 
     def bind(self, selection: Selection) -> PatchFn:
         """Return the patch function for a selection, with all constants precomputed.
@@ -206,8 +208,8 @@ class Patch:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the patch still lacks a reference set in its field ``reference``."""
-        return False
+        """Whether the patch has a field ``reference`` and still lacks the reference set."""
+        return getattr(self, "reference", self) is None
 
     def applies_to(self, info: BatchInfo) -> np.ndarray:
         """Return the rows on which the patch acts, bool (B,)."""
@@ -229,7 +231,7 @@ class Patch:
         Raises:
             UserError: if the layer has no such channel or cell; the message gives the bounds.
         """
-        if self.words and self.written is None:
+        if self.words and not self.is_open:
             raise UserError(f"the patch at {self.layer} has the option '{self.words[0][0]}', which "
                             "must be opened first (interventions.patch_text.open_patches)")
         what = "channels" if layer.is_map else "units"

@@ -47,7 +47,7 @@ from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.distributed import SINGLE, Distributed
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from interventions.patches import Zero
-from interventions.scan import ScanFrames, parts_of, scan, value
+from interventions.scan import OUTCOMES, ScanFrames, parts_of, scan
 
 CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 envs x 256 steps
 VAL_INTERVAL = 10
@@ -195,6 +195,7 @@ def measure_hooks() -> None:
 def measure_scan() -> None:
     policy = FLOAT32.place(build_policy("impala", 256, False, False))
     scanned = ScanFrames(random_frames(SCANNED_FRAMES), np.arange(SCANNED_FRAMES))
+    value = OUTCOMES["value"]
     scan(policy, FLOAT32, parts_of(policy, SCANNED_LAYERS[:1], "layer"), scanned, value)  # warm-up
     parts = parts_of(policy, SCANNED_LAYERS, "channel")
     say(f"scan: {len(parts) * SCANNED_FRAMES} patched passes in "

@@ -30,8 +30,7 @@ from envs.procgen_env import LevelSlots
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.networks import Draw
 from generative.simulator import Simulator, stack
-from stats.association import by_episode
-from stats.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap, by_episode
 
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
 HORIZONS = (16, 32)  # numbers of actions

@@ -43,14 +43,25 @@ from stats.effects import (
     DIVERGENCE,
     Condition,
     Outcome,
-    check_starts,
     claims_summary,
     compare_conditions,
 )
 from stats.report import DIRECTIONS, Wording
 from stats.study import BASELINE, measure_conditions, write_effects
 
-_ARM = NpyFolder({
+
+class _ArmFolder(NpyFolder):
+    """The arrays of a condition, with as many steps as the lengths of the runs say."""
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().check(arrays)
+        lengths, num_steps = arrays["lengths"], len(arrays["actions"])
+        if (lengths < 1).any() or lengths.sum() != num_steps:
+            raise UserError(f"actions of an arm has {num_steps} steps, but its lengths come to "
+                            f"{lengths.sum()}, or a run has no step")
+
+
+_ARM = _ArmFolder({
     "starts": Array(np.int64, "N"), "lengths": Array(np.int64, "N"),
     "ends": Array(np.float32, "N"), "actions": Array(np.int64, "S"),
     "values": Array(np.float32, "S"), "rewards": Array(np.float32, "S"),
@@ -100,9 +111,6 @@ class ArmRuns:
         norm: the same norm in the units' own scale, float64 (); None if it was not measured.
         relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
             not measured.
-
-    Raises:
-        UserError: if the shapes of the arrays are inconsistent, or a value is NaN or infinite.
     """
 
     starts: np.ndarray
@@ -115,23 +123,10 @@ class ArmRuns:
     norm: np.ndarray | None = None
     relative: np.ndarray | None = None
 
-    def __post_init__(self):
-        _ARM.converted(vars(self))
-        if len(self.actions) != self.lengths.sum():
-            raise UserError(f"actions of an arm has {len(self.actions)} steps, but its lengths "
-                            f"come to {self.lengths.sum()}")
-        if (self.lengths < 1).any():
-            raise UserError("an arm has a run without a step")
-
-    def steps(self) -> np.ndarray:
-        """Return the index of each step within its run, from 0, int64 (S,)."""
-        begins = np.cumsum(self.lengths) - self.lengths
-        return np.arange(self.lengths.sum()) - np.repeat(begins, self.lengths)
-
     def padded_actions(self, num_steps: int) -> np.ndarray:
         """Return actions (N, ``num_steps``), padded with -1 after the end of a run."""
         padded = np.full((len(self.starts), num_steps), -1)
-        padded[np.repeat(np.arange(len(self.starts)), self.lengths), self.steps()] = self.actions
+        padded[np.arange(num_steps) < self.lengths[:, None]] = self.actions
         return padded
 
 
@@ -194,11 +189,7 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
     Raises:
         UserError: if the folder or a file is missing or damaged; the message names it.
     """
-    arrays = store.read("arm", arm)
-    try:
-        return ArmRuns(**arrays)
-    except UserError as error:
-        raise UserError(f"{store.file_of('arm', arm)} is damaged: {error}") from None
+    return ArmRuns(**store.read("arm", arm))
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: int, seed: int,
@@ -271,9 +262,8 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
     def mean(values: np.ndarray) -> np.ndarray:
         return np.bincount(run, values, num_runs) / runs.lengths
 
-    first_jump = runs.lengths.copy()
-    jumped = np.isin(runs.actions, _JUMPS)
-    np.minimum.at(first_jump, run[jumped], runs.steps()[jumped])
+    jumped = np.isin(runs.padded_actions(runs.lengths.max()), _JUMPS)
+    first_jump = np.where(jumped.any(axis=1), jumped.argmax(axis=1), runs.lengths)
     differs, counted = divergence(runs, unaltered)
     by_name = {"success": runs.ends, "end": runs.ends,
                "return": np.bincount(run, runs.rewards, num_runs), "length": runs.lengths,
@@ -336,46 +326,14 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
         The table of ``stats.effects.compare_conditions``.
 
     Raises:
-        UserError: if the starts of a condition differ from those of the unaltered runs, there are
-            fewer than MIN_STARTS starts, or a pattern has fewer than two controls.
+        UserError: if there are fewer than MIN_STARTS starts, or a pattern has fewer than two
+            controls.
     """
-    check_starts(len(unaltered.starts))
-    for name in (condition.name for condition in conditions):
-        if not np.array_equal(runs[name].starts, unaltered.starts):
-            raise UserError(f"the runs of {name} do not have the starts of the unaltered ones "
-                            f"({len(runs[name].starts)} and {len(unaltered.starts)} runs)")
     return compare_conditions(
         conditions, chosen_outcomes(simulated), outcomes_of(unaltered, unaltered, simulated),
         np.stack([outcomes_of(runs[each.name], unaltered, simulated) for each in conditions]),
         seed, moved={each.name: float(runs[each.name].moved) for each in conditions},
         verdicts=verdicts)
-
-
-def write_results(store: ResultStore, conditions: Sequence[Condition], simulated: bool, seed: int,
-                  description: str, wording: Wording = DIRECTIONS) -> pd.DataFrame:
-    """Compare the runs in a folder, and write tables, report and figure to it.
-
-    Args:
-        simulated: whether the runs are simulations.
-        seed: seed of the bootstrap and the sign flips.
-        description: description of the runs and their number, for report and figure.
-        wording: names of interventions and controls. With DIRECTIONS, the table has no medians and
-            verdicts, to keep the format of the published tables.
-
-    Returns:
-        The table of effects, see ``compare``.
-    """
-    unaltered = read_runs(store, BASELINE.name)
-    runs = {condition.name: read_runs(store, condition.name) for condition in conditions}
-    table = compare(conditions, runs, unaltered, simulated, seed, wording != DIRECTIONS)
-    over_time = divergence_over_time(conditions, runs, unaltered)
-    if wording != DIRECTIONS:
-        for size in ("norm", "relative"):
-            if all(getattr(each, size) is not None for each in runs.values()):
-                table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
-    store.write("divergence", value=over_time)
-    write_effects(store, table, chosen_outcomes(simulated), wording, description, over_time)
-    return table
 
 
 def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[ConditionSet],
@@ -408,14 +366,27 @@ def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[Co
 
 
 def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
-    """Write the results of a comparison from the notes of its shards, and print the claims."""
-    table = write_results(store, [Condition(**condition) for condition in notes["arms"]],
-                          notes["simulated"], notes["seed"], notes["what"],
-                          Wording(**notes["wording"]))
+    """Compare the runs in a folder, write tables, report and figure to it, and print the claims.
+
+    With the wording DIRECTIONS, the table has no medians and verdicts, to keep the format of the
+    published tables.
+
+    Args:
+        notes: conditions and their description, as stored by each shard.
+    """
+    conditions = [Condition(**condition) for condition in notes["arms"]]
+    wording, simulated = Wording(**notes["wording"]), notes["simulated"]
+    unaltered = read_runs(store, BASELINE.name)
+    runs = {condition.name: read_runs(store, condition.name) for condition in conditions}
+    table = compare(conditions, runs, unaltered, simulated, notes["seed"], wording != DIRECTIONS)
+    over_time = divergence_over_time(conditions, runs, unaltered)
+    if wording != DIRECTIONS:
+        for size in ("norm", "relative"):
+            if all(getattr(each, size) is not None for each in runs.values()):
+                table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
+    store.write("divergence", value=over_time)
+    write_effects(store, table, chosen_outcomes(simulated), wording, notes["what"], over_time)
     for row in table[table["claimed"] & ~table["control"]].itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "
               f"{row.effect:+.3g}, 95 % interval {row.low_95:.3g} to {row.high_95:.3g})")
-    report, figure, effects, over_time = (
-        store.file_of(name) for name in ("report", "figure", "effects", "divergence"))
-    print(f"{claims_summary(table)}; wrote {report}, {figure.name}, {effects.name} and "
-          f"{over_time.name}")
+    print(f"{claims_summary(table)}; wrote {store.file_of('report')} and the tables next to it")

@@ -15,21 +15,18 @@ from pathlib import Path
 
 import torch
 
-from agents.agent_file import weights_sha256
 from agents.layers import STATE, Layer, layers_named
-from agents.networks import Policy
-from agents.patch import Array, Patch
+from agents.patch import Patch
 from common.cli import Parser, count
 from common.errors import UserError
 from common.files import sha256
 from interventions.comparison import ConditionSet, PatchedCondition, Playground
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import add_direction_ids_flag, add_patch_flags, direction
-from interventions.patch_text import Opening, files_of, open_patches, to_text
+from interventions.patch_text import Opening, files_of, open_patches, vectors_for
 from interventions.patches import ChangeState
-from interventions.projector import Projector
-from interventions.scan_study import ScanOptions
-from interventions.swaps import swap_name
+from interventions.projector import Projector, swap_name
+from interventions.scan import ScanOptions
 from interventions.vectors import read_vectors
 from stats.effects import Condition
 
@@ -82,15 +79,14 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if a swap does not parse, has no effect, is given twice, or names a direction
-            that does not exist.
+        UserError: if a swap does not parse, is given twice, or names a direction that does not
+            exist.
     """
     pairs: list[_Swap] = [([number], [None]) for number in directions]
     pairs += map(_parse_swap, swaps)
     names = [f"ic_{swap_name(*pair)}" for pair in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"the alteration {name} is asked for twice")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"the alteration {repeated[0]} is asked for twice")
 
     def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
         turned = projector if turn is None else projector.turned(turn)
@@ -113,25 +109,19 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
 
 def _renumber(swap: _Swap) -> _Swap:
     """Renumber the directions of a swap in the order in which they appear."""
-    numbers: dict[int, int] = {}
-    for number in (*swap[0], *swap[1]):
-        if number is not None:
-            numbers.setdefault(number, len(numbers))
-    return ([numbers[number] for number in swap[0]],
-            [None if number is None else numbers[number] for number in swap[1]])
+    numbers = [number for number in dict.fromkeys([*swap[0], *swap[1]]) if number is not None]
+    return ([numbers.index(number) for number in swap[0]],
+            [None if number is None else numbers.index(number) for number in swap[1]])
 
 
 def _parse_swap(text: str) -> _Swap:
     """Parse a swap such as ``10:12,5:None``."""
     try:
         pairs = [pair.split(":") for pair in text.split(",")]
-        swap = [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
+        return [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
     except ValueError:
         raise UserError(f"--swaps takes pairs such as 10:12 or 10:12,5:None, not '{text}'"
                         ) from None
-    if any(source == target for source, target in zip(*swap)):
-        raise UserError(f"--swaps {text} puts a direction back where it was, which alters nothing")
-    return swap
 
 
 def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground,
@@ -164,12 +154,14 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
     for name, arm in arms.items():
         patches = open_patches(arm, opening)
         named = [path for patch in arm for path in files_of(patch)]
-        settings = {"patches": [*map(to_text, arm)],
+        settings = {"patches": [patch.text for patch in arm],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
         conditions.append(Condition(f"patch_{name}", name, name, False, patches, settings))
         layers |= {layer.name: layer for patch in patches
                    for layer in layers_named(policy, patch.layer)}
-        others = [_vectors_by_layer(path, policy, patches) for path in vector_files]
+        others = [{layer: vector for patch in arm
+                   for layer, vector in vectors_for(path, patch.layer, policy).items()}
+                  for path in vector_files]
         for number, control in enumerate(controls_of(policy, patches, num_controls, seed,
                                                      reference(), kind, others)):
             controls.append(Condition(
@@ -180,26 +172,15 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
     description = f"{num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are the nearest there are, with a change "
         "that is not as large within a quarter" for name in dict.fromkeys(patterns))
-    num_levels = count_vector_levels(arms.values(), playground.levels)
-    if num_levels:
-        description += (f"; a vector was made on {num_levels} of these levels, so that they are no "
-                        "evidence beyond them: another --seed draws others")
-        logger.warning("a vector was made on %d of the levels that are played; another --seed "
-                       "draws others", num_levels)
+    if num_levels := count_vector_levels(arms.values(), playground.levels):
+        warning = (f"a vector was made on {num_levels} of these levels, so that they are no "
+                   "evidence beyond them: another --seed draws others")
+        logger.warning(warning)
+        description += f"; {warning}"
     return ConditionSet(conditions + controls,
                         {name: reference().std(policy, layer) for name, layer in layers.items()},
                         {"reference": reference().description, "patch_controls": kind},
                         description)
-
-
-def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> dict[str, Array]:
-    """Read the vectors of a file, which must have one for each patched layer."""
-    vectors, agent = read_vectors(path), weights_sha256(policy)
-    for patch in patches:
-        for layer in layers_named(policy, patch.layer):
-            vectors.get(layer.name, next(iter(vectors.values()))).check_for(agent, layer.name,
-                                                                            layer.shape)
-    return {name: vector.vector for name, vector in vectors.items()}
 
 
 def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:

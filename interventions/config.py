@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from common.errors import UserError
-from common.parameters import id_list, one_of, positive
+from common.parameters import id_list, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +26,6 @@ class SwapConfig:
 
     swap_directions_from: tuple[int, ...] | None
     swap_directions_to: tuple[int | None, ...] | None
-
-    def __post_init__(self):
-        taken, put = self.swap_directions_from or (), self.swap_directions_to or ()
-        if len(taken) != len(put):
-            raise UserError(f"swap_directions_from has {len(taken)} directions, but "
-                            f"swap_directions_to has {len(put)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +63,3 @@ class DirectionFilesConfig:
     section: ClassVar[str] = "analysis.agent_h"
 
     num_episodes: int
-
-    def __post_init__(self):
-        positive(self, "num_episodes")

@@ -64,20 +64,17 @@ class Control:
 
 def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int,
                 reference: ReferenceSet | None = None, kind: str | None = None,
-                others: Sequence[Mapping[str, Array] | Array] = (),
-                cells: Sequence[tuple[int, int]] | None = None) -> list[Control]:
+                others: Sequence[Mapping[str, Array] | Array] = ()) -> list[Control]:
     """Draw controls of patches that are applied together.
 
     Args:
         patches: opened patches, which name cells instead of squares.
         number: number of controls.
         seed: seed of the random draws.
-        reference: frames on which the size of a change is measured, for CHANNELS.
+        reference: frames on which the size of a change is measured; required for CHANNELS.
         kind: kind of all controls, one of KINDS; by default that of each patch.
         others: vectors for OTHERS, at least ``number``: arrays of the layer's shape, or mappings
             from layer names to such arrays.
-        cells: candidate cells for CELLS, (row, column) each, such as those of the free squares; by
-            default all cells of the layer.
 
     Raises:
         UserError: if a patch cannot have such controls, or too few exist; the message suggests a
@@ -92,7 +89,7 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
         elif chosen == CHANNELS:
             columns.append(_channels(policy, patch, number, seeds, reference))
         else:
-            columns.append(_cells(policy, patch, number, seeds, cells))
+            columns.append(_cells(policy, patch, number, seeds))
     return [Control(tuple(patch for patch, _, _ in row), tuple(drawn for _, drawn, _ in row),
                     all(matched for _, _, matched in row)) for row in zip(*columns)]
 
@@ -124,10 +121,9 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
     candidates = _sets(pool, len(channels), rng)
     candidates = candidates[(candidates != np.sort(channels)).any(axis=1)]
     if len(candidates) < number:
-        which = "all" if len(rest) == 0 else f"{len(channels)} of {sizes.shape[1]}"
-        raise UserError(f"{number} controls cannot be drawn of a patch of {which} channels: there "
-                        f"are {len(candidates)} other sets of as many; patch fewer channels, or "
-                        "take fewer --num_controls")
+        raise UserError(f"{number} controls cannot be drawn of a patch of {len(channels)} of "
+                        f"{sizes.shape[1]} channels: there are {len(candidates)} other sets of as "
+                        "many; patch fewer channels, or take fewer --num_controls")
 
     def moved(sets: np.ndarray) -> np.ndarray:
         return np.concatenate([np.sqrt(sizes[:, part].sum(axis=2)).mean(axis=0)
@@ -171,15 +167,9 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
 def _default(patch: Patch) -> str:
     if isinstance(patch, Add) or (isinstance(patch, Project) and patch.channels is None):
         return PERMUTED
-    if isinstance(patch, SetTo) and patch.cells is not None:
+    if patch.cells is not None and (isinstance(patch, SetTo) or patch.channels is None):
         return CELLS
-    if patch.channels is not None:
-        return CHANNELS
-    if patch.cells is not None:
-        return CELLS
-    raise UserError(f"a control of {patch.kind} at {patch.layer} cannot be drawn, because it "
-                    "changes all channels; name some, as in "
-                    f"{patch.kind}@{patch.layer}:7,8")
+    return CHANNELS
 
 
 Drawn = Sequence[tuple[Patch, dict, bool]]  # control patch, its random choices, whether matched
@@ -195,8 +185,9 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
         if len(others) < number:
             raise UserError(f"{number} controls take as many other vectors, but there are "
                             f"{len(others)}; give more, or take fewer --num_controls")
-        return [(_with_vector(patch, vector), {"other vector": k}, True)
-                for k, vector in enumerate(others[:number])]
+        given: list[Any] = list(others[:number])
+        return [(dataclasses.replace(patch, vector=vector), {"other vector": k}, True)
+                for k, vector in enumerate(given)]
     change = {PERMUTED: _permuted, GAUSSIAN: _gaussian}[kind]
     layers = layers_named(policy, patch.layer)
     drawn = []
@@ -207,12 +198,8 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
             vector: Any = patch.vector
             vector = vector[layer.name] if isinstance(vector, Mapping) else vector
             vectors[layer.name] = _changed(vector, change, patch, layer, int(rng.integers(2**63)))
-        drawn.append((_with_vector(patch, vectors), {kind: k}, True))
+        drawn.append((dataclasses.replace(patch, vector=vectors), {kind: k}, True))
     return drawn
-
-
-def _with_vector(patch: Add | Project, vector: Any) -> Patch:
-    return dataclasses.replace(patch, vector=vector)
 
 
 def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Callable, patch: Patch,
@@ -263,9 +250,7 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
         raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer that could "
                         "be drawn for a control; name some, as in "
                         f"{patch.kind}@{layers[0].name}:7,8")
-    if reference is None:
-        raise UserError(f"controls of {patch.kind} at {patch.layer} are random channels with a "
-                        "change of the same size, which takes a reference set to measure it on")
+    assert reference is not None
     [layer] = layers
     if isinstance(patch, SetTo):
         return _set_channels(policy, patch, layer, number, seeds, reference)
@@ -299,16 +284,13 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
     return drawn
 
 
-def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
-           cells: Sequence[tuple[int, int]] | None) -> Drawn:
+def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence) -> Drawn:
     """Draw controls of a patch at other cells."""
     if patch.cells is None:
         raise UserError(f"{patch.kind} at {patch.layer} names no cells, so it has no controls of "
                         f"the kind '{CELLS}'; leave the kind out to have those of {patch.kind}")
     layer = layers_named(policy, patch.layer)[0]
-    if cells is None:
-        cells = [(row, column) for row, column in np.ndindex(*layer.shape[1:])]
-    others = np.array([cell for cell in dict.fromkeys(cells) if tuple(cell) not in patch.cells])
+    others = np.array([cell for cell in np.ndindex(*layer.shape[1:]) if cell not in patch.cells])
     return [(dataclasses.replace(patch, cells=tuple(map(tuple, others[chosen].tolist()))),
              {"cells": others[chosen].tolist()}, True)
             for chosen in _distinct(np.arange(len(others)), len(patch.cells), number, seeds,

@@ -25,7 +25,6 @@ from interventions.patch_text import (
     open_patches,
     parse_patch,
     read_patch_file,
-    to_text,
     warn_of_unused,
 )
 
@@ -139,15 +138,11 @@ def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
     All ``--patch`` flags together are one arm; the file can define several.
 
     Raises:
-        UserError: if a patch does not parse, or two arms are identical.
+        UserError: if a patch does not parse.
     """
     arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
     arms += read_patch_file(args.patch_file) if args.patch_file else []
-    names = [arm_name(arm) for arm in arms]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"the patches {name} are asked for twice")
-    return dict(zip(names, arms))
+    return {arm_name(arm): arm for arm in arms}
 
 
 def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
@@ -229,7 +224,7 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
     opened = open_patches(patches, Opening(policy, env, make_reference, edit))
     with patched(policy, opened):  # raises for patches that do not fit, before output is written
         pass
-    metadata = {"name": arm_name(patches), "patches": [*map(to_text, patches)],
+    metadata = {"name": arm_name(patches), "patches": [patch.text for patch in patches],
                 "reference": references[0].description if references else None,
                 "files_sha256": {str(path): sha256(path) for patch in patches
                                  for path in files_of(patch)}}

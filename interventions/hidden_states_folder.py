@@ -33,15 +33,17 @@ from pathlib import Path
 
 import numpy as np
 
-from common.schemas import Array, Entry, Npy, Schema
+from common.schemas import Array, Entry, Npy, NpyFolder, Schema
 from common.step_results import StepResults
 
-MATRICES = {"mean": Entry("hx_mu_{}.npy", Npy(Array(np.floating, "D"))),
-            "std": Entry("hx_std_{}.npy", Npy(Array(np.floating, "D"))),
-            "components": Entry("pcomponents_{}.npy", Npy(Array(np.floating, "P D"))),
-            "variances": Entry("pc_loading_variances_{}.npy", Npy(Array(np.floating, "P"))),
-            "unmixing": Entry("ica_unmixing_matrix_hx_{}.npy", Npy(Array(np.floating, "K K"))),
-            "mixing": Entry("ica_mixing_matrix_hx_{}.npy", Npy(Array(np.floating, "K K")))}
+MATRIX_ARRAYS = NpyFolder({
+    "mean": Array(np.floating, "D"), "std": Array(np.floating, "D"),
+    "components": Array(np.floating, "P D"), "variances": Array(np.floating, "P"),
+    "unmixing": Array(np.floating, "K K"), "mixing": Array(np.floating, "K K")})
+MATRICES = {name: Entry(f"{file}_{{}}.npy", Npy(MATRIX_ARRAYS.fields[name])) for name, file in {
+    "mean": "hx_mu", "std": "hx_std", "components": "pcomponents",
+    "variances": "pc_loading_variances", "unmixing": "ica_unmixing_matrix_hx",
+    "mixing": "ica_mixing_matrix_hx"}.items()}
 HIDDEN_STATE_FILES = Schema(
     "results for {} episodes", "analysis/hidden_analysis_precompute.py", items={
         **MATRICES,

@@ -8,6 +8,7 @@ Letters in shape comments: B frames, P patched passes, D hidden units, … the l
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 
@@ -18,7 +19,6 @@ from torch import Tensor, fx, nn
 from agents.layers import find_layer
 from agents.networks import Memory, Policy, PolicyOutput, to_images
 from common.devices import Compute
-from common.errors import UserError
 
 
 class PartialForward:
@@ -128,21 +128,12 @@ class Prefix:
             activations: replacement of the layer's output (P, …); by default the output itself.
             frames: index of the frame of each row of ``activations``, int64 (P,); by default row b
                 belongs to frame b.
-
-        Raises:
-            UserError: if the shape of ``activations`` does not match the layer's shape and the
-                number of frames.
         """
         if activations is None:
             activations = self.activations
         also_read = self.also_read
         if frames is not None:
             also_read = tuple(value[frames] for value in also_read)
-        expected = (len(self.activations if frames is None else frames),
-                    *self.activations.shape[1:])
-        if tuple(activations.shape) != expected:
-            raise UserError(f"a pass resumed behind {self.forward.layer.name} takes activations of "
-                            f"shape {expected}, not {tuple(activations.shape)}")
         return self.forward.run_from(activations.to(self.activations.dtype), also_read)
 
 
@@ -188,7 +179,6 @@ class _Interpreter(fx.Interpreter):
         self._compute = compute
 
     def call_module(self, target, args: tuple, kwargs: dict):
-        if not str(target).startswith("policy.embedder."):
-            return super().call_module(target, args, kwargs)
-        with self._compute.autocast():
+        in_embedder = str(target).startswith("policy.embedder.")
+        with self._compute.autocast() if in_embedder else contextlib.nullcontext():
             return super().call_module(target, args, kwargs)

@@ -31,11 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from agents.agent_file import weights_sha256
 from agents.hooks import ActivePatches
-from agents.layers import ALL, layers_named
+from agents.layers import layers_named
 from agents.networks import Policy
 from agents.patch import Patch
 from agents.reference_set import ReferenceSet, activations_of
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ARMS = 1000
 MAX_NAME = 80
-_MAX_NUMBERS = 100_000  # maximum length of a list
+_MAX_NUMBERS = 100_000  # maximum length of a range
 _USAGE = "kind@layer[:channels][=value]{,option=value}, such as zero@embedder.block2.res1.resadd:55"
 _PATCH = re.compile(r"""
     ([^@]*)@([^:=,]*)                                        # kind, layer
@@ -61,20 +62,9 @@ _PATCH = re.compile(r"""
     """, re.VERBOSE)
 _FLOAT = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """Text form of a value.
-
-    Attributes:
-        expected: description of the expected text, for messages.
-        parse: function from text to value; raises ValueError or KeyError for invalid text.
-        format: function from value to text.
-    """
-
-    expected: str
-    parse: Callable[[str], Any]
-    format: Callable[[Any], str] = str
+_Form = tuple[str, Callable[[str], Any]]
+"""Text form of a value: description of the expected text, for messages; and a function from text to
+value, which raises ValueError or KeyError for invalid text."""
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:
@@ -85,35 +75,17 @@ def _match(pattern: str, text: str) -> re.Match[str]:
 
 
 def _parse_number(text: str) -> float:
-    value = float(_match(_FLOAT, text)[0])
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _format_number(value: float) -> str:
-    """Format a number without loss of precision."""
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    return float(_match(_FLOAT, text)[0])
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in re.split("[,/]", text):
         first, last = _match(r"(\d{1,10})(?:-(\d{1,10}))?", part.strip()).groups()
-        size = int(last or first) - int(first) + 1
-        if size < 1 or size + len(numbers) > _MAX_NUMBERS:
+        if not 0 <= int(last or first) - int(first) < _MAX_NUMBERS:
             raise ValueError
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)
-
-
-def _format_numbers(numbers: Sequence[int], separator: str = "/") -> str:
-    """Join numbers; three or more consecutive numbers become a range such as ``70-77``."""
-    parts: list[str] = []
-    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        parts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
-    return separator.join(parts)
 
 
 def _parse_steps(text: str) -> tuple[int, int | None]:
@@ -123,100 +95,67 @@ def _parse_steps(text: str) -> tuple[int, int | None]:
     return int(begin or 0), int(end) if end else None
 
 
+def _parse_cells(text: str) -> tuple[tuple[int, int], ...]:
+    cells = [_match(r"(\d{1,3})\.(\d{1,3})", part) for part in text.split("/")]
+    return tuple((int(cell[1]), int(cell[2])) for cell in cells)
+
+
 def _choice(*names: str) -> _Form:
-    return _Form(" or ".join(names), dict(zip(names, names)).__getitem__)
+    return " or ".join(names), dict(zip(names, names)).__getitem__
 
 
-_NUMBER = _Form("a number", _parse_number, _format_number)
-_NUMBERS = _Form("whole numbers and ranges such as 8,55,70-77, in options 8/55/70-77",
-                 _parse_numbers, _format_numbers)
-_SEED = _Form("a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0]))
-_YES_NO = _Form("yes or no", {"yes": True, "no": False}.__getitem__,
-                lambda value: "yes" if value else "no")
-_OPTIONS = {  # options that every patch takes
-    "cell": _Form("row.column from the top left, such as 5.10, or several, 5.10/5.11",
-                  lambda text: tuple(
-                      (int(cell[1]), int(cell[2])) for cell in
-                      (_match(r"(\d{1,3})\.(\d{1,3})", part) for part in text.split("/"))),
-                  lambda cells: "/".join(f"{row}.{column}" for row, column in cells)),
-    "steps": _Form("from:to, such as 0:20, the first step and the one it ends before",
-                   _parse_steps, lambda steps: ":".join(
-                       "" if step is None else str(step) for step in steps)),
-    "levels": _NUMBERS}
-
-
-def _format_field(value: float | Path | None) -> str:
-    return "" if value is None else str(value) if isinstance(value, Path) else _format_number(value)
-
-
-def _value(expected: str, pattern: str, template: str, short: str = "",
-           parse: Callable[[str], Any] = _parse_number) -> _Form:
+def _value(expected: str, pattern: str, parse: Callable[[str], Any] = _parse_number) -> _Form:
     """Return the text form of the value of a patch.
 
     Args:
         expected: description of the expected text, for messages.
         pattern: regular expression; each named group is a field of the patch.
-        template: format string with the fields.
-        short: format string for patches in which one of the fields is None or False.
         parse: function from the text of a group to the value of the field.
     """
-    def format_value(patch: Patch) -> str:
-        fields = {name: getattr(patch, name) for name in re.compile(pattern).groupindex}
-        is_short = short and any(value is None or value is False for value in fields.values())
-        return (short if is_short else template).format_map(
-            {name: _format_field(value) for name, value in fields.items()})
-
-    return _Form(expected, lambda text: {
+    return expected, lambda text: {
         name: parse(group) for name, group in _match(pattern, text).groupdict().items()
-        if group is not None}, format_value)
+        if group is not None}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Type:
-    """Text form of a patch type.
-
-    Attributes:
-        cls: class of the patches.
-        value: text form of the value; None if the patch takes no value.
-        options: text forms of further options, by the name of the field of the class.
-    """
-
-    cls: type[Patch]
-    value: _Form | None = None
-    options: Mapping[str, _Form] = dataclasses.field(default_factory=dict)
-
-
-_VECTOR = _value("the .npz file of a steering vector", r"(?P<vector>.+\.npz)", "{vector}",
-                 parse=Path)
-_TYPES = {form.cls.kind: form for form in (
-    _Type(kinds.Zero),
-    _Type(kinds.SetTo, _value(
+_NUMBER: _Form = "a number", _parse_number
+_NUMBERS: _Form = ("whole numbers and ranges such as 8,55,70-77, in options 8/55/70-77",
+                   _parse_numbers)
+_SEED: _Form = "a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0])
+_YES_NO: _Form = "yes or no", {"yes": True, "no": False}.__getitem__
+_OPTIONS: dict[str, _Form] = {  # options that every patch takes
+    "cell": ("row.column from the top left, such as 5.10, or several, 5.10/5.11", _parse_cells),
+    "steps": ("from:to, such as 0:20, the first step and the one it ends before", _parse_steps),
+    "levels": _NUMBERS}
+_VECTOR = _value("the .npz file of a steering vector", r"(?P<vector>.+\.npz)", Path)
+# Class, text form of the value (None if the patch takes no value), and further options by name.
+_Type = tuple[type[Patch], _Form | None, dict[str, _Form]]
+_TYPES: dict[str, _Type] = {cls.kind: (cls, value, options) for cls, value, options in (
+    (kinds.Zero, None, {}),
+    (kinds.SetTo, _value(
         "a number, or an .npy file of numbers that fit the layer",
-        rf"(?P<value>{_FLOAT}|.+\.npy)", "{value}",
-        parse=lambda text: Path(text) if text.endswith(".npy") else _parse_number(text)),
+        rf"(?P<value>{_FLOAT}|.+\.npy)",
+        lambda text: Path(text) if text.endswith(".npy") else _parse_number(text)),
         {"others": _NUMBER, "override": _YES_NO}),
-    _Type(kinds.Mean, None, {"over": _choice("cells", "channels")}),
-    _Type(kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _SEED}),
-    _Type(kinds.Noise, _value(
+    (kinds.Mean, None, {"over": _choice("cells", "channels")}),
+    (kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _SEED}),
+    (kinds.Noise, _value(
         "sigma, a number, or with sd after it of standard deviations of the channel (0.5sd)",
-        rf"(?P<sigma>{_FLOAT})(?P<reference_sd>sd)?", "{sigma}sd", "{sigma}",
+        rf"(?P<sigma>{_FLOAT})(?P<reference_sd>sd)?",
         lambda text: text == "sd" or _parse_number(text)),
         {"draw": _choice("once", "picture"), "seed": _SEED}),
-    _Type(kinds.Add, _VECTOR, {"coefficient": _NUMBER}),
-    _Type(kinds.Multiply, _value(
+    (kinds.Add, _VECTOR, {"coefficient": _NUMBER}),
+    (kinds.Multiply, _value(
         "a number, or positive:a,negative:b",
-        rf"(?:positive:)?(?P<positive>{_FLOAT})(?:,negative:(?P<negative>{_FLOAT}))?",
-        "positive:{positive},negative:{negative}", "{positive}")),
-    _Type(kinds.Project, _VECTOR, {"to": _Form(
-        "a number or mean", lambda text: text if text == kinds.MEAN else _parse_number(text),
-        lambda to: to if to == kinds.MEAN else _format_number(to))}),
-    _Type(kinds.Clamp, _value(
+        rf"(?:positive:)?(?P<positive>{_FLOAT})(?:,negative:(?P<negative>{_FLOAT}))?"), {}),
+    (kinds.Project, _VECTOR, {"to": (
+        "a number or mean", lambda text: text if text == kinds.MEAN else _parse_number(text))}),
+    (kinds.Clamp, _value(
         "low:high, of which one may be left out",
-        rf"(?=.*\d)(?P<low>{_FLOAT})?:(?P<high>{_FLOAT})?", "{low}:{high}")),
-    _Type(kinds.Shift, _value(
-        "down.right in cells, such as 0.-2", r"(?P<down>-?\d{1,3})\.(?P<right>-?\d{1,3})",
-        "{down}.{right}", parse=int)),
-    _Type(kinds.Interchange))}
+        rf"(?=.*\d)(?P<low>{_FLOAT})?:(?P<high>{_FLOAT})?"), {}),
+    (kinds.Shift, _value(
+        "down.right in cells, such as 0.-2", r"(?P<down>-?\d{1,3})\.(?P<right>-?\d{1,3})", int),
+        {}),
+    (kinds.Interchange, None, {}))}
 
 
 def parse_patch(text: str) -> Patch:
@@ -232,9 +171,9 @@ def parse_patch(text: str) -> Patch:
     if rest := text[match.end():].strip(","):
         raise UserError(f"{where}: '{rest}' is neither a channel nor an option with a value, such "
                         "as steps=0:20")
-    kind, layer, channels, value, options = match.groups()
-    entries = {"kind": kind, "layer": layer, "channels": channels, "value": value}
-    entries = {name: entry for name, entry in entries.items() if entry is not None}
+    *heads, options = match.groups()
+    names = ("kind", "layer", "channels", "value")
+    entries = {name: entry for name, entry in zip(names, heads) if entry is not None}
     for option in options.split(",")[1:]:
         name, _, setting = (part.strip() for part in option.partition("="))
         if name in entries:
@@ -253,66 +192,34 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
     for name in ("kind", "layer"):
         if not entries.get(name):
             raise UserError(f"{where} names no {name}; a patch is {_USAGE}")
-    kind = entries["kind"]
+    kind, layer = entries["kind"], entries["layer"]
     if kind not in _TYPES:
         raise UserError(f"{where}: there is no kind '{kind}'{nearest(kind, _TYPES)}")
-    form = _TYPES[kind]
-    takes = f"{kind} takes " + (f"{form.value.expected}, as in {kind}@layer=value" if form.value
-                                else "no value")
-    if form.value and not entries.get("value"):
-        raise UserError(f"{where} lacks its value: {takes}")
-    if "value" in entries and not form.value:
-        raise UserError(f"{where} has the value '{entries['value']}', but {takes}")
-    forms = {"channels": _NUMBERS, **_OPTIONS, **form.options}
-    if form.value:
-        forms["value"] = form.value
+    cls, value, options = _TYPES[kind]
+    if value and not entries.get("value"):
+        raise UserError(f"{where} lacks its value: {kind} takes {value[0]}, as in "
+                        f"{kind}@layer=value")
+    forms = {"channels": _NUMBERS, **({"value": value} if value else {}), **_OPTIONS, **options}
     fields: dict[str, Any] = {}
-    registered = []
-    for name, text in entries.items():
+    words = []
+    for name, entry in entries.items():
         if name in forms:
+            expected, parse = forms[name]
             try:
-                parsed = forms[name].parse(text)
+                parsed = parse(entry)
             except (ValueError, KeyError):
-                raise UserError(f"{where}: '{text}' as {name} is not {forms[name].expected}"
-                                ) from None
-            fields |= parsed if name == "value" else {_field(name): parsed}
+                raise UserError(f"{where}: '{entry}' as {name} is not {expected}") from None
+            fields |= parsed if name == "value" else {"cells" if name == "cell" else name: parsed}
         elif name in _registered:
-            registered.append((name, text))
+            words.append((name, entry))
         elif name not in ("kind", "layer"):
             raise UserError(f"{where}: {kind} has no option '{name}'"
                             f"{nearest(name, [*forms, *_registered])}")
-    return form.cls(entries["layer"], **fields, words=tuple(registered))
-
-
-def _field(option: str) -> str:
-    """Return the name of the field that an option sets."""
-    return "cells" if option == "cell" else option
-
-
-def to_text(patch: Patch) -> str:
-    """Format a patch in the command-line syntax; the inverse of ``parse_patch``.
-
-    Raises:
-        UserError: if the patch has no text form, because it was created in Python.
-    """
-    patch = patch.written or patch
-    form = _TYPES.get(patch.kind)
-    contents = [getattr(patch, name, None) for name in ("vector", "value", "sources", "pairs")]
-    if form is None or patch.conditions or not all(
-            isinstance(content, float | int | Path | None) for content in contents):
-        raise UserError(f"a patch of {patch.layer} of the kind {patch.kind} that was made in "
-                        "Python cannot be written down")
-    text = f"{patch.kind}@{patch.layer}"
-    if patch.channels is not None:
-        text += f":{_format_numbers(patch.channels, ',')}"
-    if form.value:
-        text += f"={form.value.format(patch)}"
-    defaults = {field.name: field.default for field in dataclasses.fields(patch)}
-    options = {"cell": _OPTIONS["cell"], **form.options, **_OPTIONS}
-    values = {name: getattr(patch, _field(name)) for name in options}
-    settings = [(name, option.format(values[name])) for name, option in options.items()
-                if values[name] != defaults[_field(name)]]
-    return ",".join([text, *(f"{name}={setting}" for name, setting in (*settings, *patch.words))])
+    parts = [f"{kind}@{layer}" + "".join(mark + entries[name] for name, mark in (
+        ("channels", ":"), ("value", "=")) if name in entries)]
+    parts += [f"{name}={entry}" for name, entry in entries.items()
+              if name not in ("kind", "layer", "channels", "value")]
+    return cls(layer, **fields, words=tuple(words), text=",".join(parts))
 
 
 def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
@@ -321,12 +228,11 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
     Raises:
         UserError: if the file is missing or damaged, or a part is invalid; the message names it.
     """
+    text = read_bytes(path, "patch file")
     try:
         # All values stay text: 5.10 must not become a float, nor 1:20 a base-60 integer.
-        content = yaml.load(read_bytes(path, "patch file").decode(), Loader=yaml.BaseLoader)
+        content = yaml.load(text.decode(), Loader=yaml.BaseLoader)
     except Exception as error:
-        if isinstance(error, UserError):
-            raise
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"the patch file {path} is not valid YAML: {reason}") from None
     check_nested(content, path)
@@ -363,22 +269,20 @@ def arm_name(patches: Sequence[Patch]) -> str:
 
     Names longer than MAX_NAME are truncated and end in a checksum, which keeps them unique.
     """
-    texts = []
+    name = ""
     for patch in patches:
-        text = to_text(patch).replace("embedder.", "")
+        text = patch.text.replace("embedder.", "")
         for path in files_of(patch):
             text = text.replace(str(path), path.stem)
-        texts.append(text)
-    name = "+".join(re.sub(r"[^A-Za-z0-9.-]+", "_", text) for text in texts)
+        name += "+" * bool(name) + re.sub(r"[^A-Za-z0-9.-]+", "_", text)
     if len(name) <= MAX_NAME:
         return name
-    checksum = hashlib.sha256(str([*map(to_text, patches)]).encode()).hexdigest()[:8]
+    checksum = hashlib.sha256(str([patch.text for patch in patches]).encode()).hexdigest()[:8]
     return f"{name[:MAX_NAME - 9]}_{checksum}"
 
 
 def files_of(patch: Patch) -> list[Path]:
-    """Return the files that a patch names."""
-    patch = patch.written or patch
+    """Return the files that a patch names before it is opened."""
     values = getattr(patch, "vector", None), getattr(patch, "value", None)
     return [value for value in values if isinstance(value, Path)]
 
@@ -428,13 +332,12 @@ def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
 
 
 def _open_patch(patch: Patch, opening: Opening) -> Patch:
-    policy = opening.policy
-    opened = dataclasses.replace(patch, written=patch.written or patch)
-    for layer in layers_named(policy, patch.layer):
-        opened.select(policy, layer)
+    opened = dataclasses.replace(patch, is_open=True)
+    for layer in layers_named(opening.policy, patch.layer):
+        opened.select(opening.policy, layer)
     if isinstance(opened, kinds.Add | kinds.Project) and isinstance(opened.vector, Path):
-        opened = dataclasses.replace(opened, vector=_read_vector(opened.vector, patch.layer,
-                                                                 policy))
+        vectors = vectors_for(opened.vector, patch.layer, opening.policy)
+        opened = dataclasses.replace(opened, vector=vectors)
     if isinstance(opened, kinds.SetTo) and isinstance(opened.value, Path):
         opened = dataclasses.replace(opened, value=read_array(opened.value))
     for name, text in patch.words:
@@ -443,16 +346,20 @@ def _open_patch(patch: Patch, opening: Opening) -> Patch:
     return dataclasses.replace(opened, **reference)
 
 
-def _read_vector(path: Path, layer_name: str, policy: Policy) -> Any:
-    """Read the vector of a file for one layer, or the vectors of all layers by name."""
-    by_layer, agent = read_vectors(path), weights_sha256(policy)
-    vectors = {}
+def vectors_for(path: Path, layer_name: str, policy: Policy) -> dict[str, np.ndarray]:
+    """Read the steering vectors of a file for one layer or all layers, by name of the layer.
+
+    Raises:
+        UserError: if the file is missing or damaged, or a vector belongs to another agent, layer or
+            shape.
+    """
+    by_layer, agent, vectors = read_vectors(path), weights_sha256(policy), {}
     for layer in layers_named(policy, layer_name):
         # A vector of another layer is checked, too, because the error message names both layers.
         vector = by_layer.get(layer.name, next(iter(by_layer.values())))
         vector.check_for(agent, layer.name, layer.shape)
         vectors[layer.name] = vector.vector
-    return vectors if layer_name == ALL else next(iter(vectors.values()))
+    return vectors
 
 
 def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
@@ -465,9 +372,9 @@ def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
         raise UserError(f"source={text} names levels of the game, which the simulator does not "
                         "have; leave the patch out")
     try:
-        levels = _NUMBERS.parse(text)
+        levels = _parse_numbers(text)
     except ValueError:
-        raise UserError(f"source={text} is not {_NUMBERS.expected}") from None
+        raise UserError(f"source={text} is not {_NUMBERS[0]}") from None
     layer, *others = layers_named(opening.policy, patch.layer)
     if others or max(levels) >= MAX_LEVEL:
         raise UserError(f"source={text} takes one layer, not {patch.layer}" if others else
@@ -487,5 +394,5 @@ register_option("source", _open_source)
 def warn_of_unused(active: ActivePatches) -> None:
     """Log a warning for each patch with a text form that never acted."""
     for patch in active.never_applied():
-        if patch.kind in _TYPES:
-            logger.warning("the patch %s was never in force", to_text(patch))
+        if patch.text:
+            logger.warning("the patch %s was never in force", patch.text)

@@ -55,17 +55,15 @@ class SetTo(Patch):
     override: bool = False
 
     def bind(self, selection: Selection) -> PatchFn:
-        value = selection.values(_opened(self.value), "the value to set")
-        others = self.others
+        value, others = selection.values(_opened(self.value), "the value to set"), self.others
         if others is None:
             return lambda entries, context: value(context).expand_as(entries)
         layer = selection.layer
-        chosen = torch.zeros(layer.shape[1:], dtype=torch.bool, device=selection.policy.device)
-        for cell in self.cells or ():
-            chosen[cell] = True
         if self.cells is None:
             raise UserError(f"others={others:g} says what becomes of other cells, but the "
                             f"patch of {layer.name} names no cell")
+        chosen = torch.zeros(layer.shape[1:], dtype=torch.bool, device=selection.policy.device)
+        chosen[tuple(np.transpose(self.cells))] = True
         inside = chosen.flatten()  # (P,)
         return lambda entries, context: torch.where(
             inside, value(context), others).expand_as(entries)
@@ -79,11 +77,10 @@ class SetTo(Patch):
         return self.cells if self.others is None else None
 
     def overwrites(self, earlier: Patch, layer: Layer) -> bool:
-        if self.override or not isinstance(earlier, SetTo):
-            return False
-        if self.conditions or earlier.conditions:  # they may be mutually exclusive
-            return False
-        return (_meet(self.channels, earlier.channels)
+        # Conditions may be mutually exclusive.
+        return (not self.override and isinstance(earlier, SetTo)
+                and not self.conditions and not earlier.conditions
+                and _meet(self.channels, earlier.channels)
                 and _meet(self.entry_cells, earlier.entry_cells)
                 and _meet(self.levels, earlier.levels) and _meet_in_time(self.steps, earlier.steps))
 
@@ -101,10 +98,6 @@ class Mean(Patch):
 
     reference: ReferenceSet | None = None
     over: Literal["cells", "channels"] = "cells"
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.reference is None
 
     def bind(self, selection: Selection) -> PatchFn:
         reference, layer = _given(self.reference, self.kind), selection.layer
@@ -336,10 +329,6 @@ class Shift(Patch):
     down: int
     right: int
     reference: ReferenceSet | None = None
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.reference is None
 
     def bind(self, selection: Selection) -> PatchFn:
         layer = selection.layer

@@ -1,10 +1,10 @@
 """Linear probes: decode labels from a layer's activations with a linear function.
 
-A probe reads all entries of a layer, the k best by an F-test, one channel, or the channels of one
-cell (each cell an example; "convolutional probing"). It is trained on some levels, its penalty is
-chosen on others, and it is tested on a third part. Its scores are compared with those of a constant
-prediction (``base``), and of probes whose labels were shuffled between levels (``shuffled``; the
-control tasks of Hewitt and Liang 2019).
+A probe reads all entries of a layer, one channel, or the channels of one cell (each cell an
+example; "convolutional probing"). It is trained on some levels, its penalty is chosen on others,
+and it is tested on a third part. Its scores are compared with those of a constant prediction
+(``base``), and of probes whose labels were shuffled between levels (``shuffled``; the control tasks
+of Hewitt and Liang 2019).
 
 Letters in shape comments: N examples, C H W a map, F entries that a probe reads, K classes,
 E levels of the test part, R resamplings.
@@ -16,11 +16,10 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
-from sklearn.feature_selection import f_classif, f_regression
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from common.errors import UserError
-from stats.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import check_starts
 
 SHARES = (0.6, 0.2, 0.2)  # shares of the levels: for training, choosing the penalty, testing
@@ -54,22 +53,15 @@ class Probe:
             versus the rest, mean over classes) and log-loss in nats; or, for a regression, R²
             relative to the training mean.
         weights: weights of the unscaled activations, of their shape, or (K, *shape) for more than
-            two classes; 0 for entries that are not read.
+            two classes.
         intercept: intercept, () or (K,).
-        classes: class labels (K,); None for a regression.
         penalty: chosen penalty.
-        choosing: log-loss or R² on the levels on which the penalty was chosen; use it to select
-            among probes.
-        entries: indices of the entries that are read, in the flattened shape, int (F,).
     """
 
     scores: pd.DataFrame
     weights: np.ndarray
     intercept: np.ndarray
-    classes: np.ndarray | None
     penalty: float
-    choosing: float
-    entries: np.ndarray
 
 
 def split_levels(levels: np.ndarray, seed: int) -> Parts:
@@ -90,8 +82,7 @@ def split_levels(levels: np.ndarray, seed: int) -> Parts:
 
 
 def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
-          regression: bool = False, best: int | None = None,
-          num_shuffles: int = NUM_SHUFFLES) -> Probe:
+          regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> Probe:
     """Train and test a probe of a layer.
 
     Args:
@@ -100,30 +91,17 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
         levels: seed of each example's level (N,).
         seed: seed of the split, the shuffles and the bootstrap.
         regression: fit a ridge regression instead of a logistic regression.
-        best: number of entries to read, those with the largest F in the training part; None for
-            all.
         num_shuffles: number of shuffles for the control.
 
     Raises:
-        UserError: if there are fewer than 10 levels, the training part has a single class, ``best``
-            exceeds the number of entries, a value is not finite, or the numbers of examples,
-            targets and levels differ.
+        UserError: if there are fewer than 10 levels, or the training part has a single class.
     """
-    activations, target, levels = map(np.asarray, (activations, target, levels))
     entries = activations.reshape(len(activations), -1)  # (N, F)
-    if not len(entries) == len(target) == len(levels) or target.ndim != 1:
-        raise UserError(f"a probe needs one target and level for each of {len(entries)} examples, "
-                        f"not targets of shape {target.shape} and levels of shape {levels.shape}")
-    if not np.isfinite(entries).all() or (regression and not np.isfinite(target).all()):
-        raise UserError("the activations or targets of a probe hold NaN or infinity")
-    if best is not None and not 1 <= best <= entries.shape[1]:
-        raise UserError(f"a probe of the {best} best entries was asked for, but there are "
-                        f"{entries.shape[1]}")
     parts = split_levels(levels, seed)
     if not regression and len(np.unique(target[parts.train])) < 2:
         raise UserError("all examples of the training part have the same label; use more levels, "
                         "or another seed")
-    fitted = _fit(entries, target, parts, regression, best)
+    fitted = _fit(entries, target, parts, regression)
     bootstrap = ClusterBootstrap(levels[parts.test], seed)
     scores, intervals = _scores(fitted, entries, target, levels, parts, bootstrap)
     rng, shuffled = np.random.default_rng([seed, 1]), []
@@ -131,16 +109,18 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
         other = _shuffled(target, levels, parts, rng)
         if not regression and len(np.unique(other[parts.train])) < 2:
             continue  # shuffling levels of unequal length has removed a rare class
-        shuffled.append(_scores(_fit(entries, other, parts, regression, best), entries, other,
-                                levels, parts)[0])
+        shuffled.append(_scores(_fit(entries, other, parts, regression), entries, other, levels,
+                                parts)[0])
     table = pd.DataFrame({"metric": list(scores), "score": list(scores.values())})
     table["low_95"], table["high_95"] = np.transpose(list(intervals.values()))
     table["base"] = list(_base(target, parts, regression).values())
-    table["shuffled"] = (pd.DataFrame(shuffled).mean().to_numpy() if shuffled
-                         else np.full(len(table), np.nan))
-    weights, intercept = fitted.in_units_of_activations(activations.shape[1:])
-    return Probe(table, weights, intercept, fitted.classes, fitted.penalty, fitted.choosing,
-                 fitted.chosen)
+    table["shuffled"] = pd.DataFrame(shuffled, columns=list(scores)).mean().to_numpy()
+    weights = np.atleast_2d(fitted.model.coef_) / fitted.scale  # (1 or K, F)
+    intercept = np.atleast_1d(fitted.model.intercept_) - weights @ fitted.means
+    weights = np.float32(weights).reshape(-1, *activations.shape[1:])
+    if len(weights) == 1:
+        weights, intercept = weights[0], intercept[0]
+    return Probe(table, weights, intercept, fitted.penalty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +130,7 @@ class _Fitted:
     means: np.ndarray
     scale: float
     model: LogisticRegression | Ridge
-    num_entries: int
-    chosen: np.ndarray
     penalty: float
-    choosing: float
-
-    @property
-    def classes(self) -> np.ndarray | None:
-        return self.model.classes_ if isinstance(self.model, LogisticRegression) else None
 
     def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log-probabilities of all classes (N, K), and of the targets' classes (N,)."""
@@ -165,56 +138,34 @@ class _Fitted:
         log_probs = np.log(np.maximum(probs, _SMALLEST))
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
-    def predicted(self, entries: np.ndarray) -> np.ndarray:
-        """Return the predictions (N,)."""
-        return self.model.predict(self.scaled(entries))
-
-    def in_units_of_activations(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        coefficients = np.atleast_2d(self.model.coef_) / self.scale  # (1 or K, F)
-        intercept = np.atleast_1d(self.model.intercept_) - coefficients @ self.means
-        weights = np.zeros((len(coefficients), self.num_entries), np.float32)
-        weights[:, self.chosen] = coefficients
-        if len(weights) == 1:
-            return weights.reshape(shape), intercept[0]
-        return weights.reshape(-1, *shape), intercept
+    def errors(self, entries: np.ndarray, target: np.ndarray, trained: np.ndarray) -> np.ndarray:
+        """Return squared errors of the probe, and of the mean of its training targets (2, N)."""
+        predicted = self.model.predict(self.scaled(entries))
+        return np.stack([target - predicted, target - trained.mean()]) ** 2
 
     def scaled(self, entries: np.ndarray) -> np.ndarray:
         """Return the model's inputs for the given entries, float64 (N, F)."""
-        return (entries[:, self.chosen] - self.means) / self.scale
+        return (entries - self.means) / self.scale
 
 
-def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
-         best: int | None) -> _Fitted:
+def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool) -> _Fitted:
     """Fit the training part with each penalty, and return the best fit on the penalty part."""
     train, train_target = entries[parts.train], target[parts.train]
-    chosen = np.arange(entries.shape[1])
-    if best is not None:
-        chosen = _best_entries(train, train_target, regression, best)
-    means = train[:, chosen].mean(axis=0, dtype=np.float64)
+    held_out, held_target = entries[parts.penalty], target[parts.penalty]
+    means = train.mean(axis=0, dtype=np.float64)
     # One scale for all: otherwise, entries that hardly vary in training could be huge in the test.
-    scale = float(np.sqrt(train[:, chosen].var(axis=0, dtype=np.float64).mean())) or 1.0
-    candidates = []
+    scale = float(np.sqrt(train.var(axis=0, dtype=np.float64).mean())) or 1.0
+    candidates, scores = [], []
     for penalty in PENALTIES:
         model = Ridge(penalty) if regression else LogisticRegression(C=1 / penalty, max_iter=1000)
-        fitted = _Fitted(means, scale, model, entries.shape[1], chosen, penalty, np.nan)
+        fitted = _Fitted(means, scale, model, penalty)
         model.fit(fitted.scaled(train), train_target)
-        held_out, held_target = entries[parts.penalty], target[parts.penalty]
+        candidates.append(fitted)
         if regression:
-            score = 1 - np.divide(*_errors(fitted, held_out, held_target, train_target).sum(axis=1))
+            scores.append(-fitted.errors(held_out, held_target, train_target)[0].sum())
         else:
-            score = -fitted.log_probs(held_out, held_target)[1].mean()
-        candidates.append(dataclasses.replace(fitted, choosing=float(score)))
-    return max(candidates, key=lambda each: each.choosing if regression else -each.choosing)
-
-
-def _best_entries(train: np.ndarray, target: np.ndarray, regression: bool,
-                  best: int) -> np.ndarray:
-    """Return the sorted indices of the entries with the largest F; constant entries rank last."""
-    varies = train.min(axis=0) < train.max(axis=0)
-    f = np.full(train.shape[1], -1.0)
-    test = f_regression if regression else f_classif
-    f[varies] = np.nan_to_num(test(train[:, varies], target)[0])
-    return np.sort(np.argsort(-f, kind="stable")[:best])
+            scores.append(fitted.log_probs(held_out, held_target)[1].mean())
+    return candidates[int(np.argmax(scores))]
 
 
 def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
@@ -224,15 +175,16 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
     entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
     _, level = np.unique(levels, return_inverse=True)
     once = np.ones((1, level.max() + 1))  # every level drawn once
-    if fitted.classes is None:
-        sums = _by_level(_errors(fitted, entries, target_of, target[parts.train]), level)
+    if isinstance(fitted.model, Ridge):
+        sums = by_episode(level, fitted.errors(entries, target_of, target[parts.train]))
         statistics = {"r2": lambda draws: _one_less_ratio(*(draws @ sums).T)}
     else:
         log_probs, of_target = fitted.log_probs(entries, target_of)
-        right = fitted.classes[log_probs.argmax(axis=1)] == target_of
-        means = _by_level(np.stack([right, -of_target, np.ones(len(right))]), level)
+        classes = fitted.model.classes_
+        right = classes[log_probs.argmax(axis=1)] == target_of
+        means = by_episode(level, np.stack([right, -of_target, np.ones(len(right))]))
         wins = [_wins(log_probs[:, number], target_of == name, level)
-                for number, name in enumerate(fitted.classes)]
+                for number, name in enumerate(classes)]
         wins = wins[:1] if len(wins) == 2 else wins  # two classes have the same AUC
         wins = [each for each in wins if each[1].any() and each[2].any()]
         statistics = {
@@ -262,17 +214,6 @@ def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -
     place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
     return np.where(classes[place] == target, log_probs[np.arange(len(target)), place],
                     np.log(_SMALLEST))
-
-
-def _errors(fitted: _Fitted, entries: np.ndarray, target: np.ndarray,
-            trained: np.ndarray) -> np.ndarray:
-    """Compute the squared errors of a probe, and of the mean of its training targets (2, N)."""
-    return np.stack([target - fitted.predicted(entries), target - trained.mean()]) ** 2
-
-
-def _by_level(values: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Sum values (n, N) over the examples of each level; returns (E, n)."""
-    return np.stack([np.bincount(level, row) for row in values], axis=1)
 
 
 def _one_less_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:

@@ -106,10 +106,10 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
     order = np.tile(np.arange(num)[:, None], len(channels))  # (k, K)
     if draw == "channel":
         order = rng.permuted(order, axis=0)
+    sources = sources if sources.ndim == 5 else sources[:, None]
     taken = activations.repeat(num, 1, 1, 1, 1)
     for channel, of_channel in zip(channels, torch.as_tensor(order).T):
-        given = sources[of_channel].select(-3, channel)  # (k, H, W), or (k, B, H, W)
-        taken[:, :, channel] = given if given.ndim == 4 else given[:, None]
+        taken[:, :, channel] = sources[of_channel, :, channel]
     return taken
 
 
@@ -129,10 +129,9 @@ def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.n
     weight = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(std.dtype).tiny), 0)
     rows = []
     for target in targets:
-        for sources in (target.same, target.other):
-            for source in sources:
-                change = (source - target.activations) * weight  # (B, C, H, W)
-                rows.append(change.square().sum(dim=(-2, -1)).mean(dim=0).double().cpu().numpy())
+        for source in (*target.same, *target.other):
+            change = (source - target.activations) * weight  # (B, C, H, W)
+            rows.append(change.square().sum(dim=(-2, -1)).mean(dim=0).double().cpu().numpy())
     return np.stack(rows)
 
 

@@ -2,7 +2,15 @@
 
 The entries of a part are replaced by 0 (``zero``), by their mean over reference frames (``mean``),
 or by those of a paired frame (``interchange``: activation patching; cell by cell, the causal trace
-of Meng et al. 2022, "Locating and editing factual associations in GPT").
+of Meng et al. 2022, "Locating and editing factual associations in GPT"). ``run_scan`` ranks the
+parts on some levels and tests the strongest on others, to avoid selection bias.
+
+Layout of ``analysis/scan/``::
+
+    settings.json        settings of the study
+    parts/<layer>.csv    effect of each part of a layer on the levels for ranking, see Scan.table
+    strongest.csv        effects of the strongest parts on other levels, see Scan.test
+    report.md, scan.png  report and figure
 
 Letters in shape comments: N frames, P patched passes, S parts, L levels, C H W a map, U units,
 D hidden units, A actions.
@@ -11,26 +19,39 @@ D hidden units, A actions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from agents.hooks import disabled
-from agents.layers import find_layer
+from agents.layers import ALL, find_layer, layers_named
 from agents.networks import Policy, PolicyOutput
-from agents.reference_set import ReferenceSet
+from agents.reference_set import ReferenceSet, random_steps
+from common.config import typed
 from common.devices import Compute
 from common.errors import UserError
+from common.files import versions
+from common.game_constants import ACTION_NAMES
+from common.palette import BLUE, DPI
+from common.parameters import one_of, positive
 from common.progress import Progress
+from common.results import Entry, File, ResultStore, Schema, Table, Text
+from common.tables import markdown_table
+from interventions.comparison import Playground
 from interventions.partial_forward import PartialForward, Prefix
-from interventions.patches import Zero
-from stats.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, check_starts
-from stats.significance import holm, sign_flip_p
+from stats.forest_plot import effect_style, forest_plot
+from stats.report import format_interval, format_number, format_p
+from stats.significance import LEVEL, holm, sign_flip_p
 
 PASSES_PER_BATCH = 128
 KINDS = ("zero", "mean", "interchange")
@@ -40,19 +61,12 @@ Outcome = Callable[[PolicyOutput, np.ndarray], Tensor]
 """Maps the output of P passes and the frame of each (P,) to one number per pass (P,)."""
 
 
-def value(output: PolicyOutput, frames: np.ndarray) -> Tensor:
-    """Return the value estimate as an outcome (P,)."""
-    return output.values
-
-
-def entropy(output: PolicyOutput, frames: np.ndarray) -> Tensor:
-    """Return the entropy of the policy in nats as an outcome (P,)."""
-    return -(output.log_probs.exp() * output.log_probs).sum(dim=-1)
-
-
-def log_prob_of(action: int) -> Outcome:
-    """Return an outcome function: the log-probability of an action (P,)."""
-    return lambda output, frames: output.log_probs[:, action]
+OUTCOMES: dict[str, Outcome] = {
+    "value": lambda output, frames: output.values,
+    "entropy": lambda output, frames: -(output.log_probs.exp() * output.log_probs).sum(dim=-1),
+    **{name: lambda output, frames, action=action: output.log_probs[:, action]  # type: ignore
+       for action, name in enumerate(ACTION_NAMES)}}
+"""Value estimate, entropy of the policy in nats, and log-probability of each action."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +113,11 @@ class Part:
         channel = slice(None) if self.channel is None else self.channel
         return (slice(None), channel, *(self.cell or ()))
 
-
     @property
     def label(self) -> str:
         """Name for reports and figures, in the syntax of patches."""
-        name = self.layer.removeprefix("embedder.")
-        return (name + ("" if self.channel is None else f":{self.channel}")
+        return (self.layer.removeprefix("embedder.")
+                + ("" if self.channel is None else f":{self.channel}")
                 + ("" if self.cell is None else f",cell={self.cell[0]}.{self.cell[1]}"))
 
 
@@ -182,33 +195,28 @@ class Scan:
         Raises:
             UserError: if there are fewer than 10 levels.
         """
-        names, of_level = np.unique(self.levels, return_inverse=True)
-        check_starts(len(names))
-        table = self.table()
+        table, num_levels = self.table(), len(np.unique(self.levels))
+        check_starts(num_levels)
         table["low_95"], table["high_95"] = ClusterBootstrap(self.levels, seed).interval(
             self.effects)
-        sums = np.zeros((len(names), len(self.parts)))
-        np.add.at(sums, of_level, self.effects.T)
-        means = sums / np.bincount(of_level)[:, None]  # (L, S)
-        table["p"] = sign_flip_p(means, max(MIN_FLIPS, FLIPS_PER_COMPARISON * len(self.parts)),
-                                 seed)
+        means = by_episode(self.levels, self.effects) / by_episode(
+            self.levels, np.ones((1, len(self.levels))))  # (L, S)
+        num_flips = max(MIN_FLIPS, FLIPS_PER_COMPARISON * len(self.parts))
+        table["p"] = sign_flip_p(means, num_flips, seed)
         table["p_holm"] = holm(table["p"])
-        table["num_levels"] = len(names)
+        table["num_levels"] = num_levels
         return table
 
 
 def effect_maps(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return maps of the mean effect of each cell by layer, float64 (H, W); NaN if not scanned.
+    """Return maps of the mean effect of each cell by layer, float64 (H, W).
 
     Args:
         table: result of ``Scan.table``.
     """
-    maps = {}
-    for layer, cells in table[table["row"].notna()].groupby("layer", sort=False):
-        rows, columns = (cells[name].to_numpy(int) for name in ("row", "column"))
-        maps[layer] = np.full((rows.max() + 1, columns.max() + 1), np.nan)
-        maps[layer][rows, columns] = cells["effect"]
-    return maps
+    cells = table[table["row"].notna()].groupby("layer", sort=False)
+    return {layer: rows.pivot(index="row", columns="column", values="effect").to_numpy(float)
+            for layer, rows in cells}
 
 
 def strongest(table: pd.DataFrame, number: int) -> list[Part]:
@@ -225,26 +233,21 @@ def strongest(table: pd.DataFrame, number: int) -> list[Part]:
 
 
 def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFrames,
-         outcome: Outcome, kind: str = "zero", reference: ReferenceSet | None = None,
-         over: Literal["cells", "channels"] = "cells") -> Scan:
+         outcome: Outcome, kind: str = "zero", reference: ReferenceSet | None = None) -> Scan:
     """Patch each part in each frame, and measure the outcome.
 
     Modules before a layer are run once per frame.
 
     Args:
         parts: parts to patch, one at a time.
-        frames: frames in which the parts are patched.
+        frames: frames in which the parts are patched, with pairs for ``interchange``.
         outcome: outcome to measure in each pass.
         kind: replacement of the part's entries, one of KINDS.
         reference: frames of other levels, for ``mean``.
-        over: whether ``mean`` uses one mean per entry ("cells") or per channel ("channels").
-
-    Raises:
-        UserError: if the policy has no such layer, channel or cell, pairs or a reference set are
-            missing, or there are no frames or parts.
     """
-    by_layer = _by_layer(policy, parts)
-    _check(parts, frames, kind, reference)
+    by_layer: dict[str, list[int]] = {}
+    for place, part in enumerate(parts):
+        by_layer.setdefault(part.layer, []).append(place)
     num = len(frames.frames)
     unpatched, effects, norms = np.empty(num), *np.empty((2, len(parts), num))
     with torch.no_grad(), Progress(len(parts) * num, "patched pass") as progress:
@@ -252,7 +255,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
             forward = PartialForward(policy, compute, layer)
             source = torch.zeros(())
             if kind == "mean" and reference is not None:
-                source = _mean(reference, policy, forward, over)
+                source = reference.mean(policy, forward.layer)
             for begin in range(0, num, PASSES_PER_BATCH):
                 chosen = np.arange(begin, min(num, begin + PASSES_PER_BATCH))
                 batch = frames[chosen]
@@ -289,39 +292,176 @@ def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], out
     return after.double().cpu().numpy().reshape(shape), torch.stack(sizes).double().cpu().numpy()
 
 
-def _mean(reference: ReferenceSet, policy: Policy, forward: PartialForward, over: str) -> Tensor:
-    """Return the reference mean per entry or per channel, broadcastable to the layer's shape."""
-    if over == "cells":
-        return reference.mean(policy, forward.layer)
-    means = reference.channel_means(policy, forward.layer)  # (C, 1)
-    return means.reshape(-1, *(1,) * (len(forward.layer.shape) - 1))
+# The study
 
 
-def _by_layer(policy: Policy, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Return the indices of the parts of each layer.
+SCANNED = Schema(
+    "scanned parts", "compare_interventions.py --scan", items={
+        "parts": Entry("parts/{}.csv", Table({"layer": str, **dict.fromkeys(
+            ("channel", "row", "column", "unpatched", "effect", "absolute", "norm"), float)},
+            exact=True))},
+    results={"strongest": Entry("strongest.csv", Table({"layer": str, "effect": float})),
+             "report": Entry("report.md", Text()), "figure": Entry("scan.png", File())})
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanOptions:
+    """Options of a scan, with the text form ``kind@layer[=unit]{,option=value}``.
+
+    Attributes:
+        kind: replacement of entries, one of KINDS.
+        layer: name of a layer, or "all".
+        unit: size of the parts, one of UNITS.
+        outcome: name of the outcome, one of OUTCOMES.
+        report: number of parts to report.
+    """
+
+    kind: str
+    layer: str
+    unit: str = "channel"
+    outcome: str = "value"
+    report: int = 20
+
+    def __post_init__(self):
+        one_of("kind", self.kind, KINDS)
+        one_of("unit", self.unit, UNITS)
+        one_of("outcome", self.outcome, tuple(OUTCOMES))
+        positive(self, "report")
+
+    @classmethod
+    def parse(cls, text: str) -> ScanOptions:
+        """Parse a scan such as ``mean@embedder.block2.res1.resadd=channel,outcome=right``.
+
+        Raises:
+            UserError: if the text does not parse; the message shows the expected syntax.
+        """
+        match = re.fullmatch(r"([^@]*)@([^=,]+)(?:=([^=,]+))?((?:,[^,=]*=[^,=]*)*)", text)
+        if match is None:
+            raise UserError(f"--scan {text} is not kind@layer=unit, such as "
+                            "zero@embedder.block2.res1.resadd=channel, with options such as "
+                            "outcome=entropy after commas")
+        kind, layer, unit, options = match.groups()
+        settings = {"kind": kind, "layer": layer, **({"unit": unit} if unit else {}),
+                    **dict(option.split("=") for option in options.split(",")[1:])}
+        if settings.get("report", "").isdecimal():
+            settings["report"] = int(settings["report"])
+        return typed(cls, settings, f"--scan {text}")
+
+
+def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFrames:
+    """Play one episode per level, and sample the frame of a random step from each.
+
+    Each frame is paired with the frame of another level in the same half.
+    """
+    assert playground.env is not None  # the simulator has no levels
+    levels = np.array(playground.levels)
+    steps = [(episode.frames[step], episode.hidden_states[step]) for episode, step in random_steps(
+        playground.policy, compute, playground.env, list(enumerate(playground.levels)), seed,
+        "scan", playground.edit)]
+    frames, entering = map(np.stack, zip(*steps))
+    paired = [np.roll(half, 1, axis=0) for half in np.split(frames, [len(frames) // 2])]
+    return ScanFrames(frames, levels, np.concatenate(paired), torch.from_numpy(entering))
+
+
+def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, compute: Compute,
+             references: tuple[int, int], settings: Mapping[str, Any], overwrite: bool) -> None:
+    """Rank all parts on half of the levels, test the strongest on the rest, and write the results.
+
+    Layers whose results are already in the folder are not scanned again.
+
+    Args:
+        store: result store of the folder.
+        options: options of the scan.
+        playground: real levels to play.
+        references: size and seed of the reference set, for ``mean``.
+        settings: settings of the folder in addition to those of the playground and the options;
+            must include ``seed``.
+        overwrite: whether to delete the previous contents of the folder.
 
     Raises:
-        UserError: if the policy has no such layer, channel or cell.
+        UserError: if there is no such layer, or there are fewer than 20 levels.
     """
-    by_layer: dict[str, list[int]] = {}
-    for place, part in enumerate(parts):
-        layer = find_layer(policy, part.layer)
-        Zero(part.layer, channels=None if part.channel is None else (part.channel,),
-             cells=None if part.cell is None else (part.cell,)).select(policy, layer)
-        by_layer.setdefault(layer.name, []).append(place)
-    return by_layer
+    check_starts(len(playground.levels) // 2, "--num_episodes")
+    policy, seed, outcome = playground.policy, settings["seed"], OUTCOMES[options.outcome]
+    layers = [layer.name for layer in layers_named(policy, options.layer)
+              if layer.is_map or options.unit != "cell" or options.layer != ALL]
+    parts = {layer: parts_of(policy, [layer], options.unit) for layer in layers}
+    store.open({**dataclasses.asdict(options), **playground.settings, **settings,
+                "references": references, "versions": versions()}, overwrite)
+    frames = sample_frames(playground, compute, seed)
+    half = len(frames.frames) // 2
+    mean = playground.reference(*references) if options.kind == "mean" else None
+    is_interchange = options.kind == "interchange"
+
+    def scan_parts(some: Sequence[Part], on: ScanFrames) -> Scan:
+        result = scan(policy, compute, some, on, outcome, options.kind, mean)
+        if is_interchange:  # signed effects cancel, because each frame is both source and target
+            result = dataclasses.replace(result, effects=np.abs(result.effects))
+        return result
+
+    table = pd.concat([store.compute("parts", layer, function=functools.partial(
+        lambda some: scan_parts(some, frames[:half]).table(), parts[layer]))
+        for layer in layers], ignore_index=True)
+    best = strongest(table, options.report)
+    tested = scan_parts(best, frames[half:]).test(seed)
+    if is_interchange:
+        tested[["p", "p_holm"]] = np.nan
+    title = (f"{options.kind.capitalize()} patches of each {options.unit} of {options.layer}: "
+             f"{'absolute ' * is_interchange}effect on {options.outcome}")
+    labels = [part.label for part in best]
+    store.write("strongest", value=tested)
+    store.write("report", value=_report(title, labels, table, tested))
+    with store.file("figure") as temporary:
+        _plot(temporary, title, labels, table, tested)
+    print(f"strongest of {len(table)} parts: {labels[0]}, {tested['effect'][0]:+.3g} on other "
+          f"levels; wrote {store.file_of('report')}, strongest.csv and scan.png")
 
 
-def _check(parts: Sequence[Part], frames: ScanFrames, kind: str,
-           reference: ReferenceSet | None) -> None:
-    if not parts or not len(frames.frames):
-        raise UserError("a scan needs at least one part and one frame")
-    if len(frames.levels) != len(frames.frames):
-        raise UserError(f"{len(frames.frames)} frames need a level each, not {len(frames.levels)}")
-    if kind == "interchange" and (frames.paired is None
-                                  or frames.paired.shape != frames.frames.shape):
-        raise UserError("interchange takes entries from a paired frame for each of the "
-                        f"{len(frames.frames)} frames")
-    if kind == "mean" and reference is None:
-        raise UserError("mean takes a reference set of at least 2 frames, of other levels than "
-                        "those scanned")
+def _report(title: str, labels: Sequence[str], table: pd.DataFrame,
+            tested: pd.DataFrame) -> str:
+    """Return the report as Markdown."""
+    return "\n".join([
+        f"# {title}", "",
+        f"{len(table)} parts were patched one at a time and ranked by the absolute mean effect. "
+        f"The {len(tested)} strongest were tested on {tested['num_levels'].iloc[0]} other levels: "
+        "mean over levels of patched minus unpatched outcome, with a 95 % bootstrap interval. p: "
+        f"two-sided sign-flip test; p (Holm): corrected for these {len(tested)} parts; none for "
+        "absolute effects, which are never negative. There are no controls: a part with an effect "
+        "need not have a larger one than random parts; compare it with --patch.", "",
+        *markdown_table(
+            ("part", "unpatched", "effect (95 %)", "p", "p (Holm)", "mean absolute effect",
+             "norm of the change"),
+            [(label, format_number(row.unpatched),
+              format_interval(row.effect, row.low_95, row.high_95, "+.3g"), format_p(row.p),
+              format_p(row.p_holm), format_number(row.absolute), format_number(row.norm))
+             for label, row in zip(labels, tested.itertuples())])])
+
+
+def _plot(path: Path, title: str, labels: Sequence[str], table: pd.DataFrame,
+          tested: pd.DataFrame) -> None:
+    """Plot the tested effects, and all effects: one map of cells, or one row, per layer."""
+    maps = effect_maps(table)
+    figure = Figure(figsize=(7 + 3.2 * max(len(maps), 1.5), 1.5 + 0.24 * max(len(labels), 10)),
+                    layout="constrained")
+    forest, *panels = figure.subplots(1, 1 + max(len(maps), 1))
+    forest.axvline(0, color="black", linewidth=0.8)
+    forest_plot(forest, tested, labels,
+                [effect_style(False, row.p_holm) for row in tested.itertuples()])
+    forest.set_title(f"strongest parts on other levels (95 %; filled: p (Holm) <= {LEVEL})",
+                     fontsize=9)
+    largest = table["effect"].abs().max() or 1.0
+    for axes, (layer, effects) in zip(panels, maps.items()):
+        image = axes.imshow(effects, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        axes.set_title(layer.removeprefix("embedder."), fontsize=9)
+    if maps:
+        figure.colorbar(image, ax=panels, label="mean effect")
+    else:
+        layers = list(dict.fromkeys(table["layer"]))
+        panels[0].plot(table["effect"], table["layer"].map(layers.index), "|", color=BLUE)
+        panels[0].set_yticks(range(len(layers)),
+                             [layer.removeprefix("embedder.") for layer in layers], fontsize=8)
+        panels[0].set_ylim(len(layers) - 0.5, -0.5)
+        panels[0].set_title("mean effects of all parts", fontsize=9)
+        panels[0].grid(axis="x", alpha=0.3)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=DPI)

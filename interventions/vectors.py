@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
 
 from agents.agent_file import weights_sha256
 from agents.layers import find_layer
@@ -34,6 +33,7 @@ from agents.networks import Policy
 from agents.reference_set import activations_of
 from common.errors import UserError
 from common.files import atomic_path, read_arrays, versions
+from common.schemas import Array, NpyFolder
 
 PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
 AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales
@@ -60,8 +60,6 @@ class SteeringVector:
         levels: seeds of all levels that it was computed from.
         modes: distribution modes of these levels.
         scale: one of SCALES, see ``scaled``.
-        alignment: cell (i, j) to which each pair's map was shifted before averaging, see ``at``;
-            None for maps that were not shifted.
         versions: versions of the packages that computed it.
 
     Raises:
@@ -78,28 +76,16 @@ class SteeringVector:
     levels: tuple[int, ...]
     modes: tuple[str, ...]
     scale: str = AS_COMPUTED
-    alignment: tuple[int, ...] | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=versions)
 
     def __post_init__(self):
-        for name, dtype, dimensions in (("vector", np.float32, (1, 3)), ("pairs", np.int64, (2,)),
-                                        ("norms", np.float32, (1,))):
-            array = getattr(self, name)
-            if array.dtype != dtype or array.ndim not in dimensions:
-                raise UserError(f"its {name} is of {array.dtype} in the shape {array.shape}")
-            if not np.isfinite(array).all():
-                raise UserError(f"its {name} holds NaN or infinity")
-        if self.pairs.shape != (len(self.norms), 2):
-            raise UserError(f"it has {len(self.norms)} norms for pairs in the shape "
-                            f"{self.pairs.shape}")
+        dims = "C H W" if self.vector.ndim == 3 else "units"
+        form = NpyFolder({"vector": Array(np.float32, dims), "pairs": Array(np.int64, "N 2"),
+                          "norms": Array(np.float32, "N")})
+        form.check({name: getattr(self, name) for name in form.fields})
         if self.kind not in (PAIRS, CLASS_MEANS, PROBE) or self.scale not in SCALES:
             raise UserError(f"it is of the kind '{self.kind}' and the scale '{self.scale}', of "
                             "which at least one is unknown")
-        if self.alignment is not None and not (
-                self.vector.ndim == 3 and len(self.alignment) == 2
-                and all(0 <= a < size for a, size in zip(self.alignment, self.vector.shape[1:]))):
-            raise UserError(f"it is aligned to the cell {self.alignment}, which is none of its map "
-                            f"in the shape {self.vector.shape}")
 
     def scaled(self, scale: str, rms: float | None = None) -> SteeringVector:
         """Return the same direction with another norm.
@@ -123,20 +109,6 @@ class SteeringVector:
         size = 1.0 if scale == UNIT else rms * np.sqrt(self.vector.size)
         return dataclasses.replace(self, scale=scale,
                                    vector=np.asarray(self.vector * (size / norm), np.float32))
-
-    def at(self, cell: tuple[int, int]) -> np.ndarray:
-        """Return an aligned vector shifted to a target's cell (C, H, W), with zeros at the edges.
-
-        Args:
-            cell: row from the top and column of the cell.
-
-        Raises:
-            UserError: if the vector is not aligned.
-        """
-        if self.alignment is None:
-            raise UserError(f"the vector at {self.layer} is not aligned to a cell, so it cannot be "
-                            "moved to one; make it with the cells of its targets")
-        return _moved(self.vector, np.subtract(cell, self.alignment), 0)
 
     def check_for(self, agent: str, layer: str, shape: Sequence[int]) -> None:
         """Check that the vector can be added to a layer of an agent.
@@ -172,8 +144,6 @@ def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
         arrays |= {f"vector{behind}": each.vector, f"norms{behind}": each.norms}
     text = {name: getattr(first, name) for name in _TEXT}
     text["layer"] = "all" if several else first.layer
-    text["alignment"] = ({each.layer: each.alignment for each in vectors} if several
-                         else first.alignment)
     arrays["text"] = np.array(json.dumps(text))
     with atomic_path(Path(path)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
@@ -197,30 +167,21 @@ def read_vectors(path: Path) -> dict[str, SteeringVector]:
                 raise UserError(f"its {name} is {text[name]!r}")
         fields: dict[str, Any] = {name: tuple(text[name]) if kind is list else text[name]
                                   for name, kind in _TEXT.items()}
-        layer, alignment = text["layer"], text["alignment"]
-        if layer != "all":
-            arrays |= {f"{name}@{layer}": arrays[name] for name in ("vector", "norms")}
-            alignment = {layer: alignment}
-        vectors = {}
-        for name in alignment:
-            cell = alignment[name]
-            vectors[name] = SteeringVector(
-                name, arrays[f"vector@{name}"], arrays["pairs"], arrays[f"norms@{name}"],
-                alignment=None if cell is None else tuple(map(int, cell)), **fields)
-        if not vectors:
+        if text["layer"] != "all":
+            arrays |= {f"{name}@{text['layer']}": arrays[name] for name in ("vector", "norms")}
+        layers = [name.removeprefix("vector@") for name in arrays if name.startswith("vector@")]
+        if not layers:
             raise UserError("it is of no layer")
-        return vectors
-    except UserError as error:
-        raise UserError(f"the {_WHAT} {path} is damaged: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return {layer: SteeringVector(layer, arrays[f"vector@{layer}"], arrays["pairs"],
+                                      arrays[f"norms@{layer}"], **fields) for layer in layers}
+    except (UserError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the {_WHAT} {path} is damaged ({type(error).__name__}: "
-                        f"{str(error)[:100]}); make it again") from None
+                        f"{str(error)[:200]}); make it again") from None
 
 
 def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
                      lacking: np.ndarray, pairs: np.ndarray, about: str,
-                     modes: Sequence[str] = (),
-                     cells: Mapping[str, np.ndarray] | None = None) -> dict[str, SteeringVector]:
+                     modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
     """Compute the mean difference between paired frames at several layers.
 
     Rows with the same pair of seeds are frames of the same levels, with the player on several
@@ -234,55 +195,26 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
         pairs: seeds of the two levels of each pair of frames (P, 2).
         about: the object of interest.
         modes: distribution modes of the levels.
-        cells: cell (i, j) of the object in each pair, by layer with a map (P, 2). Maps of these
-            layers are shifted until the object is in the central cell; each cell is averaged over
-            the maps that cover it. Other layers are averaged without a shift. None for no
-            alignment.
-
-    Raises:
-        UserError: if there are no frames, or the numbers of frames and pairs differ.
     """
-    pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
-    if not len(pairs) or not len(shown) == len(lacking) == len(pairs):
-        raise UserError(f"a steering vector takes pairs of pictures, but there are {len(shown)} "
-                        f"with and {len(lacking)} without what it is about, of {len(pairs)} pairs "
-                        "of levels")
     layers = _innermost(policy, layers)
-    cells = {find_layer(policy, name).name: places for name, places in (cells or {}).items()}
+    pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
     levels, group = np.unique(pairs, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    shapes = {layer: find_layer(policy, layer).shape for layer in layers}
-    sums = {layer: np.zeros(shape) for layer, shape in shapes.items()}
-    counts = {layer: np.zeros(shape) for layer, shape in shapes.items()}
-    norms = {layer: np.zeros(len(levels), np.float32) for layer in layers}
+    means: dict[str, list[np.ndarray]] = {layer: [] for layer in layers}  # one per pair of levels
     for number in range(len(levels)):
-        rows = np.flatnonzero(group == number)
-        differences = {layer: np.zeros(shape) for layer, shape in shapes.items()}
-        reached = {layer: np.zeros(shape) for layer, shape in shapes.items()}
+        rows = np.flatnonzero(group.reshape(-1) == number)
+        sums = {layer: np.zeros(find_layer(policy, layer).shape) for layer in layers}
         for part in np.array_split(rows, -(-2 * len(rows) // FRAMES_PER_BATCH)):
             [(_, outputs)] = outputs_at(policy, layers,
                                         np.concatenate([shown[part], lacking[part]]))
             for layer in layers:
-                a, b = outputs[layer].astype(np.float64).reshape(2, len(part),
-                                                                 *outputs[layer].shape[1:])
-                difference = a - b
-                if layer in cells:
-                    middle = _middle(difference.shape[1:])
-                    difference = np.stack([
-                        _moved(each, np.subtract(middle, cell), np.nan)
-                        for each, cell in zip(difference, np.asarray(cells[layer])[part])])
-                differences[layer] += np.nansum(difference, axis=0)
-                reached[layer] += np.isfinite(difference).sum(axis=0)
+                with_object, without = np.split(outputs[layer].astype(np.float64), 2)
+                sums[layer] += (with_object - without).sum(axis=0)
         for layer in layers:
-            seen = reached[layer] > 0
-            mean = differences[layer] / np.maximum(reached[layer], 1)
-            norms[layer][number] = np.linalg.norm(mean)
-            sums[layer] += mean
-            counts[layer] += seen
+            means[layer].append(sums[layer] / len(rows))
     return {layer: SteeringVector(
-        layer, np.asarray(sums[layer] / np.maximum(counts[layer], 1), np.float32), levels,
-        norms[layer], PAIRS, weights_sha256(policy), about, tuple(np.unique(levels).tolist()),
-        tuple(modes), alignment=_middle(shapes[layer]) if layer in cells else None)
+        layer, np.asarray(np.mean(means[layer], axis=0), np.float32), levels,
+        np.array([np.linalg.norm(mean) for mean in means[layer]], np.float32), PAIRS,
+        weights_sha256(policy), about, tuple(np.unique(levels).tolist()), tuple(modes))
         for layer in layers}
 
 
@@ -296,16 +228,12 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
         layers: names of the layers; results are named after the innermost modules.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent at these frames, float32 (B, D).
-        is_in: whether each state is in the class, bool (B,).
+        is_in: whether each state is in the class, bool (B,); see ``check_classes``.
         levels: seed of the level of each frame (B,).
         about: description of the class.
         modes: distribution modes of the levels.
-
-    Raises:
-        UserError: if all states are in the class, or none.
     """
     layers, is_in = _innermost(policy, layers), np.asarray(is_in, dtype=bool)
-    check_classes(is_in, about)
     sums = {layer: np.zeros((2, *find_layer(policy, layer).shape)) for layer in layers}
     for rows, outputs in outputs_at(policy, layers, frames, entering):
         for layer in layers:
@@ -377,12 +305,3 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
 def _innermost(policy: Policy, layers: Sequence[str]) -> list[str]:
     """Return the name of each layer's innermost module, without duplicates."""
     return list(dict.fromkeys(find_layer(policy, name).name for name in layers))
-
-
-def _middle(shape: Sequence[int]) -> tuple[int, int]:
-    return shape[-2] // 2, shape[-1] // 2
-
-
-def _moved(maps: np.ndarray, offset: np.ndarray, fill: float) -> np.ndarray:
-    """Shift maps (C, H, W) by whole cells (down, right)."""
-    return ndimage.shift(maps, (0, *offset), order=0, mode="constant", cval=fill, prefilter=False)

@@ -6,6 +6,7 @@ it. A job receives SIGUSR1 when its time is nearly up, and SIGTERM when it is ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import math
@@ -18,6 +19,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 from pipeline.presets import HYPERPARAMS, PRESETS_FILE, SECTION, load_preset
@@ -26,8 +29,6 @@ from pipeline.stages import all_stages
 
 CLUSTER_FILE = HYPERPARAMS / "cluster.yml"
 TRAINING = (TRAIN_AGENT, TRAIN_SIMULATOR)
-_TIME = re.compile(r"(?=.)(?:(\d+) ?d)? ?(?:(\d+) ?h)? ?(?:(\d+) ?min)? ?(?:(\d+) ?s)?")
-_SECONDS = (86400, 3600, 60, 1)
 _LEAST = {"memory_gb": 1, "cores": 1, "gpus": 0, "processes": 1, "shards": 1}
 
 TIME_IS_UP = signal.SIGUSR1
@@ -60,22 +61,6 @@ class Resources:
     processes: int
     shards: int
 
-    @property
-    def seconds(self) -> int:
-        return seconds_of(self.time, "time")
-
-
-@dataclasses.dataclass(frozen=True)
-class Exceptions:
-    """Overrides of ``Resources`` for one stage; None keeps the value of the group."""
-
-    time: str | None = None
-    memory_gb: int | None = None
-    cores: int | None = None
-    gpus: int | None = None
-    processes: int | None = None
-    shards: int | None = None
-
 
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
@@ -88,12 +73,12 @@ class ClusterConfig:
     training: Resources
     gpu: Resources
     cpu: Resources
-    stages: dict[str, Exceptions]
+    stages: dict[str, dict]
 
     @property
     def stop_seconds(self) -> int:
         """Seconds between the stop signal and the end of a job."""
-        return seconds_of(self.stop_lead, "stop_lead")
+        return seconds_of(self.stop_lead)
 
     def resources(self, stage: Stage) -> Resources:
         """Return the resource requests of a stage's jobs, with at most ``max_shards`` shards.
@@ -101,21 +86,24 @@ class ClusterConfig:
         Raises:
             UserError: if several processes are requested for a stage other than a training.
         """
-        kind = (self.training if stage.name in TRAINING else
-                self.gpu if takes_device(stage.script) else self.cpu)
-        changes = vars(self.stages.get(stage.name, Exceptions()))
-        resources = dataclasses.replace(kind, **{
-            name: value for name, value in changes.items() if value is not None})
+        group = (self.training if stage.name in TRAINING else
+                 self.gpu if takes_device(stage.script) else self.cpu)
+        resources = self.exception(stage.name, group)
         if resources.processes > 1 and stage.name not in TRAINING:
             raise UserError(f"the stage {stage.name} cannot have {resources.processes} processes; "
                             f"only {' and '.join(TRAINING)} can")
         return dataclasses.replace(resources, shards=min(resources.shards, stage.max_shards))
 
+    def exception(self, stage: str, group: Resources) -> Resources:
+        """Return the requests of a group with the overrides of one of its stages."""
+        return typed(Resources, {**vars(group), **self.stages.get(stage, {})},
+                     f"'stages', '{stage}'")
+
 
 def takes_device(script: str) -> bool:
     """Return whether a script can use a GPU, that is, has the flag ``--device``."""
-    flags = importlib.import_module(script).parser()
-    return any(action.dest == "device" for action in flags._actions)
+    actions = importlib.import_module(script).parser()._actions
+    return any(action.dest == "device" for action in actions)
 
 
 def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
@@ -128,62 +116,36 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
     Raises:
         UserError: if a key is unknown, or a value is of the wrong type or out of range.
     """
-    content = read_yaml(path)
-    _check_times(content, path.name)
-    config: ClusterConfig = typed(ClusterConfig, content, path.name)
-    lead = seconds_of(config.stop_lead, f"{path.name}: 'stop_lead'")
-    groups: dict[str, Resources | Exceptions] = {
-        f"'{name}'": getattr(config, name) for name in ("training", "gpu", "cpu")}
-    groups |= {f"'stages', '{name}'": changes for name, changes in config.stages.items()}
-    for name, group in groups.items():
-        where = f"{path.name}: {name}"
+    config: ClusterConfig = typed(ClusterConfig, read_yaml(path), path.name)
+    groups = {f"'{name}'": getattr(config, name) for name in ("training", "gpu", "cpu")}
+    groups |= {f"'stages', '{name}'": config.exception(name, config.cpu) for name in config.stages}
+    for where, group in groups.items():
         for key, least in _LEAST.items():
-            if (value := getattr(group, key)) is not None and value < least:
-                raise UserError(f"{where}: '{key}' must be at least {least}, not {value}")
-        if group.time is not None and seconds_of(group.time, f"{where}: 'time'") <= lead:
-            raise UserError(f"{where}: 'time' must be longer than 'stop_lead', {config.stop_lead}, "
-                            f"not {group.time}")
-    if config.max_sittings < 1:
-        raise UserError(f"{path.name}: 'max_sittings' must be at least 1, not "
-                        f"{config.max_sittings}")
-    unknown = config.stages.keys() - {stage.name for stage in stages}
-    if unknown:
-        known = {stage.name for preset in read_yaml(PRESETS_FILE) if preset != SECTION
-                 for stage in all_stages(load_preset(preset), preset)}
-        for name in sorted(map(str, unknown - known)):
-            raise UserError(f"{path.name}: 'stages' names no stage '{name}'{nearest(name, known)}")
+            if getattr(group, key) < least:
+                raise UserError(f"{path.name}: {where}: '{key}' must be at least {least}, not "
+                                f"{getattr(group, key)}")
+        if seconds_of(group.time) <= config.stop_seconds:
+            raise UserError(f"{path.name}: {where}: 'time' must be longer than 'stop_lead', "
+                            f"{config.stop_lead}, not {group.time}")
+    known = {stage.name for stage in stages} | {
+        stage.name for preset in read_yaml(PRESETS_FILE) if preset != SECTION and config.stages
+        for stage in all_stages(load_preset(preset), preset)}
+    for name in sorted(config.stages.keys() - known):
+        raise UserError(f"{path.name}: 'stages' names no stage '{name}'{nearest(name, known)}")
     return config
 
 
-def _check_times(content: object, where: str) -> None:
-    """Raise UserError if a time is a number; YAML reads 24:00:00 as an integer."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        if key in ("time", "stop_lead") and isinstance(value, int | float):
-            raise _not_a_time(f"{where}: '{key}'", value)
-        separator = ", " if where.endswith("'") else ": "
-        _check_times(value, f"{where}{separator}'{key}'")
-
-
-def seconds_of(text: str, what: str) -> int:
+def seconds_of(text: str) -> int:
     """Convert a time such as 1 h 30 min to seconds.
-
-    Args:
-        text: the time.
-        what: description of the value, for the message.
 
     Raises:
         UserError: if the text is not a time; the message gives examples.
     """
-    match = _TIME.fullmatch(text.strip())
-    seconds = sum(int(number or 0) * unit for number, unit in zip(
-        match.groups(), _SECONDS)) if match else 0
-    if not seconds:
-        raise _not_a_time(what, text)
-    return seconds
-
-
-def _not_a_time(what: str, value: object) -> UserError:
-    return UserError(f"{what} must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not {value}")
+    with contextlib.suppress(ValueError):
+        if (seconds := int(pd.Timedelta(text).total_seconds())) > 0:
+            return seconds
+    raise UserError(f"a time in the cluster file must be such as 2 d, 36 h, 1 h 30 min or 90 s, "
+                    f"not {text}")
 
 
 # Schedulers
@@ -288,7 +250,7 @@ class Scheduler:
         fields = {
             "name": job.name, "tasks": tasks, "index": f"[{tasks}]" if tasks else "",
             "log": f"{job.log}-{self.log_names[bool(tasks)]}.out",
-            "minutes": math.ceil(job.resources.seconds / 60), "cores": job.resources.cores,
+            "minutes": math.ceil(seconds_of(job.resources.time) / 60), "cores": job.resources.cores,
             "memory_gb": job.resources.memory_gb, "gpus": job.resources.gpus,
             "signal": TIME_IS_UP.name.removeprefix("SIG"), "stop_seconds": config.stop_seconds,
             "stop_minutes": math.ceil(config.stop_seconds / 60),
@@ -361,11 +323,7 @@ class Scheduler:
     def requeue_job(self, job: str) -> int:
         """Requeue a job whose time is up; returns the status to exit with."""
         if self.requeue:
-            answer = subprocess.run([word.format(job) for word in self.requeue],
-                                    capture_output=True, text=True)
-            if answer.returncode:
-                print(f"{self.requeue[0]} does not start job {job} again: {_in_one_line(answer)}",
-                      flush=True)
+            subprocess.run([word.format(job) for word in self.requeue])
         return self.requeue_status
 
     def own_job(self) -> str:

@@ -7,7 +7,6 @@ Comments, docstrings and formatting do not affect the checksums.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import hashlib
 import re
@@ -24,25 +23,16 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTED_AS = {"scikit-learn": "sklearn", "procgen-mirror": "procgen"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """The code that a script runs.
-
-    Attributes:
-        modules: SHA-256 of the syntax tree of each module of the repository, by dotted name.
-        versions: versions of Python and of the packages affecting numerical results that these
-            modules import, directly or indirectly.
-    """
-
-    modules: dict[str, str]
-    versions: dict[str, str]
-
-
-def code_of(scripts: Iterable[str]) -> dict[str, Code]:
+def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
     """Return the code of scripts and of all modules that they import, by script.
 
     Args:
         scripts: module names, such as "analysis.causal_stories"; symbolic links are resolved.
+
+    Returns:
+        For each script, the SHA-256 of the syntax tree of each module of the repository that it
+        runs, by dotted name; and the versions of Python and of the packages affecting numerical
+        results that these modules import, directly or indirectly.
 
     Raises:
         UserError: if a file is not valid Python.
@@ -60,7 +50,7 @@ def code_of(scripts: Iterable[str]) -> dict[str, Code]:
             elif not imported:
                 packages.add(name)
             waiting |= imported - seen
-        found[script] = Code(dict(sorted(digests.items())), _needed(packages, known))
+        found[script] = dict(sorted(digests.items())), _needed(packages, known)
     return found
 
 

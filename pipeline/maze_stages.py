@@ -61,6 +61,7 @@ class _AgentStages:
 
     def __init__(self, preset: MazePreset, agent: str):
         self._preset, self._agent, self._place = preset, agent, place_of(agent)
+        self._game = "--distribution_mode", preset.distribution_mode
 
     def all(self) -> list[Stage]:
         preset = self._preset
@@ -106,10 +107,6 @@ class _AgentStages:
             _fields(f"{self._agent}_fields", f"{self._agent}/fields", self._place,
                     preset.drawn_mazes, preset.seed, self._game),
             *([self._films()] if preset.films else [])]
-
-    @property
-    def _game(self) -> tuple[str, ...]:
-        return "--distribution_mode", self._preset.distribution_mode
 
     def _evaluated(self, name: str, region: int) -> Stage:
         path = f"{ROOM}/{self._agent}/{claims.EVALUATED}/{name}.json"

@@ -97,12 +97,6 @@ class Preset:
     interventions: Interventions
     mazes: MazePieces | None
 
-    def __post_init__(self):
-        for what, file, training in (("agent", self.agent_file, self.agent_training),
-                                     ("simulator", self.model_file, self.simulator_training)):
-            if file is None and training is None:
-                raise UserError(f"a preset needs a file of its {what}, or {what}_training")
-
     @property
     def given_files(self) -> dict[str, Path | None]:
         """Given files by placeholder; None for files that a stage creates."""
@@ -222,23 +216,20 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
     if isinstance(preset, MazePreset):
         return preset if agent_file is None else dataclasses.replace(
             preset, agent_files=(str(agent_file.absolute()),))
-    trains = isinstance(preset, Preset)
     if agent_file is not None:
-        preset = dataclasses.replace(
-            preset, agent_file=str(agent_file.absolute()), model_file=None,
-            **({"agent_training": None, "simulator_training":
-                preset.simulator_training or SimulatorTrainingPreset(0, None, None)}
-               if trains else {}))
+        preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None)
+        if isinstance(preset, Preset):
+            training = preset.simulator_training or SimulatorTrainingPreset(0, None, None)
+            preset = dataclasses.replace(preset, agent_training=None, simulator_training=training)
     if model_file is not None:
-        preset = dataclasses.replace(preset, model_file=str(model_file.absolute()),
-                                     **({"simulator_training": None} if trains else {}))
+        preset = dataclasses.replace(preset, model_file=str(model_file.absolute()))
+        if isinstance(preset, Preset):
+            preset = dataclasses.replace(preset, simulator_training=None)
     return preset
 
 
 def _kind_of(values: object) -> type[AnyPreset]:
     """Return the class of a preset, determined by its keys."""
-    if isinstance(values, dict):
-        for key, kind in (("agent_files", MazePreset), ("use_backgrounds", AttributionPreset)):
-            if key in values:
-                return kind
-    return Preset
+    keys = values if isinstance(values, dict) else ()
+    return (MazePreset if "agent_files" in keys else
+            AttributionPreset if "use_backgrounds" in keys else Preset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import importlib
 import io
@@ -26,28 +25,20 @@ from pipeline.records import Experiment
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
-class Torchrun:
-    """Processes of a distributed training, started by torchrun on this machine.
+def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
+    """Return the arguments between the Python executable and the module of a distributed training.
 
-    Attributes:
-        number: number of processes, one per GPU.
+    Args:
+        number: number of processes on this machine, one per GPU.
         seconds_to_stop: seconds after a signal until torchrun kills the processes.
     """
-
-    number: int
-    seconds_to_stop: int
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """Command-line arguments between the Python executable and the script's module."""
-        return ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.number}",
-                f"--shutdown_timeout={self.seconds_to_stop}")
+    return ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}",
+            f"--shutdown_timeout={seconds_to_stop}")
 
 
 def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
                hyperparams: dict[Path, dict], preload: Sequence[str] | None,
-               torchrun: Torchrun | None = None) -> tuple[int, list[int]]:
+               torchrun: Sequence[str] | None = None) -> tuple[int, list[int]]:
     """Run a script's ``main`` in a separate process, and print its log as it grows.
 
     Args:
@@ -58,7 +49,7 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
         hyperparams: contents of the parameter files, passed to the script.
         preload: modules to import once in a fork server, from which the process is forked. None in
             a cluster job, where signals would end the fork server first.
-        torchrun: settings of a distributed training; None for a single process.
+        torchrun: arguments that start a distributed training; None for a single process.
 
     Returns:
         The exit status (128 + signal number if a signal ended the process), and the signals that
@@ -68,13 +59,9 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
     with open(log_file, "a") as text:
         text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
     arguments = (experiment, module, argv, log_file, hyperparams, torchrun)
-    process: BaseProcess
-    if preload is None:
-        process = multiprocessing.get_context("spawn").Process(target=_run_main, args=arguments)
-    else:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))
-        process = context.Process(target=_run_main, args=arguments)
+    context = multiprocessing.get_context("spawn" if preload is None else "forkserver")
+    context.set_forkserver_preload(list(preload or ()))
+    process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
     passed_on = signal.SIGTERM if preload is None else None
     with open(log_file, "rb") as log, _passing_signals_to(process, passed_on) as received:
         log.seek(0, os.SEEK_END)
@@ -124,7 +111,7 @@ def _passing_signals_to(process: BaseProcess,
 
 
 def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
-              hyperparams: dict[Path, dict], torchrun: Torchrun | None) -> None:
+              hyperparams: dict[Path, dict], torchrun: Sequence[str] | None) -> None:
     """Call the ``main`` of a script and exit with its status; target of the process.
 
     Ctrl-C in the terminal does not reach the process, which has its own process group: the pipeline
@@ -146,7 +133,7 @@ def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path
         if parent.is_alive() and torchrun is not None:
             os.set_inheritable(lock.fileno(), True)
             signal_at_death_of_parent(signal.SIGKILL)  # the thread above does not survive execv
-            os.execv(sys.executable, [sys.executable, *torchrun.argv, "-m", module, *argv])
+            os.execv(sys.executable, [sys.executable, *torchrun, "-m", module, *argv])
         if parent.is_alive():
             sys.exit(importlib.import_module(module).main(argv))
 

@@ -7,7 +7,6 @@ Files in the output folder::
     pipeline/digests*.json       cached checksums of files with size and modification time; one
                                  file for the pipeline, and one per cluster job
     pipeline/*.lock              locks, held while the pipeline or one of its stages runs
-    pipeline/report.json         names of the report's files
     pipeline/job_<part>.json     last attempt of a cluster job, see ``JobAttempt``
     logs/<number>_<part>.log     output of all attempts at the stage
 """
@@ -48,8 +47,7 @@ class CacheKey:
         argv: flags of the script, with placeholders.
         parameters: parameters that the script depends on, by dotted name.
         inputs: checksum of every input file, by name.
-        code: checksum of each module of the repository that the script runs, by name; empty in
-            records that were written before code was recorded.
+        code: checksum of each module of the repository that the script runs, by name.
         versions: versions of the packages that affect the results.
     """
 
@@ -57,8 +55,8 @@ class CacheKey:
     argv: tuple[str, ...]
     parameters: dict[str, object]
     inputs: dict[str, str]
-    code: dict[str, str] = dataclasses.field(default_factory=dict)
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    code: dict[str, str]
+    versions: dict[str, str]
 
     @property
     def key(self) -> str:
@@ -68,42 +66,31 @@ class CacheKey:
 
     def difference(self, earlier: CacheKey) -> str:
         """Describe the first change of each kind since an earlier cache key."""
-        if not earlier.code:
-            return "it was made before code was recorded"
         if self.script != earlier.script:
             return f"the script is {self.script} now"
-        kinds = (("version of", earlier.versions, self.versions, True),
-                 ("module", earlier.code, self.code, False),
-                 ("parameter", earlier.parameters, self.parameters, True),
-                 ("flag", _flags(earlier.argv), _flags(self.argv), True),
-                 ("input", earlier.inputs, self.inputs, False))
-        return "; ".join(filter(None, (_describe_change(*kind) for kind in kinds))) or (
-            "the order of its flags is another")
+        kinds = (("version of", earlier.versions, self.versions),
+                 ("module", earlier.code, self.code),
+                 ("parameter", earlier.parameters, self.parameters),
+                 ("input", earlier.inputs, self.inputs))
+        changes = [change for kind in kinds if (change := _describe_change(*kind))]
+        if self.argv != earlier.argv:
+            words = sorted(set(self.argv) ^ set(earlier.argv))
+            changes.append(f"its flags have changed: {', '.join(words)}")
+        return "; ".join(changes)
 
 
-def _describe_change(kind: str, old: Mapping, new: Mapping, with_values: bool) -> str:
+def _describe_change(kind: str, old: Mapping, new: Mapping) -> str:
     """Describe the first name whose value differs; "" if there is none."""
     changed = sorted(name for name in old.keys() | new.keys()
-                     if (name in old, old.get(name)) != (name in new, new.get(name)))
+                     if old.get(name, "not given") != new.get(name, "not given"))
     if not changed:
         return ""
-    name = changed[0]
-    change = (f"was {old.get(name, 'not given')} and is {new.get(name, 'not given')}"
-              if with_values else "is new" if name not in old else "is gone" if name not in new
-              else "has changed")
-    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    name, more = changed[0], f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    if kind in ("module", "input"):  # values are checksums
+        change = "is new" if name not in old else "is gone" if name not in new else "has changed"
+    else:
+        change = f"was {old.get(name, 'not given')} and is {new.get(name, 'not given')}"
     return f"the {kind} {name} {change}{more}"
-
-
-def _flags(argv: Iterable[str]) -> dict[str, str]:
-    """Return the values of each flag, joined by spaces."""
-    values: dict[str, str] = {}
-    flag = ""
-    for word in argv:
-        if word.startswith("--"):
-            flag = word
-        values[flag] = "" if word == flag else f"{values.get(flag, '')} {word}".strip()
-    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +110,7 @@ class Record:
         log: path of the log relative to the output folder.
         date: start of the last attempt.
         why: reason for running the stage, and changes that were accepted since.
-        begun: time at which the stage was started from scratch, in seconds since the epoch; 0 in
-            older records.
-        earlier: files of an earlier training, set aside until this one is complete; paths relative
-            to the output folder.
+        begun: time at which the stage was started from scratch, in seconds since the epoch.
     """
 
     status: str
@@ -141,7 +125,6 @@ class Record:
     date: str
     why: str
     begun: float = 0.0
-    earlier: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,16 +144,14 @@ class Part:
     @property
     def name(self) -> str:
         """Name of the part for file names."""
-        if not self.shards:
-            return self.stage
-        return f"{self.stage}_shard_{self.shard}" if self.shard else f"{self.stage}_join"
+        suffix = f"_shard_{self.shard}" if self.shard else "_join" if self.shards else ""
+        return f"{self.stage}{suffix}"
 
     @property
     def argv(self) -> tuple[str, ...]:
         """Flags that select the part."""
-        if not self.shards:
-            return ()
-        return ("--shard", f"{self.shard}/{self.shards}") if self.shard else ("--join",)
+        join = ("--join",) if self.shards else ()
+        return ("--shard", f"{self.shard}/{self.shards}") if self.shard else join
 
     def of_shards(self) -> list[Part]:
         """Return all shards of the stage."""
@@ -267,7 +248,6 @@ class Experiment:
     def __init__(self, path: Path):
         self.path = Path(path)
         self.folder = self.path / "pipeline"
-        self._report_file = self.folder / "report.json"
         self.stage_lock_file = self.folder / "stage.lock"
         self._pipeline_lock_file = self.folder / "pipeline.lock"
         self._busy = f"another run_pipeline.py is at work in {path}; wait for it or stop it"
@@ -350,7 +330,7 @@ class Experiment:
         """Return the record of a stage; None if it is missing or damaged."""
         try:
             content = read_description(self.folder / f"stage_{stage}.json")
-            content.pop("versions", None)  # from records written before code was recorded
+            content.pop("earlier", None)  # from records of earlier versions
             content["basis"] = CacheKey(**{**content["basis"],
                                            "argv": tuple(content["basis"]["argv"])})
             return typed(Record, content, stage)
@@ -386,30 +366,15 @@ class Experiment:
     def save_attempt(self, part: Part, attempt: JobAttempt) -> None:
         save_json(self.folder / f"job_{part.name}.json", dataclasses.asdict(attempt))
 
-    def shards_done(self, stage: str, shards: int, key: str) -> set[int]:
+    def shards_done(self, stage: str, shards: int, key: str) -> frozenset[int]:
         """Return the numbers of the shards that jobs have completed for a cache key's digest."""
         attempts = {part.shard: self.attempt(part) for part in Part(stage, shards).of_shards()}
-        return {shard for shard, attempt in attempts.items() if attempt is not None
-                and (attempt.status, attempt.shards, attempt.key) == (DONE, shards, key)}
+        return frozenset(shard for shard, attempt in attempts.items() if attempt is not None and (
+            attempt.status, attempt.shards, attempt.key) == (DONE, shards, key))
 
     def shard_files(self, stage: str) -> list[Path]:
         """Return the files that record attempts at the shards of a stage."""
         return list(self.folder.glob(f"job_{stage}_shard_*.json"))
-
-    def note_report(self, files: Iterable[Path]) -> None:
-        """Store the names of the report's files."""
-        save_json(self._report_file, {"files": sorted(
-            str(path.relative_to(self.path)) for path in files if path.is_file())})
-
-    def remove_report(self, folder: Path) -> None:
-        """Delete the files in the report's folder whose names are stored, and no others."""
-        try:
-            names = read_description(self._report_file).get("files", [])
-        except UserError:
-            return
-        for path in folder.rglob("*"):
-            if str(path.relative_to(self.path)) in names and not path.is_dir():
-                path.unlink()
 
 
 @contextlib.contextmanager
@@ -426,20 +391,25 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         UserError: if the lock is not free, or its file is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     with open_lock(path) as file:
         end = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise UserError(busy) from None
-                time.sleep(0.1)
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-                logger.warning("%s is on a file system without locks: make sure that nobody else "
-                               "runs stages there", path.parent)
-                break
+        while not _try_lock(file, kind):
+            if time.monotonic() >= end:
+                raise UserError(busy)
+            time.sleep(0.1)
         yield file
+
+
+def _try_lock(file: TextIO, kind: int) -> bool:
+    """Return whether a lock is acquired; also True on a file system without locks."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        logger.warning("%s is on a file system without locks: make sure that nobody else runs "
+                       "stages there", file.name)
+    return True

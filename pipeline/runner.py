@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import os
@@ -19,7 +18,7 @@ from common.files import TEMPORARY_SUFFIX
 from common.locks import LOCK_NAME
 from common.shards import NOTES_NAME
 from pipeline.code_closure import code_of
-from pipeline.process import Torchrun, run_script
+from pipeline.process import run_script
 from pipeline.records import (
     DONE,
     FAILED,
@@ -38,8 +37,6 @@ from pipeline.stage import MADE_BY, PathResolver, Stage
 UP_TO_DATE, CONTINUE, RUN, SKIPPED = "up to date", "continue", "run", "skipped"
 NOT_RUN = "it has not been run yet"
 SECONDS_OF_CLOCKS = 2  # tolerance of modification times, for clocks that differ
-EARLIER = "_earlier"  # suffix of a folder that is set aside
-MODULE_PACKAGES = ("maze", "attribution", "generative")  # scripts in these run with python -m
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +60,6 @@ class Decision:
 
 
 NOT_SELECTED = Decision(SKIPPED, "not selected")
-
-
-@dataclasses.dataclass(frozen=True)
-class StageOutcome:
-    """Outcome of a stage in this run of the pipeline.
-
-    Attributes:
-        stage: the stage.
-        decision: whether it was run, and why.
-        status: exit status; 0 if it was not run.
-        record: record of the stage; None if it was never run.
-    """
-
-    stage: Stage
-    decision: Decision
-    status: int
-    record: Record | None
 
 
 class Pipeline:
@@ -137,11 +117,11 @@ class Pipeline:
                 unsettled[stage.name] = "made again" if decision.action == RUN else "completed"
             yield stage, decision
 
-    def run(self) -> Iterator[StageOutcome]:
+    def run(self) -> Iterator[tuple[Stage, Decision, int]]:
         """Run the selected stages that are not up to date; stop after the first that fails.
 
         Yields:
-            The outcome of each stage.
+            Each stage, whether it was run and why, and its exit status, 0 if it was not run.
 
         Raises:
             UserError: if a stage would delete a file that no stage has written.
@@ -156,12 +136,12 @@ class Pipeline:
                 print(f"\n{stage.name}: up to date, {decision.why}", flush=True)
             elif decision.action != SKIPPED:
                 status = self._run(stage, decision)
-            yield StageOutcome(stage, decision, status, self.experiment.record(stage.name))
+            yield stage, decision, status
             if status:
                 return
         self.digests.save()
 
-    def run_part(self, job: str, torchrun: Torchrun | None = None) -> int:
+    def run_part(self, job: str, torchrun: Sequence[str] | None = None) -> int:
         """Run a job's part of its stage, unless it is complete; returns the exit status.
 
         The first job of an array decides whether the stage starts from scratch. A shard has a
@@ -169,7 +149,7 @@ class Pipeline:
 
         Args:
             job: number of the job in the scheduler.
-            torchrun: settings of a distributed training; None for a single process.
+            torchrun: arguments that start a distributed training; None for a single process.
 
         Raises:
             UserError: if shards cannot be joined because some are incomplete, or an input is
@@ -180,22 +160,19 @@ class Pipeline:
         attempt = JobAttempt(job, last.number + 1 if last is not None and last.job == job else 1,
                              socket.gethostname(), _now(), RUNNING, None, part.shards, "", 0.0)
         (stage,) = (stage for stage in self.stages if stage.name == part.stage)
-        status = 1
+        status = 2
         try:
             if part.shard:
                 attempt, status = self._run_shard(stage, part, attempt)
             else:
                 self.experiment.save_attempt(part, attempt)
                 status = self._run_whole(stage, part, torchrun)
-        except UserError:
-            status = 2
-            raise
         finally:
             self.experiment.save_attempt(part, dataclasses.replace(
                 attempt, status=_meaning(status), exit_status=status))
         return status
 
-    def _run_whole(self, stage: Stage, part: Part, torchrun: Torchrun | None) -> int:
+    def _run_whole(self, stage: Stage, part: Part, torchrun: Sequence[str] | None) -> int:
         """Run a stage that is not divided, or join its shards; returns the exit status."""
         decision = self.decide(stage)
         if decision.action == UP_TO_DATE:
@@ -218,18 +195,18 @@ class Pipeline:
             begun = self._begin(stage, decision) if decision.action != UP_TO_DATE else None
             self.digests.save()
             last = self.experiment.attempt(part)  # None if the stage was just started from scratch
-        attempt = dataclasses.replace(attempt, key=decision.key)
-        if last is not None and (last.shards, last.key) == (attempt.shards, attempt.key):
-            attempt = dataclasses.replace(attempt, seconds=last.seconds)
-        else:
+        if last is not None and (last.shards, last.key) != (part.shards, decision.key):
             last = None
+        seconds = last.seconds if last is not None else 0.0
+        attempt = dataclasses.replace(attempt, key=decision.key, seconds=seconds)
         if begun is None or (last is not None and last.status == DONE):
             print(f"{part.name}: skipped, it is done", flush=True)
             return attempt, 0
         self.experiment.save_attempt(part, attempt)
-        verb, (argv, record) = "runs" if last is None else "continues", begun
-        status, seconds = self._run_script(stage, verb, record, argv)
-        return dataclasses.replace(attempt, seconds=round(attempt.seconds + seconds, 1)), status
+        argv, record = begun
+        verb = "runs" if last is None else "continues"
+        status, more = self._run_script(stage, verb, record, argv)
+        return dataclasses.replace(attempt, seconds=round(seconds + more, 1)), status
 
     def accept(self) -> Iterator[str]:
         """Mark the selected stages as valid in spite of changed inputs, without running them.
@@ -243,12 +220,10 @@ class Pipeline:
             UserError: if a stage has not been run or an output is missing; then no stage is
                 accepted.
         """
-        accepted = []
-        for stage in self.stages:
-            if stage.name in self._selected:
-                decision = self.decide(stage)
-                accepted.append((stage, decision, self._accepted(stage, decision)))
-        for stage, decision, record in accepted:
+        selected = [stage for stage in self.stages if stage.name in self._selected]
+        decisions = [(stage, self.decide(stage)) for stage in selected]
+        records = [self._accepted(stage, decision) for stage, decision in decisions]
+        for (stage, decision), record in zip(decisions, records):
             if decision.action == RUN:
                 self.experiment.save(stage.name, record)
                 state = "is valid now" if record.status == DONE else "can be continued now"
@@ -263,8 +238,6 @@ class Pipeline:
         if record is None or decision.basis is None:
             raise UserError(f"{stage.name} cannot be accepted: {NOT_RUN}")
         missing = next((name for name in record.outputs if not (folder / name).is_file()), None)
-        if record.status == DONE:
-            missing = missing or _unmatched(folder, stage.outputs)
         if missing:
             raise UserError(f"{stage.name} cannot be accepted: its output {missing} is missing")
         record = dataclasses.replace(
@@ -299,18 +272,14 @@ class Pipeline:
 
     def command(self, stage: Stage) -> str:
         """Return the command line that is equivalent to a stage."""
-        package = stage.script.partition(".")[0]
-        script = (["-m", stage.script] if package in MODULE_PACKAGES
-                  else [f"{stage.script.replace('.', '/')}.py"])
-        return shlex.join(["python", *script, *self._places.fill_in(stage.argv)])
+        return shlex.join(["python", "-m", stage.script, *self._places.fill_in(stage.argv)])
 
     def sources(self, stage: Stage) -> list[str]:
         """Return the stages whose output a stage reads."""
         return [*stage.needs, *self._places.sources(stage.files)]
 
     def _cache_key(self, stage: Stage) -> CacheKey:
-        inputs: dict[str, str] = {}
-        folder = self.experiment.path
+        inputs, folder = dict(self._places.files(stage.files)), self.experiment.path
         for source, patterns in stage.needs.items():
             record = self.experiment.record(source)
             if record is None or record.status != DONE:
@@ -320,15 +289,12 @@ class Pipeline:
             if missing:
                 raise UserError(f"{stage.name} reads {missing} in {folder}, but there is none; "
                                 f"make it again with --only {source}")
-            inputs.update((str(path.relative_to(folder)), self.digests.of(path))
-                          for path in find(folder, patterns))
-        for name, path in self._places.files(stage.files):
-            inputs[name] = self.digests.of(path)
-        code = self._code[stage.script]
-        return CacheKey(stage.script, stage.argv, stage.parameters, inputs, code.modules,
-                        code.versions)
+            inputs |= {str(path.relative_to(folder)): path for path in find(folder, patterns)}
+        digests = {name: self.digests.of(path) for name, path in inputs.items()}
+        return CacheKey(stage.script, stage.argv, stage.parameters, digests,
+                        *self._code[stage.script])
 
-    def _run(self, stage: Stage, decision: Decision, torchrun: Torchrun | None = None) -> int:
+    def _run(self, stage: Stage, decision: Decision, torchrun: Sequence[str] | None = None) -> int:
         """Run or continue a stage, and update its record; returns the exit status."""
         experiment = self.experiment
         argv, record = self._begin(stage, decision)
@@ -343,9 +309,6 @@ class Pipeline:
         if status == 0:
             record = self._with_outputs(stage, record)
         experiment.save(stage.name, record)
-        if status == 0 and record.earlier:
-            self._remove_earlier(stage, record)
-            experiment.save(stage.name, dataclasses.replace(record, earlier=()))
         self.digests.save()
         return status
 
@@ -362,8 +325,7 @@ class Pipeline:
         experiment, part = self.experiment, self._part
         is_divided = part is not None and part.shards > 0
         argv, continued = self._places.fill_in(stage.argv), None
-        last, seconds, why = experiment.record(stage.name), 0.0, decision.why
-        begun, earlier = time.time(), last.earlier if last is not None else ()
+        last, seconds, why, begun = experiment.record(stage.name), 0.0, decision.why, time.time()
         if decision.action == CONTINUE and last is not None:
             seconds = last.seconds
             if is_divided:
@@ -373,7 +335,8 @@ class Pipeline:
                 continued = stage.continued(argv, experiment.path)
         if continued is None:
             self._check_files(stage)
-            earlier = self._set_aside(stage, last)
+            if last is not None and last.status == DONE and stage.name in MADE_BY.values():
+                self._set_aside(stage)
             _remove(experiment.path, stage.clears or stage.outputs)
             for path in experiment.shard_files(stage.name):
                 path.unlink(missing_ok=True)
@@ -381,12 +344,12 @@ class Pipeline:
             begun = last.begun
         record = Record(RUNNING, decision.basis.key, decision.basis, {}, seconds, 0, "", None,
                         self.experiment.log_name(self.stages.index(stage) + 1, part.name if part
-                                                 else stage.name), _now(), why, begun, earlier)
+                                                 else stage.name), _now(), why, begun)
         experiment.save(stage.name, record)
         return [*(argv if continued is None else continued), *(part.argv if part else ())], record
 
     def _run_script(self, stage: Stage, verb: str, record: Record, argv: list[str],
-                    torchrun: Torchrun | None = None) -> tuple[int, float]:
+                    torchrun: Sequence[str] | None = None) -> tuple[int, float]:
         """Run the script of a stage or a part; returns exit status and wall time in seconds."""
         name = self._part.name if self._part else stage.name
         print(f"\n{name}: {verb}, because {record.why}", flush=True)
@@ -406,7 +369,7 @@ class Pipeline:
         folder = self.experiment.path
         missing = _unmatched(folder, stage.outputs)
         if missing:
-            raise RuntimeError(f"{stage.name} has written nothing that matches {missing}")
+            raise UserError(f"{stage.name} has written nothing that matches {missing}")
         files = find(folder, stage.outputs)
         return dataclasses.replace(
             record, outputs={str(path.relative_to(folder)): self.digests.of(path)
@@ -448,48 +411,13 @@ class Pipeline:
                 raise UserError(f"{path} was not written by the pipeline, and {stage.name} would "
                                 "delete it when it runs again; move it elsewhere")
 
-    def _set_aside(self, stage: Stage, last: Record | None) -> tuple[str, ...]:
-        """Set the files of an earlier training aside until the new training is complete.
-
-        Returns:
-            Names of all files that are set aside, by this call or before.
-
-        Raises:
-            UserError: if the new name of a folder is already taken.
+    def _set_aside(self, stage: Stage) -> None:
+        """Rename the folder of a complete training, so that the next training does not replace it.
         """
-        folder = self.experiment.path
-        paths = [path for path in matches(folder, stage.clears) if path.is_dir()]
-        if last is None or last.status != DONE or not paths or stage.name not in MADE_BY.values():
-            return last.earlier if last is not None else ()
-        self._remove_earlier(stage, last)  # left over if a complete run was killed before deletion
-        moves = [(path, path.with_name(f"{path.name}{EARLIER}")) for path in paths]
-        for _, aside in moves:
-            if aside.is_symlink() or aside.exists():
-                raise UserError(f"{aside} is where {stage.name} sets aside its earlier output; "
-                                "move it elsewhere")
-        names = tuple(str(aside.relative_to(folder) / file.relative_to(path))
-                      for path, aside in moves for file in path.rglob("*") if file.is_file())
-        self.experiment.save(stage.name, dataclasses.replace(last, earlier=names))
-        for path, aside in moves:
+        for path in matches(self.experiment.path, stage.clears):
+            aside = path.with_name(f"{path.name}_until_{datetime.datetime.now():%Y%m%d_%H%M%S}")
             os.rename(path, aside)
-            print(f"{stage.name}: its earlier output is kept in {aside} until the new training is "
-                  "complete", flush=True)
-        return names
-
-    def _remove_earlier(self, stage: Stage, record: Record) -> None:
-        """Delete the files of an earlier training that were set aside, and no others."""
-        folder = self.experiment.path
-        for name in stage.clears:
-            aside = folder / f"{name}{EARLIER}"
-            if aside.is_symlink():
-                continue
-            for path in sorted(aside.rglob("*"), reverse=True):  # files before their folders
-                if str(path.relative_to(folder)) in record.earlier:
-                    path.unlink()
-                elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-                    path.rmdir()
-            with contextlib.suppress(OSError):  # the folder is not empty, or does not exist
-                aside.rmdir()
+            print(f"{stage.name}: its earlier output is kept in {aside}", flush=True)
 
 
 def _now() -> str:

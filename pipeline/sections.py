@@ -61,11 +61,6 @@ class Section:
     more: tuple[Files, ...] = ()
     tools: tuple[Files, ...] = ()
 
-    @property
-    def files(self) -> tuple[Files, ...]:
-        """All files of the section, in the order of the page."""
-        return (self.figure, *self.tools, *self.more)
-
 
 MAZE_PAGE = Files("maze_page", (f"{ROOM}/page/index.html",),
                   "The maze page: draw mazes, and watch the agents' fields change")

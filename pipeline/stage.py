@@ -8,6 +8,7 @@ for files given by a preset.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -100,13 +101,8 @@ class PathResolver:
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
         """Replace the placeholders in flags; those of files that do not exist yet are kept."""
-        filled = []
-        for word in argv:
-            if word in self._given:
-                path = self._path(word)
-                word = word if path is None else str(path)
-            filled.append(word.replace(OUTPUT, str(self._output)))
-        return filled
+        words = (str(self._path(word) or word) if word in self._given else word for word in argv)
+        return [word.replace(OUTPUT, str(self._output)) for word in words]
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
         """Return the files behind placeholders, with names that do not depend on their location.
@@ -136,17 +132,16 @@ class PathResolver:
 
     def _path(self, place: str) -> Path | None:
         """Return the file behind a placeholder; None if no stage has created it yet."""
-        given = self._given[place]
-        if given is not None:
+        files: list[Path] = []
+        if (given := self._given[place]) is not None:
             return given
         if place == SIMULATOR:
             run = newest_simulator_run(simulator_experiment(self._output))
             files = checkpoints(run) if run else []
-            return files[-1] if files else None
-        try:
-            return agent_files(newest_run(agent_experiment(self._output)))[-1]
-        except (UserError, IndexError):
-            return None
+        else:
+            with contextlib.suppress(UserError):
+                files = agent_files(newest_run(agent_experiment(self._output)))
+        return files[-1] if files else None
 
 
 def object_parameters(game: str) -> dict[str, object]:
@@ -194,10 +189,5 @@ def success_rate(path: str) -> Callable[[Path], str]:
     Args:
         path: output file of evaluate.py, relative to the output folder.
     """
-    def result(output: Path) -> str:
-        rate = read_description(output / path).get("success_rate")
-        if not isinstance(rate, int | float):
-            raise UserError(f"{output / path} has no success_rate; evaluate.py writes it")
-        return f"{100 * rate:.1f} % of levels solved"
-
-    return result
+    return lambda output: (
+        f"{100 * read_description(output / path)['success_rate']:.1f} % of levels solved")

@@ -15,7 +15,9 @@ from agents import rollout_files
 from agents.config import load_agent_config
 from agents.rollout_files import RolloutFolder
 from agents.run_folder import newest_run, read_log
+from agents.training import RESUME_NAME
 from analysis.influences.comparison import COMPARISON_FILES
+from analysis.influences.comparison import claims_summary as influences_summary
 from analysis.parameters import BehavioursConfig
 from common.config import SETTINGS_NAME
 from common.files import read_array, read_description, read_json
@@ -83,8 +85,6 @@ COMPARISONS = (str(FOLDERS.comparison), str(FOLDERS.comparison_plots))
 
 def resumed_agent(_argv: list[str], folder: Path) -> list[str] | None:
     """Return the flags that resume the agent's training; None if nothing was saved."""
-    from agents.training import RESUME_NAME  # deferred: not needed to decide about stages
-
     saved = sorted(agent_experiment(folder).glob(f"*/{RESUME_NAME}"))
     return ["--resume", str(saved[-1].parent)] if saved else None
 
@@ -327,7 +327,9 @@ class _Builder:
                   clears=CORRELATIONS, continued=from_start),
             Stage("consistency", "analysis.dynamics_grads_consistency_plots",
                   (*self._of_samples, *self._inside, *self._seed),
-                  tuple(f"{folder}/**/*.*" for folder in COMPARISONS), _claimed_influences,
+                  tuple(f"{folder}/**/*.*" for folder in COMPARISONS),
+                  lambda output: influences_summary(ResultStore(
+                      output / FOLDERS.comparison, COMPARISON_FILES).read("table")),
                   needs={**needs, "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
                   files=(AGENT,), parameters=parameters,
                   clears=COMPARISONS, continued=from_start),
@@ -368,7 +370,10 @@ class _Builder:
              *_given("--directions", asked.directions), "--num_controls", str(asked.num_controls),
              "--seed", str(self._preset.seed + 1),  # not the levels of the recordings
              *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),
-            (f"{FOLDERS.interventions}/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
+            (f"{FOLDERS.interventions}/**/*.*",),
+            lambda output: claims_summary(
+                comparison_store(output / FOLDERS.interventions).read("effects")),
+            needs=DIRECTIONS, files=(AGENT,),
             parameters=self._of("analysis.agent_h.num_episodes",
                                 "analysis.saliency.direction_ids"),
             clears=(str(FOLDERS.interventions),), max_shards=asked.num_controls)]
@@ -429,12 +434,8 @@ def _held_out_loss(output: Path) -> str:
 
 def _beaten(output: Path) -> str:
     compared = read_description(output / "loss_over_time" / "settings.json")["comparisons"]
-    steps = compared[0]["steps"]
-    better = [each["better"] for each in compared]
-    if min(better) == len(steps):
-        return f"beats {len(compared)} predictors at every step from {steps[0]} to {steps[-1]}"
-    return (f"beats {len(compared)} predictors at {', '.join(map(str, better))} of "
-            f"{len(steps)} steps")
+    better = ", ".join(str(each["better"]) for each in compared)
+    return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
 
 
 def _variance(output: Path) -> str:
@@ -444,18 +445,8 @@ def _variance(output: Path) -> str:
     return f"{enough} components hold 95 % of the variance"
 
 
-def _claimed(output: Path) -> str:
-    return claims_summary(comparison_store(output / FOLDERS.interventions).read("effects"))
-
-
 def _clusters(folder: Path) -> Callable[[Path], str]:
     def count(output: Path) -> str:
         (file,) = (output / folder).glob("cluster_means_*.npy")
         return f"{len(read_array(file, np.floating, 2))} clusters"
     return count
-
-
-def _claimed_influences(output: Path) -> str:
-    from analysis.influences.comparison import claims_summary
-
-    return claims_summary(ResultStore(output / FOLDERS.comparison, COMPARISON_FILES).read("table"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from common.errors import UserError
 from common.files import read_description, save_json
 from pipeline.cluster import (
     ENDED,
-    PENDING,
     RUNNING,
     SCHEDULERS,
     TASK,
@@ -38,7 +38,6 @@ REPORT = "report"  # name of the job that writes the page when all others have e
 JOB_LOGS = Path("logs") / "jobs"
 SETTLED, KEPT, LEFT, SUBMIT = "settled", "kept", "left", "submit"
 LONGEST = 70  # maximum number of characters shown of a log line
-_TAIL = 4000  # number of bytes read at the end of a log
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,26 +174,6 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
     return list(plans.values())
 
 
-def shards_to_do(decision: Decision, shards: int, submitted: Submitted | None,
-                 experiment: Experiment, stage: str) -> tuple[int, frozenset[int]]:
-    """Return the number of shards of a stage, and the numbers of the complete shards.
-
-    A stage that was started in shards is resumed with the same number of shards.
-
-    Args:
-        decision: decision of the pipeline about the stage.
-        shards: requested number of shards.
-        submitted: jobs of an earlier submission; None if there are none.
-        experiment: output folder with the records.
-        stage: name of the stage.
-    """
-    if decision.action != CONTINUE:
-        return shards, frozenset()
-    if submitted and experiment.shard_files(stage):
-        shards = submitted.shards
-    return shards, frozenset(experiment.shards_done(stage, shards, decision.key))
-
-
 class Submitter:
     """Submitter of the stages of an experiment with their dependencies; can print the commands.
 
@@ -212,6 +191,7 @@ class Submitter:
         self._command, self._system, self._name = tuple(command), system, name
         self._config, self._scheduler = config, SCHEDULERS[system]
         self._resources = {stage.name: config.resources(stage) for stage in pipeline.stages}
+        self._submitted: dict[str, Submitted] = {}
 
     def plan(self) -> list[StagePlan]:
         """Decide what to submit, from the records and the scheduler's list."""
@@ -220,85 +200,75 @@ class Submitter:
             submitted = read_submitted(self._experiment, stage.name)
             if submitted is not None and submitted.system != self._system:
                 submitted = None
-            shards, done = shards_to_do(decision, self._resources[stage.name].shards, submitted,
-                                        self._experiment, stage.name)
+            shards, done = self._resources[stage.name].shards, frozenset[int]()
+            if decision.action == CONTINUE:
+                if submitted and self._experiment.shard_files(stage.name):
+                    shards = submitted.shards  # of which partial results exist
+                done = self._experiment.shards_done(stage.name, shards, decision.key)
             stages.append(StagePlan(stage.name, decision, tuple(self._pipeline.sources(stage)),
                                     shards, done, submitted))
         return plan_submission(
             stages, self._scheduler.list_jobs() if self._scheduler.is_here() else [])
 
-    def submit(self, plans: Sequence[StagePlan]) -> None:
-        """Submit the stages of a plan and the report job, and print the submitted jobs.
+    def submit(self, plans: Sequence[StagePlan], dry_run: bool = False) -> None:
+        """Submit the stages of a plan and the report job, and print the jobs.
+
+        Args:
+            plans: result of ``plan``.
+            dry_run: submit nothing and print the commands; <stage> stands for a job number.
 
         Raises:
-            UserError: if a job is refused; the message names the jobs that were submitted before.
+            UserError: if a job is refused; earlier jobs stay submitted.
         """
-        submitted: list[str] = []
         useless = [number for plan in plans for number in plan.cancels]
         report = read_submitted(self._experiment, REPORT)
-        if report and any(plan.action == SUBMIT for plan in plans):
+        is_any = any(plan.action == SUBMIT for plan in plans)
+        if report and is_any:
             useless += report.numbers
-        if useless:
+        if useless and dry_run:
+            print(shlex.join([self._scheduler.cancel, *useless]))
+        elif useless:
             self._scheduler.cancel_jobs(useless)
-        (self._experiment.path / JOB_LOGS).mkdir(parents=True, exist_ok=True)
-        try:
-            for plan in plans:
-                if plan.action == SUBMIT:
-                    numbers = self._submit(plan.name, plan.shards,
-                                           self.jobs(plan, self._last_jobs(plan.after)))
-                    submitted.append(f"{plan.name} ({', '.join(numbers)})")
-                    print(f"{plan.name}: submitted as {_described(plan, numbers)}, because "
-                          f"{plan.why}", flush=True)
-                elif plan.action != LEFT:
-                    print(f"{plan.name}: {plan.why}")
-            if submitted:
-                others = [plan.name for plan in plans if plan.action in (KEPT, SUBMIT)]
-                self._submit(REPORT, 0, [self.report_job(self._last_jobs(others))])
-        except UserError as error:
-            raise UserError(f"{error}; " + (
-                f"submitted before it: {', '.join(submitted)}; the same command submits the rest"
-                if submitted else "nothing was submitted")) from None
-        print("nothing is left to submit" if not submitted else
-              "--status shows their progress, with the flags that were given here")
+        for plan in plans:
+            if plan.action == SUBMIT:
+                jobs = self.jobs(plan, self._last_jobs(plan.after))
+                numbers = self._submit(plan.name, plan.shards, jobs, dry_run)
+                print(f"{plan.name}: {'would be ' * dry_run}submitted as job "
+                      f"{' and '.join(numbers)}, because {plan.why}", flush=True)
+            elif plan.action != LEFT:
+                print(f"{plan.name}: {plan.why}")
+        if is_any:
+            others = [plan.name for plan in plans if plan.action in (KEPT, SUBMIT)]
+            self._submit(REPORT, 0, [self.report_job(self._last_jobs(others))], dry_run)
+        print("--status shows their progress, with the flags that were given here" if is_any else
+              "nothing is left to submit")
 
-    def _submit(self, name: str, shards: int, jobs: list[Job]) -> list[str]:
+    def _submit(self, name: str, shards: int, jobs: list[Job], dry_run: bool) -> tuple[str, ...]:
         """Submit all jobs of a stage, or none if one is refused; each waits for its predecessor.
 
         Returns:
             The numbers of the jobs.
         """
-        numbers: list[str] = []
-        records = []
+        records: list[SubmittedJob] = []
         for job in jobs:
-            if numbers:
-                job = dataclasses.replace(job, after=(numbers[-1],))
-            try:
-                numbers.append(self._scheduler.submit(job, self._config))
-            except UserError:
-                if numbers:
-                    self._scheduler.cancel_jobs(numbers)
-                raise
-            records.append(SubmittedJob(numbers[-1], job.tasks, job.after))
-        save_json(_submitted_file(self._experiment, name), dataclasses.asdict(
-            Submitted(self._system, shards, tuple(records))))
-        return numbers
-
-    def show(self, plans: Sequence[StagePlan]) -> None:
-        """Print what would be submitted, with the commands; <stage> stands for a job number."""
-        kept = {plan.name for plan in plans if plan.action == KEPT}
-        for plan in plans:
-            if plan.action != SUBMIT:
-                print(f"{plan.name}: {plan.why}")
-                continue
-            print(f"{plan.name} would be submitted: {plan.why}")
-            if plan.cancels:
-                print(f"    {shlex.join([self._scheduler.cancel, *plan.cancels])}")
-            after = [*self._last_jobs([name for name in plan.after if name in kept]),
-                     *(f"<{name}>" for name in plan.after if name not in kept)]
-            for place, job in enumerate(self.jobs(plan, after)):
-                if place:
-                    job = dataclasses.replace(job, after=(f"<array of {plan.name}>",))
+            if records:
+                job = dataclasses.replace(job, after=(records[-1].number,))
+            number = f"<{name}>"
+            if dry_run:
                 print(f"    {shlex.join(self._scheduler.submission(job, self._config))}")
+            else:
+                job.log.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    number = self._scheduler.submit(job, self._config)
+                except UserError:
+                    if records:
+                        self._scheduler.cancel_jobs([record.number for record in records])
+                    raise
+            records.append(SubmittedJob(number, job.tasks, job.after))
+        submitted = self._submitted[name] = Submitted(self._system, shards, tuple(records))
+        if not dry_run:
+            save_json(_submitted_file(self._experiment, name), dataclasses.asdict(submitted))
+        return submitted.numbers
 
     def jobs(self, plan: StagePlan, after: Sequence[str]) -> list[Job]:
         """Return the jobs of a stage.
@@ -335,17 +305,9 @@ class Submitter:
                    tasks)
 
     def _last_jobs(self, stages: Iterable[str]) -> list[str]:
-        return [submitted.last for stage in stages
-                if (submitted := read_submitted(self._experiment, stage)) is not None]
-
-
-def _described(plan: StagePlan, numbers: Sequence[str]) -> str:
-    if not plan.shards:
-        return f"job {numbers[0]}"
-    if len(numbers) == 1:
-        return f"job {numbers[0]}, which joins its {plan.shards} shards"
-    tasks = ", ".join(map(str, plan.tasks))
-    return f"jobs {numbers[0]} (shards {tasks} of {plan.shards}) and {numbers[1]}, which joins them"
+        jobs = (self._submitted.get(stage) or read_submitted(self._experiment, stage)
+                for stage in stages)
+        return [submitted.last for submitted in jobs if submitted is not None]
 
 
 # Status
@@ -368,23 +330,22 @@ def status_of(record: Record | None, submitted: Submitted | None,
         line: last line of its log.
         waits: whether a stage whose output it reads is unfinished.
     """
-    waiting_or_running = [entry for entry in entries if entry.state != ENDED]
-    progress = line
-    if submitted and submitted.shards:
-        done = sum(attempt.status == DONE and attempt.shards == submitted.shards
-                   for attempt in attempts)
-        progress = f"{min(done, submitted.shards)} of {submitted.shards} shards done"
-    if record is not None and record.status == DONE and not waiting_or_running:
+    alive = [entry for entry in entries if entry.state != ENDED]
+    if record is not None and record.status == DONE and not alive:
         return "done", duration(record.seconds), record.result
-    running = [entry for entry in waiting_or_running if entry.state == RUNNING]
+    is_divided = submitted is not None and submitted.shards > 0
+    progress = line
+    if submitted is not None and is_divided:
+        done = [attempt for attempt in attempts
+                if attempt.status == DONE and attempt.shards == submitted.shards]
+        progress = f"{min(len(done), submitted.shards)} of {submitted.shards} shards done"
+    running = [entry for entry in alive if entry.state == RUNNING]
     if running:
-        is_whole = submitted is None or not submitted.shards
-        return "runs", running[0].time, "; ".join(filter(None, (
-            running[0].host if is_whole else "", progress)))
-    if waiting_or_running:
-        reasons = {entry.why for entry in waiting_or_running if entry.state == PENDING} - {""}
-        shards = progress if submitted and submitted.shards else ""
-        return "waits", "", "; ".join(filter(None, (shards, *sorted(reasons))))
+        hosts = [] if is_divided else [running[0].host]
+        return "runs", running[0].time, "; ".join(filter(None, [*hosts, progress]))
+    if alive:
+        reasons = sorted({entry.why for entry in alive})
+        return "waits", "", "; ".join(filter(None, [progress if is_divided else "", *reasons]))
     if submitted is None:
         if record is None:
             return "not submitted", "", line
@@ -392,14 +353,12 @@ def status_of(record: Record | None, submitted: Submitted | None,
         return state, duration(record.seconds), line
     own = [attempt.status for attempt in attempts
            if attempt.job.partition("_")[0] in submitted.numbers]
-    for status in (FAILED, STOPPED):
-        if status in own:
-            return status, "", progress
     bad = [entry.word for entry in entries if entry.word not in ("completed", "completing", "done")]
-    if bad:
-        return bad[-1], "", progress
+    for states in ([status for status in (FAILED, STOPPED) if status in own], bad[-1:]):
+        if states:
+            return states[0], "", progress
     if entries or (not own and waits):  # just ending, or dropped because a dependency failed
-        return "ended" if entries else "not run", "", progress if submitted.shards else ""
+        return "ended" if entries else "not run", "", progress if is_divided else ""
     return "lost", "", progress
 
 
@@ -438,17 +397,13 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
             lost = (f"{SCHEDULERS[submitted.system].name} knows nothing of job "
                     f"{', '.join(numbers)} of the stage {stage.name}, which has not ended; "
                     "--submit submits it again, and it is resumed")
-    print_columns(rows, right=(3,))
+    print_columns(rows)
     if lost:
         raise UserError(lost)
 
 
 def last_line(log: Path) -> str:
     """Return the last non-empty line of a log, truncated; "" if there is none."""
-    if not log.is_file():
-        return ""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL))
-        lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return line if len(line) <= LONGEST else f"{line[:LONGEST - 3]}..."
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line for line in re.split(r"[\r\n]", text) if line.strip()]
+    return textwrap.shorten(lines[-1], LONGEST, placeholder="...") if lines else ""

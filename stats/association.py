@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 from scipy.stats import rankdata
 
-from stats.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap, by_episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,6 @@ class Estimate:
     value: float
     low: float
     high: float
-
-
-def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sum quantities (K, N) over the frames of each episode (N,) to (E, K), episodes sorted."""
-    place = np.unique(episodes, return_inverse=True)[1]
-    return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
 
 
 def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,

@@ -12,6 +12,12 @@ import numpy as np
 RESAMPLINGS = 2000
 
 
+def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sum quantities (K, N) over the frames of each episode (N,) to (E, K), episodes sorted."""
+    place = np.unique(episodes, return_inverse=True)[1]
+    return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
+
+
 class ClusterBootstrap:
     """95 % intervals of means over windows, by a cluster bootstrap over their episodes.
 
@@ -45,8 +51,8 @@ class ClusterBootstrap:
         """
         if counted is None:
             counted = np.ones(values.shape, bool)
-        sums = self._by_episode(np.where(counted, values, 0))  # (E, T)
-        counts = self._by_episode(counted)
+        sums = by_episode(self._episode, np.where(counted, values, 0))  # (E, T)
+        counts = by_episode(self._episode, counted)
         drawn = self._draws @ counts  # (R, T)
         means = np.divide(self._draws @ sums, drawn, out=np.full(drawn.shape, np.nan),
                           where=drawn > 0)
@@ -80,21 +86,11 @@ class ClusterBootstrap:
         Returns:
             Lower and upper ends (2, T).
         """
-        return np.quantile(self._medians(values) - self._medians(others), (0.025, 0.975), axis=1)
-
-    def _medians(self, values: np.ndarray) -> np.ndarray:
-        """Return the medians (T, R) of values (T, N) over the windows of each resampling."""
-        medians = np.empty((len(values), len(self._draws)))
-        for row, numbers in enumerate(values):
+        medians = np.zeros((2, len(values), len(self._draws)))
+        for row, numbers in zip(medians.reshape(-1, len(self._draws)), [*values, *others]):
             order = np.argsort(numbers)
             count = self._draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
             half, ordered = count[:, -1:] / 2, numbers[order]
-            medians[row] = (ordered[(count >= half).argmax(axis=1)]
-                            + ordered[(count > half).argmax(axis=1)]) / 2
-        return medians
-
-    def _by_episode(self, values: np.ndarray) -> np.ndarray:
-        """Sum values (T, N) over the windows of each episode to (E, T)."""
-        sums = np.zeros((self.num_episodes, len(values)))
-        np.add.at(sums, self._episode, values.T)
-        return sums
+            row[:] = (ordered[(count >= half).argmax(axis=1)]
+                      + ordered[(count > half).argmax(axis=1)]) / 2
+        return np.quantile(medians[0] - medians[1], (0.025, 0.975), axis=1)

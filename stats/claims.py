@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from common.files import atomic_path
 from common.palette import BLUE, DPI, VERMILION
 from common.tables import markdown_escaped, markdown_table, read_table, write_table
+from stats.forest_plot import legend_mark, name_rows
 from stats.significance import LEVEL, holm
 
 FINDINGS_NAME, TABLE_NAME, FIGURE_NAME = "findings.csv", "table.md", "findings.png"
@@ -100,8 +100,8 @@ class Finding:
 
 
 def _short(number: float) -> str:
-    is_count = number >= 2 and float(number).is_integer()
-    return f"{number:.0f}" if is_count else f"{number:.3f}"
+    """Format a count without decimals, any other number with three."""
+    return f"{number:.{0 if number >= 2 and float(number).is_integer() else 3}f}"
 
 
 Reader = Callable[..., Iterable[Finding]]
@@ -200,28 +200,24 @@ def _headline(claim: Claim, rows: pd.DataFrame) -> str:
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:
         return "not measured"
-    primary = shown[shown["primary"].astype(bool)]
+    primary = shown[shown["primary"].astype(bool) & claim.tested]
     judged = shown[shown["holds"].notna()]
-    choices = primary if claim.tested and len(primary) else judged if len(judged) else shown
-    row = choices.iloc[0]
-    if row["holds"] is not None and not pd.isna(row["holds"]):
-        verdict = "**holds**" if row["holds"] else "**does not hold**"
-    elif not (claim.tested and row["primary"]) or (claim.is_null and not row["claimed"]):
-        verdict = "not tested"
-    else:
-        verdict = "**holds**" if row["claimed"] != claim.is_null else "**does not hold**"
+    row = next(choices.iloc[0] for choices in (primary, judged, shown) if len(choices))
+    holds = row["holds"]
+    if pd.isna(holds):
+        is_tested = claim.tested and row["primary"] and (row["claimed"] or not claim.is_null)
+        holds = row["claimed"] != claim.is_null if is_tested else None
+    verdict = "not tested" if holds is None else "**holds**" if holds else "**does not hold**"
     return f"{_escaped(row['measure'])}: {_value(row)}{_interval(row)}<br>{verdict}"
 
 
 def _value(row: pd.Series) -> str:
-    is_effect = np.isfinite(row["altered"])
-    return f"{row['value']:+.3f}" if is_effect else _short(row["value"])
+    return f"{row['value']:+.3f}" if np.isfinite(row["altered"]) else _short(row["value"])
 
 
 def _interval(row: pd.Series) -> str:
-    if np.isnan(row["low_95"]):
-        return ""
-    return f" ({_short(row['low_95'])} to {_short(row['high_95'])})"
+    ends = _short(row["low_95"]), _short(row["high_95"])
+    return "" if np.isnan(row["low_95"]) else f" ({' to '.join(ends)})"
 
 
 def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
@@ -248,19 +244,15 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
         (whether the finding is primary, its interval excludes 0, and ``p_table`` and ``p_control``
         are at most 0.05).
     """
-    tables = []
-    for agent, numbers in findings.items():
-        table = pd.DataFrame([dataclasses.asdict(finding) for finding in numbers],
-                             columns=[field.name for field in dataclasses.fields(Finding)])
-        table.insert(0, "agent", agent)
-        primary = table["primary"].astype(bool)
-        table["p_table"] = np.nan
-        if primary.any():
-            table.loc[primary, "p_table"] = holm(table.loc[primary, "p"].to_numpy())
-        table["claimed"] = (primary & ((table["low_95"] > 0) | (table["high_95"] < 0))
-                            & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    table = pd.DataFrame([{"agent": agent, **dataclasses.asdict(finding)}
+                          for agent, numbers in findings.items() for finding in numbers],
+                         columns=["agent", *(field.name for field in dataclasses.fields(Finding))])
+    primary = table["primary"].astype(bool)
+    table["p_table"] = table[primary].groupby("agent")["p"].transform(
+        lambda p: holm(p.to_numpy()))
+    table["claimed"] = (primary & ((table["low_95"] > 0) | (table["high_95"] < 0))
+                        & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
+    return table
 
 
 def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
@@ -280,10 +272,10 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
     for axes, row in zip(panels.flat, rows):
         _plot_row(axes, primary[primary["row"] == row], agents, f"{letter}{row}")
-    panels[0, 0].set_ylim(len(agents) - 0.5, -0.5)
     for axes in panels.flat[len(rows):]:
         axes.axis("off")
-    figure.legend(handles=[_mark("claimed", True), _mark("not claimed (bars: 95 %)", False)],
+    figure.legend(handles=[legend_mark("claimed", **_style(True)),
+                           legend_mark("not claimed (bars: 95 %)", **_style(False))],
                   loc="outside lower center", ncols=2, fontsize=9)
     figure.savefig(path, dpi=DPI)
 
@@ -294,12 +286,10 @@ def _plot_row(axes: Axes, part: pd.DataFrame, agents: list[str], number: str) ->
         y, style = agents.index(finding.agent), _style(finding.claimed)
         axes.plot([finding.low_95, finding.high_95], [y, y], linewidth=1.4, color=style["color"])
         axes.plot(finding.value, y, markersize=5, **style)
-    axes.set_yticks(np.arange(len(agents)), agents, fontsize=9)
+    name_rows(axes, agents)
     measure = in_common(list(dict.fromkeys(part["measure"])))
     axes.set_title(textwrap.fill(f"{number}: {measure}", TITLE_WIDTH), fontsize=9)
     axes.locator_params(axis="x", nbins=4)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.grid(axis="x", alpha=0.3)
 
 
 def in_common(texts: list[str]) -> str:
@@ -311,7 +301,3 @@ def in_common(texts: list[str]) -> str:
 def _style(claimed: bool) -> dict:
     return {"color": VERMILION, "marker": "D"} if claimed else {
         "color": BLUE, "marker": "o", "markerfacecolor": "white"}
-
-
-def _mark(label: str, claimed: bool) -> Line2D:
-    return Line2D([], [], linewidth=1.4, markersize=6, label=label, **_style(claimed))

@@ -38,7 +38,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from common.errors import UserError
-from stats.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.significance import LEVEL, holm, sign_flip_p
 
 MARGIN = 0.05  # margin around 0 for the verdict NOTHING
@@ -147,8 +147,8 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
         UserError: if an outcome is NaN or infinite, or there are fewer than MIN_STARTS levels.
     """
     names = [outcome.name for outcome in outcomes]
-    levels = _number_levels(levels, len(before))
-    check_starts(levels.max(initial=-1) + 1)
+    levels = np.arange(len(before)) if levels is None else levels
+    check_starts(len(np.unique(levels)))
     for name, values in (("unaltered", before), *zip((each.name for each in conditions), after)):
         bad = ~np.isfinite(values).all(axis=0)
         if bad.any():
@@ -167,7 +167,7 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
     table["altered"] = after.mean(axis=1).ravel()
     table["effect"] = differences.mean(axis=0)
     table["low_95"], table["high_95"] = low, high
-    sums = _sum_by_level(differences, levels)
+    sums = by_episode(levels, differences.T)
     table["p"] = sign_flip_p(sums, num_flips, seed) if test is None else test(sums)
     return table
 
@@ -188,7 +188,7 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
         single comparison of as many levels detects at p <= 0.05 with power 0.8, estimated from the
         spread of the differences.
     """
-    levels = _number_levels(levels, len(before))
+    levels = np.arange(len(before)) if levels is None else levels
     table = table.copy()
     directions = ~table["control"].to_numpy()
     values = after.transpose(0, 2, 1).reshape(-1, len(before))[directions]  # (C, N)
@@ -204,29 +204,15 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
     within = (table["low_95"] >= -table["margin"]) & (table["high_95"] <= table["margin"])
     table["verdict"] = np.select([table["claimed"], within], [CLAIMED, NOTHING], UNDECIDED)
     differences = _differences(before, after)
-    sums = _sum_by_level(differences - differences.mean(axis=0), levels)  # (levels, C)
+    sums = by_episode(levels, (differences - differences.mean(axis=0)).T)  # (levels, C)
     error = np.sqrt((sums ** 2).sum(axis=0) * len(sums) / (len(sums) - 1)) / len(before)
     table["smallest_effect"] = (norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * error
     return table
 
 
-def _number_levels(levels: np.ndarray | None, num_rows: int) -> np.ndarray:
-    """Return an index of the level of each row, counted from 0."""
-    if levels is None:
-        return np.arange(num_rows)
-    return np.unique(levels, return_inverse=True)[1]
-
-
 def _differences(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Return altered minus unaltered outcomes (N, C)."""
     return (after - before).transpose(1, 0, 2).reshape(len(before), -1)
-
-
-def _sum_by_level(differences: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Sum differences (N, C) over the rows of each level to (levels, C)."""
-    sums = np.zeros((levels.max() + 1, differences.shape[1]))
-    np.add.at(sums, levels, differences)
-    return sums
 
 
 def with_claims(table: pd.DataFrame) -> pd.DataFrame:
@@ -254,9 +240,8 @@ def with_claims(table: pd.DataFrame) -> pd.DataFrame:
         if not len(others):
             raise UserError(f"{row.label} has no other control to be compared with; take at least "
                             "2 of --num_controls")
-        as_large = int((np.abs(others) >= abs(row.effect)).sum())
-        columns.append((others.min(), others.max(), len(others),
-                        (1 + as_large) / (1 + len(others))))
+        rank = (1 + (np.abs(others) >= abs(row.effect)).sum()) / (1 + len(others))
+        columns.append((others.min(), others.max(), len(others), rank))
     table[["control_low", "control_high", "num_controls", "p_control"]] = columns
     table["num_controls"] = table["num_controls"].astype(int)
     table["claimed"] = (((table["low_95"] > 0) | (table["high_95"] < 0))
@@ -273,15 +258,12 @@ def claims_summary(table: pd.DataFrame) -> str:
     """
     effects = table[~table["control"]]
     tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
-    untested = len(effects) - len(tested)
     if tested.empty:
-        return (f"none of {untested} effects can be claimed, because that takes at least "
+        return (f"none of {len(effects)} effects can be claimed, because that takes at least "
                 f"{MIN_CONTROLS_TO_CLAIM} controls")
-    summary = (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
-               f"({tested['label'].nunique()} alterations, {tested['outcome'].nunique()} outcomes) "
-               "are claimed")
-    return summary + (f"; {untested} effects with fewer than {MIN_CONTROLS_TO_CLAIM} controls "
-                      "cannot be claimed" if untested else "")
+    return (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
+            f"({tested['label'].nunique()} alterations, {tested['outcome'].nunique()} outcomes) "
+            "are claimed")
 
 
 def check_starts(num_starts: int, flag: str = "") -> None:

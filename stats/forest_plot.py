@@ -43,10 +43,10 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
                   height=1, color=CONTROL_RANGE)
     styles = [effect_style(row.claimed, row.p_holm) for row in rows.itertuples()
               ] if styles is None else styles
-    for place, style, number, low, high in zip(places, styles, rows[value], rows["low_95"],
-                                               rows["high_95"]):
-        axes.plot([low, high], [place, place], color=style["color"], linewidth=1.4)
-        axes.plot(number, place, **{"marker": "o", "markersize": 5, **style})
+    for place, (style, row) in enumerate(zip(styles, rows.to_dict("records"))):
+        axes.plot([row["low_95"], row["high_95"]], [place] * 2, color=style["color"],
+                  linewidth=1.4)
+        axes.plot(row[value], place, **{"marker": "o", "markersize": 5, **style})
     name_rows(axes, labels)
 
 
@@ -131,8 +131,7 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
     for control, colour, width in ((True, CONTROL, 0.7), (False, EFFECT, 0.9)):
         for _, arm in shown[shown["control"] == control].groupby("arm"):
             axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(left=0)
+    axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
     axes.set_xlabel(f"step, while {MIN_RUNS} unaltered runs go on", fontsize=9)
     axes.set_ylabel("share of pairs with another action", fontsize=9)
@@ -141,12 +140,15 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
 
 def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
     """Return the entries of the legend."""
-    def mark(label: str, **style) -> Line2D:
-        return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [
-        mark("claimed: beats 0 after Holm's correction, and in absolute size also the controls",
-             color=CLAIMED, marker="D"),
-        mark("beats 0 after the correction, but not the controls", color=EFFECT, marker="o"),
-        mark("does not beat 0 after the correction (bars: 95 % intervals)", color=EFFECT,
-             marker="o", markerfacecolor="white"),
+        legend_mark("claimed: beats 0 after Holm's correction, and in absolute size also the "
+                    "controls", color=CLAIMED, marker="D"),
+        legend_mark("beats 0 after the correction, but not the controls", color=EFFECT, marker="o"),
+        legend_mark("does not beat 0 after the correction (bars: 95 % intervals)", color=EFFECT,
+                    marker="o", markerfacecolor="white"),
         Patch(color=CONTROL_RANGE, label=f"range of the {controls}{over_time}")]
+
+
+def legend_mark(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend: an interval with its marker."""
+    return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)

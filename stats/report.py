@@ -215,13 +215,12 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
     """Format the effects of each intervention, then the range of the controls of each pattern."""
-    directions = table[~table["control"]].set_index(["label", "outcome"])
-    labels = directions.index.get_level_values("label").unique()
-    names = [outcome.name for outcome in outcomes]
-    first = directions.loc[labels[0]]
-    rows = [("unaltered", *(format_number(first.loc[name, "unaltered"]) for name in names))]
-    for label in labels:
-        rows.append((label, *(_starred(directions.loc[(label, name)]) for name in names)))
+    directions, names = table[~table["control"]], [outcome.name for outcome in outcomes]
+    unaltered = directions.drop_duplicates("outcome").set_index("outcome")["unaltered"]
+    rows = [("unaltered", *map(format_number, unaltered[names]))]
+    for label, effects in directions.groupby("label", sort=False):
+        texts = {row.outcome: _starred(row) for row in effects.itertuples()}
+        rows.append((label, *(texts[name] for name in names)))
     for pattern, controls in table[table["control"]].groupby("pattern"):
         spread = controls.groupby("outcome")["effect"].agg(["min", "max"])
         rows.append((f"{controls['arm'].nunique()} {wording.controls} "

@@ -20,7 +20,6 @@ of reports and figures for studies with their own layout.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,8 +38,6 @@ def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Cond
                        measure: Callable[[Condition[Value]], Any], shard: Shard = WHOLE) -> None:
     """Measure the conditions missing from an open result folder, and mark the shard as finished.
 
-    The duration of each measurement is printed.
-
     Args:
         store: open result folder.
         entry: entry of the schema with one item per condition; the item's key is the condition's
@@ -50,14 +47,10 @@ def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Cond
             ``store`` and resume from them.
         shard: part of the conditions that this process measures.
     """
-    begin = time.perf_counter()
     for number, condition in shard.of(list(enumerate(conditions))):
         if not store.has(entry, condition.name):
-            started = time.perf_counter()
             store.write(entry, condition.name, value=measure(condition))
-            print(f"{condition.name} ({number} of {len(conditions) - 1} alterations): "
-                  f"{time.perf_counter() - started:.1f} s", flush=True)
-    print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
+            print(f"{condition.name}: {number} of {len(conditions) - 1} alterations", flush=True)
     store.finish()
 
 

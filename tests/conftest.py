@@ -57,7 +57,7 @@ from interventions.resampling import (
     scrub_target,
     sizes_moved,
 )
-from interventions.tracking import NUM_PERMUTATIONS, Tracker, Tracking
+from interventions.tracking import NUM_PERMUTATIONS, Tracker
 
 # No test cuts the power, and thousands of small files would wait for the disk.
 os.fsync = lambda file: None
@@ -170,12 +170,13 @@ def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy
     return policy
 
 
-def track(levels, seed: int, num_permutations: int = NUM_PERMUTATIONS) -> Tracking:
+def track(levels, seed: int, num_permutations: int = NUM_PERMUTATIONS) -> pd.DataFrame:
     """Tracking scores of levels, each a tuple of the arguments of ``Tracker.add``."""
-    tracker = Tracker(seed, num_permutations)
+    levels = list(levels)
+    tracker = Tracker(levels[0][1].shape, seed, num_permutations)
     for level in levels:
         tracker.add(*level)
-    return tracker.result()
+    return tracker.table()
 
 
 def scrub(targets, channels, outcomes, std, seed: int, num_sets: int = NUM_SETS) -> Scrubbing:

@@ -8,12 +8,7 @@ from conftest import scrub, track
 from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
-from interventions.probes import (
-    _by_level,
-    _wins,
-    probe,
-    split_levels,
-)
+from interventions.probes import _wins, probe, split_levels
 from interventions.resampling import (
     OTHER,
     SAME,
@@ -22,6 +17,7 @@ from interventions.resampling import (
     draw_sources,
     resampled,
 )
+from interventions.tracking import SCORES
 
 # Tracking.
 
@@ -72,13 +68,12 @@ def scores_by_loops(levels):
 
 def test_tracking_scores_are_those_of_plain_loops():
     found = track(made_up_levels(), seed=0)
-    np.testing.assert_allclose(found.scores.to_numpy(), scores_by_loops(made_up_levels()),
-                               atol=1e-5)
-    assert (found.num_levels, found.num_squares) == (4, 8 + 9 + 10 + 11)
+    np.testing.assert_allclose(found[[*SCORES]], scores_by_loops(made_up_levels()), atol=1e-5)
+    assert (found["num_levels"] == 4).all() and (found["num_squares"] == 8 + 9 + 10 + 11).all()
 
 
 def test_a_tracking_channel_is_above_all_thresholds_and_noise_is_not():
-    table = track(made_up_levels(), seed=0).table()
+    table = track(made_up_levels(), seed=0)
     assert table["tracks"].tolist() == [False, True, False]
     assert table["hit_rate"][1] == 1
 
@@ -90,21 +85,8 @@ def test_thresholds_are_the_largest_scores_of_permuted_squares():
         cells[:] = cells[rng.permutation(len(cells))]
     largest = scores_by_loops(levels).max(axis=0)
     found = track(made_up_levels(), seed=5, num_permutations=1)
-    np.testing.assert_allclose(list(found.thresholds.values()), largest, atol=1e-5)
-
-
-@pytest.mark.parametrize("wrong, message", [
-    (lambda a, w, c: (a[0], w, c), "maps of one layer"),
-    (lambda a, w, c: (a, w[:2], c), "without the thing"),
-    (lambda a, w, c: (a[:1], w, c[:1]), "at least 2 squares"),
-    (lambda a, w, c: (a, w, c + 3), "has no cell"),
-    (lambda a, w, c: (a * np.nan, w, c), "NaN"),
-])
-def test_activations_that_cannot_be_scored_are_refused(wrong, message):
-    with pytest.raises(UserError, match=message):
-        track([wrong(*next(made_up_levels()))], seed=0)
-    with pytest.raises(UserError, match="at least one level"):
-        track([], seed=0)
+    np.testing.assert_allclose(found.loc[0, [f"{name}_threshold" for name in SCORES]].tolist(),
+                               largest, atol=1e-5)
 
 
 # Resampling.
@@ -236,27 +218,16 @@ def test_parts_share_no_level():
 
 
 def test_what_is_there_is_read_and_what_is_shuffled_is_not():
-    activations, label, _, levels = made_up_probing()
-    found = probe(activations, label, levels, 0, best=3)
+    activations, label, _, levels = made_up_probing(num_levels=200)
+    found = probe(activations, label, levels, 0)
     scores = found.scores.set_index("metric")
     assert scores.loc["accuracy", "score"] > 0.9 > 0.6 > scores.loc["accuracy", "base"]
     assert scores.loc["auc", "score"] > 0.98
     assert scores.loc["log_loss", "score"] < 0.3 < scores.loc["log_loss", "base"]
     assert abs(scores.loc["accuracy", "shuffled"] - 0.5) < 0.15
     assert abs(scores.loc["auc", "shuffled"] - 0.5) < 0.15
-    assert 1 * 16 + 2 * 4 + 3 in found.entries and len(found.entries) == 3
     assert (scores["low_95"] <= scores["score"]).all()
     assert (scores["score"] <= scores["high_95"]).all()
-
-
-def test_the_best_entries_are_chosen_inside_the_training_part():
-    activations, _, number, levels = made_up_probing()
-    label = number + 4 * np.random.default_rng(1).normal(size=len(number)) > 10
-    train = split_levels(levels, 0).train
-    # Entry 0 tells all, but not in training, and more of all examples than entry 27 does.
-    activations[:, 0, 0, 0] = np.where(train, 4.5, 9.0 * label)
-    activations[train, 0, 0, 0] += 0.01 * activations[train, 2, 0, 0]
-    assert probe(activations, label, levels, 0, best=1, num_shuffles=0).entries.tolist() == [27]
 
 
 def test_scores_are_those_of_scikit_learn_on_the_test_part():
@@ -287,33 +258,25 @@ def test_auc_between_levels_adds_up_to_that_of_all_examples():
     expected = roc_auc_score(positive, scores, sample_weight=weights)
     assert counts @ wins @ counts / (counts @ positives * (counts @ negatives)) == pytest.approx(
         expected)
-    assert _by_level(np.stack([weights, scores]), level)[2, 0] == weights[level == 2].sum()
 
 
 def test_several_classes_are_told_apart_and_one_unseen_in_training_counts_as_wrong():
-    activations, _, number, levels = made_up_probing()
+    activations, _, number, levels = made_up_probing(num_levels=200)
     classes = np.digitize(number, np.quantile(number, [0.3, 0.7]))
-    found = probe(activations, classes, levels, 0, best=2, num_shuffles=1)
+    found = probe(activations, classes, levels, 0, num_shuffles=1)
     scores = found.scores.set_index("metric")["score"]
     assert scores["accuracy"] > 0.85 and scores["auc"] > 0.95
-    assert found.weights.shape == (3, 3, 4, 4) and found.classes.tolist() == [0, 1, 2]
+    assert found.weights.shape == (3, 3, 4, 4)
     test = split_levels(levels, 0).test
     classes[test] = 7
-    unseen = probe(activations, classes, levels, 0, best=2, num_shuffles=0)
+    unseen = probe(activations, classes, levels, 0, num_shuffles=0)
     unseen = unseen.scores.set_index("metric")["score"]
     assert unseen["accuracy"] == 0 and unseen["log_loss"] > 30 and np.isnan(unseen["auc"])
 
 
 def test_probing_that_cannot_be_done_is_refused():
-    activations, label, number, levels = made_up_probing(num_levels=12)
-    for arguments, message in (
-            ((activations, label[:-1], levels), "one target and level for each"),
-            ((activations, label | True, levels), "same label"),
-            ((activations, label, levels * 0), "at least 10 levels"),
-            ((activations * np.nan, label, levels), "NaN")):
+    activations, label, _, levels = made_up_probing(num_levels=12)
+    for arguments, message in (((activations, label | True, levels), "same label"),
+                               ((activations, label, levels * 0), "at least 10 levels")):
         with pytest.raises(UserError, match=message):
             probe(*arguments, 0)
-    with pytest.raises(UserError, match="best entries"):
-        probe(activations, label, levels, 0, best=49)
-    with pytest.raises(UserError, match="NaN"):
-        probe(activations, number * np.inf, levels, 0, regression=True)

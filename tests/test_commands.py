@@ -28,11 +28,9 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
-from agents.rollout_files import RolloutFolder
 from analysis import causal_stories, clustering
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
-from generative import export
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import read_simulator_flags
 
@@ -138,29 +136,17 @@ def refused(main, argv, capsys):
 @pytest.mark.parametrize(("argv", "words"), [
     (["--env_name", "coinrum"], "did you mean 'coinrun'"),
     (["--param_name", "hard_rec"], "did you mean 'hard-rec'"),
-    (["--distribution_mode", "hrad"], "did you mean 'hard'"),
     (["--distribution_mode", "memory"], "coinrun has no distribution mode 'memory'"),
     (["--num_levels", "-1"], "--num_levels: must lie between 0 and"),
-    (["--start_level", "-1"], "--start_level: must lie between 0 and"),
-    (["--num_timesteps", "0"], "--num_timesteps: must lie between 1 and"),
     (["--num_timesteps", "9" * 400], f"not {'9' * 20}... (400 characters)"),
-    (["--num_checkpoints", "-2"], "--num_checkpoints: must lie between 1 and"),
-    (["--val_interval", "0"], "--val_interval: must lie between 1 and"),
-    (["--num_threads", "-1"], "--num_threads: must lie between 0 and"),
-    (["--num_threads", "3000000000"], "--num_threads: must lie between 0 and 512"),
-    (["--log_level", "²"], "unknown --log_level '²'"),
     (["--exp_name", "../../x"], "--exp_name: must be the name of a folder, not '../../x'"),
-    (["--exp_name", "/tmp/x"], "--exp_name: must be the name of a folder"),
-    (["--exp_name", ""], "--exp_name: must be the name of a folder"),
     (["--seed", "-1"], "--seed: must lie between 0 and"),
     (["--start_level", "3"], "start_level needs num_levels"),
     (["--start_level", "9", "--num_levels", str(2**31 - 9)], "must not exceed"),
     (["--start_level", "9", "--num_levels", str(2**31 - 10)], "leave no unseen level"),
     (["--log_level", "lots"], "unknown --log_level"),
     (["--model_file", "nowhere.pth"], "there is no agent file nowhere.pth"),
-    (["--resume", "nowhere"], "no run to resume"),
-    (["--device", "gpuu"], "invalid choice"),
-])
+    (["--resume", "nowhere"], "no run to resume")])
 def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, capsys):
     message = refused(train.main, ["--param_name", "tiny", "--num_timesteps", "512", "--logdir",
                                    tmp_path, *argv], capsys)
@@ -169,20 +155,14 @@ def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, ca
 
 
 @pytest.mark.parametrize(("main", "argv", "words"), [
-    (evaluate.main, ["--num_envs", "100000000"], "--num_envs: must lie between 1 and 4096"),
-    (render.main, ["--tps", "1000000000000"], "--tps: must lie between 1 and 1000"),
-    (render.main, ["--exp_name", "a/../../b"], "--exp_name: must be the name of a folder"),
-    (train_gen_model.main, ["--gen_mod_exp_name", ".."], "must be the name of a folder"),
-    (train_gen_model.main, ["--max_batches", "-1"], "--max_batches: must lie between 0 and"),
     (evaluate.main, ["--output", ROOT], "--output: must be a file to write"),
-    (export.main, ["--output", ROOT], "--output: must be a file to write"),
     (causal_stories.main, ["--behaviour_names", "0=a", "0=b"],
      "--behaviour_names gives two names to one behaviour"),
     (saliency_experiments.main, ["--agent_file", "a", "--model_file", "m", "--sample_ids", "0",
                                  "to", "999999999999"], "sample_ids is a range of more than")])
 def test_numbers_and_names_out_of_range_are_refused_before_work_begins(main, argv, words, capsys):
     assert words in refused(main, ["--model_file", "nowhere.pth", *argv]
-                            if main in (evaluate.main, render.main) else argv, capsys)
+                            if main is evaluate.main else argv, capsys)
 
 
 @pytest.mark.parametrize("error", [
@@ -215,14 +195,11 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&-"])
-def test_what_is_printed_to_a_closed_stream_goes_nowhere(redirection, tmp_path):
+def test_what_is_printed_to_a_closed_stream_goes_nowhere(tmp_path):
     """Not to a file that is opened later and gets the stream's number, nor to the other stream."""
-    done = subprocess.run(["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c",
-                           PRINTS, tmp_path / "log.csv"], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE)
-    assert done.returncode == 0
-    assert done.stdout == ("a result\n" if redirection == "2>&-" else "")
+    done = subprocess.run(["bash", "-c", 'exec "$@" >&- 2>&-', "bash", sys.executable, "-c", PRINTS,
+                           tmp_path / "log.csv"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (0, "")
     assert (tmp_path / "log.csv").read_text() == "figures"
 
 
@@ -234,20 +211,16 @@ def test_asking_for_an_absent_gpu_says_so(tmp_path, capsys):
 
 def test_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     assert train.main(["--param_name", "tiny", "--num_timesteps", "512", "--logdir", str(tmp_path),
-                       "--seed", "1", "--env_name", "maze"]) == 0
-    (folder,) = tmp_path.glob("procgen/maze/test/*")
+                       "--seed", "1", "--env_name", "bossfight"]) == 0
+    (folder,) = tmp_path.glob("procgen/bossfight/test/*")
     message = refused(train.main, ["--resume", folder, "--env_name", "heist"], capsys)
     assert "--env_name cannot be changed" in message
-    assert train.main(["--resume", str(folder), "--num_timesteps", "1024"]) == 0
-    assert (folder / "model_1024.pth").exists()
 
 
-@pytest.mark.parametrize(("main", "more"), [
-    (record.main, ["--logdir"]), (render.main, ["--vid_dir"]), (evaluate.main, ["--output"])])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "text", "no tensor", "missing tensor",
                                     "unknown tensor", "wrong shape", "scalar", "fewer actions",
                                     "other embedding"])
-def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, capsys):
+def test_unusable_model_file_is_named(damage, agent_path, tmp_path, capsys):
     path = tmp_path / "model_1.pth"
     content = torch.load(agent_path, weights_only=True)
     state = content["model_state_dict"]
@@ -280,7 +253,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
             words = "neither an IMPALA nor a Nature nor a clear embedding"
         torch.save(content, path)
     output = tmp_path / "output"
-    assert words in refused(main, ["--model_file", path, *more, output], capsys)
+    assert words in refused(record.main, ["--model_file", path, "--logdir", output], capsys)
     assert not output.exists()
 
 
@@ -296,23 +269,6 @@ def test_model_file_of_another_kind_is_refused_by_training(agent_path, tmp_path,
                                        "--logdir", tmp_path / "logs"], capsys)
         assert str(agent_path) in message and f"'{tensor}'" in message
         assert not (tmp_path / "logs").exists()
-
-
-def test_counts_must_be_positive(agent_path, tmp_path, capsys):
-    for main, flag in ((record.main, "--num_episodes"), (render.main, "--num_eps"),
-                       (render.main, "--tps"), (evaluate.main, "--num_envs")):
-        message = refused(main, ["--model_file", agent_path, flag, "-3"], capsys)
-        assert f"{flag}: must lie between 1 and" in message and message.endswith("not -3")
-
-
-def test_seeds_that_no_generator_takes_leave_nothing_behind(agent_path, tmp_path, capsys):
-    for main, flag in ((record.main, "--logdir"), (render.main, "--vid_dir"),
-                       (evaluate.main, "--output")):
-        for seed in ("-1", str(10**23)):
-            message = refused(main, ["--model_file", agent_path, flag, tmp_path / "output",
-                                     "--seed", seed], capsys)
-            assert "--seed: must lie between 0 and" in message
-            assert not (tmp_path / "output").exists()
 
 
 def test_damaged_description_of_a_recording_is_named(recording, agent_path, tmp_path, capsys):
@@ -337,14 +293,10 @@ def test_wrong_yaml_is_named(tmp_path):
     for old, new, words in (
             ("  gamma: 0.999", "  gama: 0.999", "unknown key 'gama' (did you mean 'gamma'?)"),
             ("  gamma: 0.999", "", "the key 'gamma' is missing"),
-            ("  gamma: 0.999", "  gamma: high", "'gamma' must be a float, not 'high'"),
             ("  gamma: 0.999", "  gamma: 1.5", "gamma must lie between 0 and 1"),
-            ("  epoch: 3", "  epoch: 0", "epoch must be above 0"),
             ("  learning_rate: 0.0005", "  learning_rate: .nan", "learning_rate must be above 0"),
-            ("  learning_rate: 0.0005", "  7: 0.0005", "unknown key '7'"),
             ("hard-rec:\n  <<: *published\n  recurrent: true\n", "hard-rec:\n",
              "'hard-rec' must hold a mapping"),
-            ("architecture: impala", "architecture: impal", "did you mean 'impala'"),
             ("  mini_batch_per_epoch: 8", "  mini_batch_per_epoch: 7", "must be a multiple"),
             ("easy:\n", "easy: [\n", "is not valid YAML")):
         assert old in text
@@ -360,17 +312,14 @@ def limited(argv, blocks, cwd=ROOT):
                            *map(str, argv)], cwd=cwd, text=True, capture_output=True)
 
 
-def test_full_disk_while_recording_loses_and_leaves_nothing(recording, agent_path, tmp_path):
-    argv = [*record_arguments(agent_path, tmp_path, 12), "--no_videos"]
+def test_full_disk_while_recording_leaves_nothing(agent_path, tmp_path):
+    argv = [*record_arguments(agent_path, tmp_path, 2), "--no_videos"]
     result = limited(["record.py", *argv], 800)
     assert result.returncode == 2, result.stderr
     assert re.search(r"cannot read or write \(.*/data/episode_\d+\): .*it needs \d+\.\d+ MB, and "
                      r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*partial*"))
-    assert record.main(argv) == 0
-    whole, again = RolloutFolder(recording / "data"), RolloutFolder(tmp_path / "data")
-    assert again.index().equals(whole.index())
 
 
 def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
@@ -382,14 +331,6 @@ def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
                      r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*.pth"))
-
-
-def test_full_disk_under_the_event_file_is_one_sentence(tmp_path):
-    result = limited(["train.py", "--param_name", "tiny", "--seed", "1", "--num_timesteps",
-                      str(64 * 512), "--logdir", tmp_path], 4)
-    assert result.returncode == 2, result.stderr
-    assert "cannot read or write" in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
 
 
 def test_interrupt_is_no_error(agent_path, tmp_path):
@@ -496,8 +437,7 @@ def test_commands_of_different_documents_write_to_different_folders():
     assert len(found) > 5
 
 
-@pytest.mark.parametrize("argv", [["--log_level", "x" * 20_000], ["--num_episodes", "1" * 20_000],
-                                  ["--env_name", "y" * 20_000], ["--" + "z" * 20_000]])
+@pytest.mark.parametrize("argv", [["--env_name", "y" * 20_000], ["--" + "z" * 20_000]])
 def test_a_sentence_does_not_repeat_a_value_of_thousands_of_letters(argv, agent_path, capsys):
     argv = ["--model_file", str(agent_path), *argv]
     try:
@@ -518,13 +458,11 @@ def test_libraries_get_the_cores_that_the_process_may_use(cores, threads, num_ro
     assert num_jobs(num_rows) == expected
 
 
-@pytest.mark.parametrize("components", [2, 3])
-def test_few_rows_are_embedded_by_one_thread(components, monkeypatch):
+def test_few_rows_are_embedded_by_one_thread(monkeypatch):
     asked = []
     for name in ("FastTSNE", "TSNE", "PerplexityBasedNN"):
         original = getattr(clustering, name)
         monkeypatch.setattr(clustering, name, lambda *args, original=original, **options: (
             asked.append(options["n_jobs"]), original(*args, **options))[1])
-    clustering.embed(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), components,
-                    0)
+    clustering.embed(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), 2, 0)
     assert set(asked) == {1}

@@ -34,7 +34,6 @@ from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.frozen_agent import FrozenAgent
 from interventions.comparison import (
-    OUTCOMES,
     ArmRuns,
     chosen_outcomes,
     compare,
@@ -62,12 +61,6 @@ NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
 
 
-def unit_projector():
-    """Direction i is hidden unit i."""
-    identity, ones = torch.eye(64), torch.ones(64)
-    return Projector(0 * ones, ones, identity, ones, identity, identity)
-
-
 @pytest.fixture(scope="module")
 def matrices(tmp_path_factory):
     return save_projector(tmp_path_factory.mktemp("golden") / "m", golden_projector())
@@ -82,19 +75,18 @@ def swap_flags(matrices, taken, put, *more):
 # The real environment.
 
 
-@pytest.mark.parametrize(("make", "taken", "put", "from_step"), [
-    (unit_projector, [0, 7], [None, 9], 0), (golden_projector, [10, 5], [12, None], 0),
-    (golden_projector, [3], [None], 2)])
-def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path, make, taken, put,
+@pytest.mark.parametrize(("taken", "put", "from_step"), [
+    ([10, 5], [12, None], 0), ([3], [None], 2)])
+def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path, taken, put,
                                                            from_step):
-    projector = make()
+    projector = golden_projector()
     folder = save_projector(tmp_path / "m", projector)
     more = ["--alter_from_step", from_step] if from_step else []
-    assert record.main(record_arguments(agent_path, tmp_path, 3, *swap_flags(
+    assert record.main(record_arguments(agent_path, tmp_path, 2, *swap_flags(
         folder, taken, put, *more))) == 0
     data = RolloutFolder(tmp_path / "data")
     policy, noise = load_agent(agent_path), load_action_noise("fruitbot")
-    for number in range(3):
+    for number in range(2):
         episode = data.episode(number)
         states = torch.from_numpy(np.array(episode.hidden_states))
         unaltered = run_policy(policy, FLOAT32, np.array(episode.frames),
@@ -120,18 +112,6 @@ def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path,
     assert (swap["from"], swap["to"], swap["direction_type"]) == (taken, put, "ica")
     assert swap["from_step"] == from_step
     assert swap["matrices_sha256"]["hx_mu_12.npy"] == sha256(folder / "hx_mu_12.npy")
-
-
-def test_swapping_a_direction_for_itself_records_the_same(recording, agent_path, matrices,
-                                                          tmp_path):
-    assert record.main(record_arguments(agent_path, tmp_path, 4, *swap_flags(
-        matrices, [3], [3]))) == 0
-    plain, swapped = RolloutFolder(recording / "data"), RolloutFolder(tmp_path / "data")
-    assert plain.description()["swap"] is None
-    for number in range(4):
-        a, b = plain.episode(number), swapped.episode(number)
-        assert a.steps["action"].tolist() == b.steps["action"].tolist()
-        np.testing.assert_allclose(a.hidden_states, b.hidden_states, atol=1e-4)
 
 
 def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path):
@@ -219,14 +199,6 @@ def test_outcomes_are_those_counted_by_hand():
     assert outcomes_of(never, unaltered, False)[:, REAL.index("first_jump")].tolist() == [3, 2]
 
 
-def test_the_simulator_has_the_outcomes_that_it_can_tell():
-    runs = runs_of([[7, 7], [8, 8]], ends=[0.25, 0.75])
-    names = [outcome.name for outcome in chosen_outcomes(simulated=True)]
-    assert not {"success", "length"} & set(names)
-    assert outcomes_of(runs, runs, True)[:, names.index("end")].tolist() == [0.25, 0.75]
-    assert {*names, *REAL} == {outcome.name for outcome in OUTCOMES}
-
-
 def test_divergence_counts_while_one_of_a_pair_is_going():
     a, b = runs_of([[7, 7, 8], [1]]), runs_of([[7, 5], [1]])
     differs, counted = divergence(a, b)
@@ -258,18 +230,14 @@ def test_sign_flips_agree_with_all_of_them():
     assert sign_flip_p(np.ones((60, 1)), 999, 0) == [pytest.approx(0.001)]
 
 
-@pytest.mark.parametrize("discrete", [False, True])
-def test_corrected_test_keeps_its_level_and_interval_its_coverage(discrete):
+def test_corrected_test_keeps_its_level_and_interval_its_coverage():
     """600 experiments of 20 comparisons in which nothing happens."""
     rng = np.random.default_rng(5)
     shape = 60, 600 * 20
-    if discrete:  # success of a pair of runs
-        differences = rng.integers(0, 2, shape) - rng.integers(0, 2, shape).astype(float)
-    else:
-        differences = rng.standard_t(4, shape) - rng.standard_t(4, shape)
+    differences = rng.standard_t(4, shape) - rng.standard_t(4, shape)
     p = np.concatenate([sign_flip_p(differences[:, begin:begin + 20], 2000, seed)
                         for seed, begin in enumerate(range(0, shape[1], 20))])
-    assert (0.025 if discrete else 0.04) < (p <= 0.05).mean() < 0.056
+    assert 0.04 < (p <= 0.05).mean() < 0.056
     families = np.apply_along_axis(holm, 1, p.reshape(600, 20)).min(axis=1)
     assert 0.005 < (families <= 0.05).mean() < 0.08
     some = differences[:, :1000]
@@ -345,21 +313,9 @@ def test_a_planted_effect_is_found_and_nothing_else():
     assert little["p_holm"] <= 0.05 < little["p_control"]  # real, but no larger than the controls'
 
 
-def test_a_run_is_held_against_the_unaltered_one_from_its_start():
-    unaltered = runs_of([[7] * 3] * 20, values=[[10.0 * start] * 3 for start in range(20)])
-    altered = dataclasses.replace(unaltered, values=unaltered.values + 1)
-    arms = [Condition(name, name, "p", name != "ic") for name in ("ic", "random_0", "random_1")]
-    table = compare(arms, {arm.name: altered for arm in arms}, unaltered, False, 0)
-    value = table[table["outcome"] == "value"].iloc[0]
-    assert value[["effect", "low_95", "high_95"]].tolist() == pytest.approx([1, 1, 1])
-
-
-def test_arms_of_other_starts_are_not_compared():
+def test_arms_without_other_controls_or_of_few_starts_are_not_compared():
     rng = np.random.default_rng(0)
     unaltered, arm = made_up_arm(rng, 0.5, 0), Condition("x", "IC x out", "p", False)
-    other = dataclasses.replace(unaltered, starts=unaltered.starts + 1)
-    with pytest.raises(UserError, match="x do not have the starts of the unaltered ones"):
-        compare([arm], {"x": other}, unaltered, False, 0)
     with pytest.raises(UserError, match="IC x out has no other control"):
         compare([arm], {"x": unaltered}, unaltered, False, 0)
     few = runs_of([[7]] * 9)
@@ -397,9 +353,9 @@ def decisions():
 
 
 def false_claims(before, after, seed):
-    """Whether an effect is claimed in each of 200 tables in which nothing happens on average."""
+    """Whether an effect is claimed in each of 60 tables in which nothing happens on average."""
     rng, found = np.random.default_rng(seed), []
-    for number in range(200):
+    for number in range(60):
         signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
         table = compare_conditions(ARMS, DECISIONS, before, before + signs * (after - before),
                                    number, verdicts=False)
@@ -410,7 +366,7 @@ def false_claims(before, after, seed):
 def test_flipped_outcomes_of_a_random_network_are_rarely_claimed(decisions):
     before, after = decisions
     assert np.abs(after - before).mean(axis=(0, 1)).min() > 0.01
-    assert false_claims(before, after, 0) <= 16
+    assert false_claims(before, after, 0) <= 6
 
 
 def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
@@ -424,14 +380,9 @@ def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
     found = table[table["arm"] == "ic_0"].set_index("outcome")
     assert found["verdict"].tolist() == ["claimed", "nothing", "nothing"]
     assert found["claimed"].tolist() == [True, False, False]
-    effects = table[~table["control"]]
-    alterations = effects["arm"].nunique()
-    assert claims_summary(table) == (
-        f"{effects['claimed'].sum()} of {3 * alterations} tested effects ({alterations} "
-        "alterations, 3 outcomes) are claimed")
-    assert claims_summary(table.assign(num_controls=18)) == (
-        f"none of {3 * alterations} effects can be claimed, because that takes at least 19 "
-        "controls")
+    number = table["claimed"][~table["control"]].sum()
+    assert claims_summary(table).startswith(f"{number} of 12 tested effects (4 alterations, 3 ")
+    assert claims_summary(table.assign(num_controls=18)).startswith("none of 12 effects can be")
     claimed = table[table["control"]]["claimed"].mean()  # the rule, with controls as directions
     assert claimed < 0.05
 
@@ -493,7 +444,7 @@ def test_the_smallest_effect_is_found_in_four_of_five_runs():
 
 def test_medians_have_the_interval_of_their_paired_difference():
     rng = np.random.default_rng(0)
-    for number in (10, 59, 60):
+    for number in (59, 60):
         before = rng.normal(size=number) * 100  # far wider than the effect
         after = before + 1 + 0.01 * rng.normal(size=number)
         bootstrap = ClusterBootstrap(np.arange(number), 0)
@@ -512,11 +463,13 @@ def test_medians_have_the_interval_of_their_paired_difference():
 @pytest.mark.parametrize(("changes", "message"), [
     ({"lengths": np.array([2])}, r"'lengths' holds int64 \(1\), not int64 \(2\)"),
     ({"lengths": np.array([2, 2])}, "actions of an arm has 3 steps, but its lengths come to 4"),
-    ({"lengths": np.array([3, 0])}, "a run without a step"),
-    ({"values": np.array([0, np.nan, 0])}, "'values' holds NaN or infinity")])
-def test_runs_that_do_not_fit_are_refused(changes, message):
+    ({"lengths": np.array([3, 0])}, "a run has no step"),
+    ({"values": np.array([0, np.nan, 0], np.float32)}, "'values' holds NaN or infinity")])
+def test_runs_that_do_not_fit_are_refused(tmp_path, changes, message):
+    store = comparison_store(tmp_path)
+    store.open({"arms": {}})
     with pytest.raises(UserError, match=message):
-        dataclasses.replace(runs_of([[7, 7], [8]]), **changes)
+        store.write("arm", "x", value=vars(dataclasses.replace(runs_of([[7, 7], [8]]), **changes)))
 
 
 # The script.
@@ -526,8 +479,8 @@ def arguments(agent_path, matrices, output, *more):
     """A later flag wins over an earlier one."""
     return [*map(str, (
         "--agent_file", agent_path, "--interpreting_params_name", "tiny",
-        "--precomputed_analysis_data_path", matrices, "--env_name", "fruitbot", "--num_episodes",
-        10, "--num_controls", 2, "--directions", 0, "--seed", 3, "--precision", "float32",
+        "--precomputed_analysis_data_path", matrices, "--env_name", "starpilot", "--num_episodes", 10,
+        "--num_controls", 2, "--directions", 0, "--seed", 3, "--precision", "float32",
         "--device", "cpu", "--output_dir", output, *more))]
 
 
@@ -536,7 +489,7 @@ def compared_and_drawn(agent_path, matrices, tmp_path_factory):
     path = tmp_path_factory.mktemp("compared") / "out"
     with figures_drawn() as figures:
         assert compare_interventions.main(arguments(
-            agent_path, matrices, path, "--directions", "0 to 2", "--swaps", "3:5")) == 0
+            agent_path, matrices, path, "--directions", "1", "--swaps", "3:5")) == 0
     return comparison_store(path), figures
 
 
@@ -546,13 +499,13 @@ def compared(compared_and_drawn):
 
 
 def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
-    levels = list(enumerate(EnvConfig("fruitbot", "easy").draw_levels(10, 3)))
+    levels = list(enumerate(EnvConfig("starpilot", "easy").draw_levels(10, 3)))
     step = golden_projector().swapped_step([1], [None], "ica", "cpu")
     policy = load_agent(agent_path)
     for arm, patches in (("unaltered", []),
                          ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
         with patched(policy, patches):
-            episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"),
+            episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("starpilot", "easy"),
                                             levels, 3, 64, PlayOptions(keep_frames=False)),
                               key=lambda episode: episode.number)
         runs = read_runs(compared, arm)
@@ -578,7 +531,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     panels = [axes for axes in figure.axes if axes.axison]
     assert len(panels) == len(REAL) + 2
     assert [label.get_text() for label in panels[0].get_yticklabels()] == [
-        "IC 0 out", "IC 1 out", "IC 3 to 5"]
+        "IC 1 out", "IC 3 to 5"]
     for axes, outcome in zip(panels, chosen_outcomes(simulated=False)):
         assert axes.get_title() == outcome.label
         shown = rows[rows["outcome"] == outcome.name]
@@ -601,7 +554,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
 
 def test_everything_is_written(compared):
     table = pd.read_csv(compared.file_of("effects"))
-    arms = ["ic_0_to_None", "ic_1_to_None", "ic_3_to_5",
+    arms = ["ic_1_to_None", "ic_3_to_5",
             *(f"random_{k:03d}_0_to_{to}" for to in (None, 1) for k in range(2))]
     assert sorted(set(table["arm"])) == sorted(arms)
     assert len(table) == len(arms) * len(REAL)
@@ -619,12 +572,12 @@ def test_everything_is_written(compared):
 def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matrices, tmp_path):
     def run(folder, *more):
         return compare_interventions.main(arguments(
-            agent_path, matrices, tmp_path / folder, "--directions", "0 1", "--in_simulator",
+            agent_path, matrices, tmp_path / folder, "--directions", "0", "--in_simulator",
             "--model_file", simulator_file, "--recording_rand_init", *more))
 
     assert run("one") == run("shards", "--shard", "2/2") == 0
     assert {arm.name for arm in (tmp_path / "shards" / "arms").iterdir()} == {
-        "ic_0_to_None", "random_000_0_to_None"}
+        "ic_0_to_None", "random_001_0_to_None"}
     assert run("shards", "--shard", "1/2") == run("shards", "--join") == 0
     assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
 
@@ -646,15 +599,10 @@ def test_simulated_starts_are_compared_too(simulator_file, agent_path, recording
     (["--num_episodes", 9], "at least 10 levels or starts, not 9"),
     (["--num_controls", 1], "--num_controls must be at least 2"),
     (["--directions", "16"], "no ica direction 16: they are numbered 0 to 15"),
-    (["--directions", "0 0"], "direction_ids names 0 more than once"),
-    (["--directions", "a"], "direction_ids must be numbers"),
     (["--swaps", "3-5"], "--swaps takes pairs such as 10:12 or 10:12,5:None, not '3-5'"),
-    (["--swaps", "1:2,3:3"], "--swaps 1:2,3:3 puts a direction back where it was"),
-    (["--swaps", "3:77"], "no ica direction 77"),
     (["--swaps", "0:None"], "the alteration ic_0_to_None is asked for twice"),
     (["--in_simulator"], "--in_simulator needs --model_file"),
-    (["--num_direction_episodes", 77], "hx_mu_77.npy; analysis/hidden_analysis_precompute.py"),
-    (["--env_name", "coinrum"], "did you mean 'coinrun'")])
+    (["--num_direction_episodes", 77], "hx_mu_77.npy; analysis/hidden_analysis_precompute.py")])
 def test_mistakes_are_one_sentence_and_write_nothing(agent_path, matrices, tmp_path, capsys, more,
                                                      message):
     output = tmp_path / "out"
@@ -683,7 +631,7 @@ def test_matrices_of_another_agent_are_refused(agent_path, matrices, tmp_path, c
 
 @pytest.mark.parametrize(("more", "message"), [
     (["--random_directions", "3"], "needs --swap_directions_from"),
-    (["--swap_directions_from", "3"], "swap_directions_from has 1 directions, but"),
+    (["--swap_directions_from", "3"], "1 directions to swap from, but 0"),
     (["--swap_directions_from", "30", "--swap_directions_to", "None"], "no ica direction 30")])
 def test_record_refuses_swaps_that_say_nothing(agent_path, matrices, tmp_path, capsys, more,
                                                message):

@@ -21,7 +21,7 @@ from agents.networks import NatureEmbedder, Policy, build_policy
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
 from envs.procgen_env import EnvConfig, StateView
-from interventions.patch_text import Opening, open_patches, parse_patch, to_text
+from interventions.patch_text import Opening, open_patches, parse_patch
 from interventions.patches import Add
 from maze import page as script
 from maze.field.fields import vector_field
@@ -246,7 +246,8 @@ def test_patches_are_written_as_python_writes_them(page):
         field.fill(text)
         field.press("Enter")
         shown = page.locator("li input.text").last.input_value()
-        assert to_text(parse_patch(shown)) == to_text(parse_patch(text))
+        written, asked = (vars(parse_patch(each)) | {"text": ""} for each in (shown, text))
+        assert written == asked
         page.get_by_role("button", name=re.compile("remove patch")).last.click()
 
 

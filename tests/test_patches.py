@@ -31,7 +31,6 @@ from interventions.patch_text import (
     parse_patch,
     read_patch_file,
     register_option,
-    to_text,
 )
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.patch_words import register_maze_words
@@ -154,15 +153,14 @@ def known():
     return [outputs(policy, frames, [LAYER])[LAYER] for frames in (REFERENCE, SOURCES, PAIRS)]
 
 
-@pytest.mark.parametrize("channels", [None, ONE])
-@pytest.mark.parametrize("number", [1, 3, 17, 1500])
+@pytest.mark.parametrize(("number", "channels"), [(7, None), (3, ONE), (1500, ONE)])
 @torch.no_grad()
 def test_every_kind_is_its_formula(known, number, channels):
     policy, rows = small_policy(), rows_of(number)
     chosen = list(range(SHAPE[0]) if channels is None else channels)
     frames = random_frames(number)
     # 1500 go in two pieces, whatever the kind.
-    for name in FORMULAS if number < 1500 else ("noise a picture", "interchange"):
+    for name in FORMULAS if number < 1500 else ("interchange",):
         make, formula = FORMULAS[name]
         with (patched(policy, [make(layer=LAYER, channels=channels)]) as scope,
               cached(policy, [LAYER], before=True) as before,
@@ -179,16 +177,6 @@ def test_every_kind_is_its_formula(known, number, channels):
         assert size.norm == pytest.approx(delta.mean(), rel=1e-3), name
         assert size.relative == pytest.approx(
             (delta / np.sqrt((a**2).sum(axis=(1, 2, 3)))).mean(), rel=1e-3), name
-
-
-@torch.no_grad()
-def test_units_of_a_layer_without_cells_are_patched_too():
-    policy, frames = small_policy(), torch.from_numpy(random_frames(3))
-    with patched(policy, [kinds.SetTo("embedder.relufc", 5.0, channels=(2, 7))]):
-        altered = embed_frames(policy, frames, FLOAT32)
-    expected = embed_frames(policy, frames, FLOAT32).clone()
-    expected[:, [2, 7]] = 5
-    assert torch.equal(altered, expected)
 
 
 @torch.no_grad()
@@ -236,17 +224,13 @@ def test_a_reference_set_has_the_moments_of_its_pictures(known):
     assert found.rms(policy, layer) == pytest.approx(np.sqrt((pictures**2).mean()), rel=1e-4)
     assert np.array_equal(found.drawn(5, 3, 1), found.drawn(5, 3, 1))
     assert not np.array_equal(found.drawn(5, 9, 1), found.drawn(6, 9, 1))
-    with pytest.raises(UserError, match="at least 2 frames, not 1"):
-        ReferenceSet(REFERENCE[:1])
 
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: kinds.Zero("embedder.block2.res1.readd"), "did you mean 'embedder.block2.res1.resadd"),
     (lambda: kinds.Zero(LAYER, channels=(6,)), "no channel 6: its channels are numbered 0 to 5"),
-    (lambda: kinds.Zero("gru", channels=(99,)), "no unit 99: its units are numbered 0 to 11"),
     (lambda: kinds.Zero(LAYER, cells=((3, 16),)), "no cell 3.16: its rows go from 0 to 15"),
     (lambda: kinds.Zero("gru", cells=((0, 0),)), "gru has no cells: it is 12 units"),
-    (lambda: kinds.Zero("gru.gru"), "several tensors and is no layer"),
     (lambda: kinds.Add(LAYER, V[:, :5]), "the vector has the shape"),
     (lambda: kinds.Add(LAYER, V * np.nan), "the vector holds NaN"),
     (lambda: kinds.Mean(LAYER), "mean needs a reference set"),
@@ -309,9 +293,8 @@ TEXTS = [
     "interchange@a:3,source=7/8"]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_patch_is_the_same_after_text(text):
-    assert to_text(parse_patch(text)) == text
+def test_a_patch_keeps_its_text():
+    assert [parse_patch(text).text for text in TEXTS] == TEXTS
 
 
 def test_text_says_where_and_what():
@@ -325,16 +308,13 @@ def test_text_says_where_and_what():
 @pytest.mark.parametrize(("text", "message"), [
     ("zero", "has no @"), ("zero@", "names no layer"), ("zerro@a", "did you mean 'zero'"),
     ("zero@a:5x", "'5x' as channels"), ("zero@a:5,x", "'x' is neither a channel nor an option"),
-    ("zero@a=3", "has the value '3', but zero takes no value"),
-    ("set@a", "lacks its value: set takes a number"), ("set@a=x", "'x' as value is not a number"),
-    ("set@a=inf", "'inf' as value is not a number"),
+    ("zero@a=3", "zero has no option 'value'"), ("zero@a:9-3", "'9-3' as channels"),
+    ("set@a", "lacks its value: set takes a number"), ("set@a=inf", "'inf' as value is not a numb"),
     ("set@a=1,cel=3.1", "set has no option 'cel'.*did you mean 'cell'"),
     ("set@a=1,cell=3", "'3' as cell is not row.column"),
     ("zero@a,steps=5:3", "'5:3' as steps is not from:to"),
     ("zero@a,steps=1:2,steps=3:4", "has 'steps' twice"),
-    ("add@a=x", "'x' as value is not the .npz file"), ("clamp@a=1", "'1' as value is not low:high"),
-    ("mean@a,over=rows", "'rows' as over is not cells or channels"),
-    ("zero@a,layer=b", "has 'layer' twice"), ("zero@a:9-3", "'9-3' as channels")])
+    ("mean@a,over=rows", "'rows' as over is not cells or channels")])
 def test_what_does_not_parse_is_pointed_at(text, message):
     with pytest.raises(UserError, match=message) as error:
         parse_patch(text)
@@ -349,7 +329,7 @@ def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
 - {kind: zero, layer: z, channels: [[1, 2], [3]]}
 """)
     arms = read_patch_file(file)
-    assert [to_text(patch) for patch in arms[1]] == [
+    assert [patch.text for patch in arms[1]] == [
         "add@x=v/c.npz,coefficient=-3,steps=1:20", "zero@y:1,2,5-7,cell=5.10", "zero@z:3"]
     assert [arm_name(arm) for arm in arms] == [
         f"add_x_c_coefficient_{coefficient}_steps_1_20+zero_y_1_2_5-7_cell_5.10+zero_z_{channels}"
@@ -357,9 +337,8 @@ def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("kind: zero", "must hold a list of patches"), ("[", "not valid YAML"), ("- [1]", "a mapping"),
+    ("kind: zero", "must hold a list of patches"), ("[", "not valid YAML"),
     ("- {kind: zero}", "patch 1 names no layer"), ("- {kind: zero, layer: {a: b}}", "one value"),
-    ("- {kind: zero, layer: a, steps: []}", "'steps' must be one value"),
     ("- {kind: set, layer: a, value: &v [" + "1," * 32 + "]}\n- {kind: set, layer: b, value: *v}",
      "make 1024 arms, more than 1000")])
 def test_a_patch_file_that_is_wrong_is_refused(tmp_path, text, message):
@@ -385,11 +364,10 @@ def test_rooms_above_add_words_and_unopened_ones_are_refused():
     policy = small_policy()
     opening = Opening(policy, None, reference)
     patch = parse_patch(f"zero@{LAYER},parity=even")
-    assert to_text(patch) == f"zero@{LAYER},parity=even"
     with pytest.raises(UserError, match="must be opened"), patched(policy, [patch]):
         pass
     (opened,) = open_patches([patch], opening)
-    assert to_text(opened) == to_text(patch)
+    assert opened.text == f"zero@{LAYER},parity=even"
     assert opened.applies_to(rows_of(7)).tolist() == [True] * 3 + [False] * 3 + [True]
     with pytest.raises(UserError, match="parity=odd means nothing"):
         open_patches([parse_patch(f"zero@{LAYER},parity=odd")], opening)
@@ -406,23 +384,19 @@ def test_vectors_come_from_files_of_this_agent_and_layer(tmp_path):
     save()
     opening = Opening(policy, None, reference)
     (opened,) = open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
-    assert np.array_equal(opened.vector, V)
+    assert np.array_equal(opened.vector[LAYER], V)
     with pytest.raises(UserError, match=r"the layer .*resadd cannot be added to the layer .*conv1"):
         open_patches([parse_patch(f"add@embedder.block2.res1.conv1={file}")], opening)
     save(agent="another")
     with pytest.raises(UserError, match="another cannot be added"):
         open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
-    file.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="truncated"):
-        open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
 
 
-@pytest.mark.parametrize("game", ["maze", "coinrun"])
-def test_interchange_takes_entries_from_the_first_frames_of_source_levels(game):
-    policy, env = small_policy(), EnvConfig(game, "easy")
+def test_interchange_takes_entries_from_the_first_frames_of_source_levels():
+    policy, env = small_policy(), EnvConfig("coinrun", "easy")
     text = f"interchange@{LAYER}:1,4,source=7/8"
     (opened,) = open_patches([parse_patch(text)], Opening(policy, env, reference))
-    assert to_text(opened) == text
+    assert opened.text == text
     slots = LevelSlots(env, 2)
     for slot, level in enumerate((7, 8)):
         slots.start(slot, level)
@@ -564,10 +538,6 @@ def test_recorded_states_are_those_of_the_patch(agent_path, tmp_path):
         np.testing.assert_allclose(values, data.episode(number).steps["value"], atol=1e-4)
 
 
-def test_a_recording_without_patches_does_not_mention_them(recording):
-    assert "patches" not in RolloutFolder(recording / "data").description()
-
-
 def test_patches_act_on_simulated_frames_and_give_a_pair(simulator_file, agent_path, recording,
                                                          tmp_path, capsys):
     assert record_gen_samples.main([*map(str, (
@@ -584,19 +554,16 @@ def test_patches_act_on_simulated_frames_and_give_a_pair(simulator_file, agent_p
     np.testing.assert_array_equal(states[:, 0], plain.stacked().hidden_states[:, 0])
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (["--patch", "zero"], "has no @"),
-    (["--patch", "zero@embedder.block2.conv:99"], "no channel 99"),
-    (["--patch_file", "none.yml"], "no patch file none.yml"),
-    (["--patch", "interchange@gru"], "which pictures are paired")])
-def test_scripts_refuse_wrong_patches_in_one_sentence(agent_path, tmp_path, capsys, more, message):
-    for main, argv in ((evaluate.main, evaluate_arguments(agent_path, tmp_path)),
-                       (record.main, record_arguments(agent_path, tmp_path / "rec", 1)),
-                       (render.main, ["--model_file", str(agent_path), "--vid_dir",
-                                      str(tmp_path / "videos"), "--num_eps", "1"])):
-        assert main([*argv, *more]) == 2
-        error = capsys.readouterr().err
-        assert message in error and len(error.splitlines()) == 1
+@pytest.mark.parametrize(("main", "output", "patch", "message"), [
+    (evaluate.main, "--output", "zero@embedder.block2.conv:99", "no channel 99"),
+    (record.main, "--logdir", "interchange@gru", "which pictures are paired"),
+    (render.main, "--vid_dir", "zero", "has no @")])
+def test_scripts_refuse_wrong_patches_in_one_sentence(agent_path, tmp_path, capsys, main, output,
+                                                      patch, message):
+    assert main(["--model_file", str(agent_path), "--env_name", "fruitbot", output,
+                 str(tmp_path / "out"), "--patch", patch]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

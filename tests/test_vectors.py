@@ -23,7 +23,7 @@ from interventions.vectors import (
     RMS,
     UNIT,
     SteeringVector,
-    outputs_at,
+    check_classes,
     read_vectors,
     save_vectors,
     vector_of_probe,
@@ -92,31 +92,6 @@ def test_squares_of_a_level_are_averaged_before_levels():
     assert (found.levels, found.modes, found.kind) == ((2, 3, 4), ("easy",), PAIRS)
 
 
-def test_aligned_maps_coincide_and_go_back_to_a_targets_cell():
-    policy, cells = tiny_policy(), np.array([(2, 13), (9, 4), (15, 0)])
-    shown, lacking = pictures(3), pictures(3, 1)
-    pairs = [(k, k) for k in range(3)]
-    found = vectors_of_pairs(policy, [MAP, "gru"], shown, lacking, pairs, "noise",
-                             cells={MAP: cells})
-    [(_, outputs)] = outputs_at(policy, [MAP], np.concatenate([shown, lacking]))
-    maps = outputs[MAP][:3] - outputs[MAP][3:]
-    expected = np.zeros((32, 16, 16))
-    for i in range(16):
-        for j in range(16):
-            there = [map[:, i - 8 + row, j - 8 + column] for map, (row, column)
-                     in zip(maps, cells)
-                     if 0 <= i - 8 + row < 16 and 0 <= j - 8 + column < 16]
-            if there:
-                expected[:, i, j] = np.mean(there, axis=0)
-    np.testing.assert_allclose(found[MAP].vector, expected, atol=1e-5)
-    assert found[MAP].alignment == (8, 8) and found["gru"].alignment is None
-    there = found[MAP].at((3, 10))  # up by 5, right by 2
-    np.testing.assert_array_equal(there[:, :11, 2:], found[MAP].vector[:, 5:, :14])
-    assert not there[:, 11:].any() and not there[:, :, :2].any()
-    with pytest.raises(UserError, match="the vector at gru is not aligned to a cell"):
-        found["gru"].at((0, 0))
-
-
 def test_class_means_are_those_of_the_states_as_they_entered():
     policy, number = tiny_policy(), 70  # two passes
     frames, rng = pictures(number), np.random.default_rng(3)
@@ -131,8 +106,7 @@ def test_class_means_are_those_of_the_states_as_they_entered():
     assert (found["gru"].kind, found["gru"].levels) == (CLASS_MEANS, tuple(range(7)))
     for classes in (np.zeros(number), np.ones(number)):
         with pytest.raises(UserError, match="of the 70 states are in the class 'action=right'"):
-            vectors_of_classes(policy, ["gru"], frames, entering, classes,
-                               np.zeros(number), "action=right")
+            check_classes(classes, "action=right")
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +137,9 @@ def same(a, b):
 
 def test_files_hold_all_of_one_vector_or_of_all_layers(vectors, tmp_path):
     one, both = tmp_path / "one.npz", tmp_path / "both.npz"
-    aligned = dataclasses.replace(vectors[MAP].scaled(UNIT), alignment=(8, 8))
-    save_vectors(one, [aligned])
-    assert same(read_vectors(one)[MAP], aligned)
+    scaled = vectors[MAP].scaled(UNIT)
+    save_vectors(one, [scaled])
+    assert same(read_vectors(one)[MAP], scaled)
     with np.load(one, allow_pickle=False) as file:
         assert set(file.files) == {"vector", "pairs", "norms", "text"}
         text = json.loads(str(file["text"]))
@@ -208,18 +182,17 @@ def changed(path, **arrays):
 
 
 @pytest.mark.parametrize(("arrays", "message"), [
-    ({"vector": np.full((32, 16, 16), np.nan, np.float32)}, "its vector holds NaN"),
-    ({"vector": np.zeros((32, 16, 16))}, "its vector is of float64"),
-    ({"vector": np.zeros((4, 4), np.float32)}, r"in the shape \(4, 4\)"),
+    ({"vector": np.full((32, 16, 16), np.nan, np.float32)}, "'vector' holds NaN"),
+    ({"vector": np.zeros((32, 16, 16))}, "'vector' holds float64"),
+    ({"vector": np.zeros((4, 4), np.float32)}, r"'vector' holds float32 \(4 x 4\)"),
     ({"vector": None}, "damaged"), ({"text": None}, "damaged"),
     ({"text": np.array("{")}, "damaged"),
     ({"text": np.zeros(3)}, "damaged"),
-    ({"norms": np.zeros(2, np.float32)}, r"it has 2 norms for pairs in the shape \(3, 2\)"),
-    ({"pairs": np.zeros((3, 2))}, "its pairs is of float64"),
+    ({"norms": np.zeros(2, np.float32)}, r"'norms' holds float32 \(2\)"),
+    ({"pairs": np.zeros((3, 2))}, "'pairs' holds float64"),
     ({"text": {"scale": "huge"}}, "the scale 'huge', of which at least one is unknown"),
     ({"text": {"levels": 3}}, "its levels is 3"),
-    ({"text": {"alignment": [16, 3]}}, r"the cell \(16, 3\), which is none of its map"),
-    ({"text": {"layer": "all", "alignment": {}}}, "it is of no layer"),
+    ({"text": {"layer": "all"}}, "it is of no layer"),
     ({"vector": np.array([{}], object)}, r"no \.npz file of arrays")])
 def test_damaged_files_are_refused(vectors, tmp_path, arrays, message):
     path = tmp_path / "v.npz"
@@ -251,14 +224,6 @@ def test_no_bytes_but_a_sentence_come_of_a_broken_file(vectors, tmp_path):
         read_vectors(path)
     with pytest.raises(UserError, match="there is no steering vector"):
         read_vectors(tmp_path / "none.npz")
-
-
-def test_pairs_that_are_none_are_refused():
-    policy = tiny_policy()
-    with pytest.raises(UserError, match="there are 2 with and 1 without what it is about"):
-        vectors_of_pairs(policy, [MAP], pictures(2), pictures(1), [(0, 0)] * 2, "noise")
-    with pytest.raises(UserError, match="there are 0 with"):
-        vectors_of_pairs(policy, [MAP], pictures(0), pictures(0), [], "noise")
 
 
 def test_a_probes_weights_are_the_vector():

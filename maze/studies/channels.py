@@ -130,7 +130,8 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
     Returns:
         A row per layer, object, mapping of squares to cells, and channel; see TRACKING_COLUMNS.
     """
-    trackers = {(layer.name, *tracked): Tracker(seed) for layer in layers for tracked in _TRACKED}
+    trackers = {(layer.name, *tracked): Tracker(layer.shape, seed)
+                for layer in layers for tracked in _TRACKED}
     for state in with_progress(states, len(states), "level"):
         for thing in OBJECTS:
             for layer, maps, without, squares in _maps(policy, compute, layers, thing, state):
@@ -139,12 +140,8 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
                         cells = [layer.cell(*square, state.grid.world_dim, mapping)
                                  for square in squares]
                         trackers[layer.name, thing, mapping].add(maps, without, np.array(cells))
-    tables = []
-    for (layer_name, thing, mapping), tracker in trackers.items():
-        tracking = tracker.result()
-        tables.append(tracking.table().assign(
-            set=name, layer=layer_name, thing=thing, mapping=mapping,
-            num_levels=tracking.num_levels, num_squares=tracking.num_squares))
+    tables = [tracker.table().assign(set=name, layer=layer_name, thing=thing, mapping=mapping)
+              for (layer_name, thing, mapping), tracker in trackers.items()]
     return pd.concat(tables, ignore_index=True)[list(TRACKING_COLUMNS)]
 
 
