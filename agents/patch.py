@@ -203,8 +203,10 @@ class Patch:
 
     @property
     def needs_info(self) -> bool:
-        """Whether batch metadata is required."""
-        return self.steps is not None or self.levels is not None or bool(self.conditions)
+        """Whether batch metadata is required, for example by values that are functions of it."""
+        values = getattr(self, "value", None), getattr(self, "vector", None)
+        return (self.steps is not None or self.levels is not None or bool(self.conditions)
+                or any(map(callable, values)))
 
     @property
     def needs_reference(self) -> bool:

@@ -69,10 +69,6 @@ class SetTo(Patch):
             inside, value(context), others).expand_as(entries)
 
     @property
-    def needs_info(self) -> bool:
-        return super().needs_info or callable(self.value)
-
-    @property
     def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
         return self.cells if self.others is None else None
 
@@ -219,10 +215,6 @@ class Add(Patch):
 
     vector: Values | Path
     coefficient: float = 1.0
-
-    @property
-    def needs_info(self) -> bool:
-        return super().needs_info or callable(self.vector)
 
     def bind(self, selection: Selection) -> PatchFn:
         vector = selection.values(_opened(self.vector), "the vector")

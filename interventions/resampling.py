@@ -61,9 +61,9 @@ def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] 
             sources.append(proposed[1])
             if len(sources) == num:
                 return sources
-    which = "the same feature" if same else "another feature"
-    raise UserError(f"only {len(sources)} of {num} sources with {which} as the target ({feature}) "
-                    f"were found in {tries} tries; allow more tries, or take fewer sources")
+    raise UserError(f"only {len(sources)} of {num} sources with "
+                    f"{'the same feature' if same else 'another feature'} as the target ({feature})"
+                    f" were found in {tries} tries; allow more tries, or take fewer sources")
 
 
 @dataclasses.dataclass(frozen=True)

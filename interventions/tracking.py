@@ -91,9 +91,8 @@ class Tracker:
         table = pd.DataFrame({**dict(zip(SCORES, scores[:, 0])), "at": at / self._num_squares,
                               "elsewhere": elsewhere}).rename_axis("channel").reset_index()
         thresholds = scores[:, 1:].max(axis=(1, 2))
-        for name, threshold in zip(SCORES, thresholds):
-            table[f"{name}_threshold"] = threshold
-        return table.assign(tracks=(scores[:, 0] > thresholds[:, None]).all(axis=0),
+        named = {f"{name}_threshold": each for name, each in zip(SCORES, thresholds)}
+        return table.assign(**named, tracks=(scores[:, 0] > thresholds[:, None]).all(axis=0),
                             num_levels=self._num_levels, num_squares=self._num_squares)
 
     def _scores(self) -> np.ndarray:

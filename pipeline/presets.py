@@ -100,9 +100,8 @@ class Preset:
     @property
     def given_files(self) -> dict[str, Path | None]:
         """Given files by placeholder; None for files that a stage creates."""
-        files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
-        if self.mazes is not None:
-            files[MAZE_AGENT] = self.mazes.agent_file
+        files = {AGENT: self.agent_file, SIMULATOR: self.model_file,
+                 **({MAZE_AGENT: self.mazes.agent_file} if self.mazes else {})}
         return {place: None if file is None else ROOT / file for place, file in files.items()}
 
 

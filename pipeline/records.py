@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -186,18 +186,15 @@ class JobAttempt:
     seconds: float
 
 
-def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
+def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
     """Return sorted paths in a folder that match glob patterns; a leading "!" excludes matches."""
-    paths: set[Path] = set()
-    for pattern in patterns:
-        if pattern.startswith("!"):
-            paths -= set(folder.glob(pattern[1:]))
-        else:
-            paths |= set(folder.glob(pattern))
-    return sorted(paths)
+    excluded = {path for pattern in patterns if pattern.startswith("!")
+                for path in folder.glob(pattern[1:])}
+    return sorted({path for pattern in patterns if not pattern.startswith("!")
+                   for path in folder.glob(pattern)} - excluded)
 
 
-def find(folder: Path, patterns: Iterable[str]) -> list[Path]:
+def find(folder: Path, patterns: Collection[str]) -> list[Path]:
     """Return the files among ``matches``, without hidden ones, which are unfinished."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
@@ -322,9 +319,6 @@ class Experiment:
                      f"another job has not begun with {stage} yet"):
             os.listdir(self.folder)  # makes a network file system refresh its directory cache
             yield
-
-    def log_name(self, number: int, stage: str) -> str:
-        return f"logs/{number:02d}_{stage}.log"
 
     def record(self, stage: str) -> Record | None:
         """Return the record of a stage; None if it is missing or damaged."""

@@ -44,7 +44,6 @@ from stats.effects import claims_summary
 REPORT = Path("report")
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
-PAGE, DOCUMENT = "report.html.j2", "document.html.j2"
 STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
 SHOWN_STEPS = 10
 
@@ -89,12 +88,12 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
             "more": [part(files) for files in section.more if files.stage in records],
             "table": table(output) if table and stage in done else None}))
     for document in _documents(output, page, done):
-        text = templates.get_template(DOCUMENT).render(
+        text = templates.get_template("document.html.j2").render(
             name=name, body=render_document(output, document))
         _write(folder / _page_of(output, document), text)
     opening = [shown for shown in map(part, page.opening) if shown["media"]]
     total = sum(record.seconds for record in records.values() if record)
-    _write(folder / PAGE_NAME, templates.get_template(PAGE).render(
+    _write(folder / PAGE_NAME, templates.get_template("report.html.j2").render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections, opening=opening,
         page=page, rows=[_row(output, *item) for item in records.items()], total=duration(total),

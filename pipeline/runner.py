@@ -220,8 +220,8 @@ class Pipeline:
             UserError: if a stage has not been run or an output is missing; then no stage is
                 accepted.
         """
-        selected = [stage for stage in self.stages if stage.name in self._selected]
-        decisions = [(stage, self.decide(stage)) for stage in selected]
+        decisions = [(stage, self.decide(stage)) for stage in self.stages
+                     if stage.name in self._selected]
         records = [self._accepted(stage, decision) for stage, decision in decisions]
         for (stage, decision), record in zip(decisions, records):
             if decision.action == RUN:
@@ -279,7 +279,8 @@ class Pipeline:
         return [*stage.needs, *self._places.sources(stage.files)]
 
     def _cache_key(self, stage: Stage) -> CacheKey:
-        inputs, folder = dict(self._places.files(stage.files)), self.experiment.path
+        inputs: dict[str, Path] = {}
+        folder = self.experiment.path
         for source, patterns in stage.needs.items():
             record = self.experiment.record(source)
             if record is None or record.status != DONE:
@@ -290,6 +291,7 @@ class Pipeline:
                 raise UserError(f"{stage.name} reads {missing} in {folder}, but there is none; "
                                 f"make it again with --only {source}")
             inputs |= {str(path.relative_to(folder)): path for path in find(folder, patterns)}
+        inputs |= dict(self._places.files(stage.files))
         digests = {name: self.digests.of(path) for name, path in inputs.items()}
         return CacheKey(stage.script, stage.argv, stage.parameters, digests,
                         *self._code[stage.script])
@@ -342,9 +344,9 @@ class Pipeline:
                 path.unlink(missing_ok=True)
         elif last is not None:
             begun = last.begun
-        record = Record(RUNNING, decision.basis.key, decision.basis, {}, seconds, 0, "", None,
-                        self.experiment.log_name(self.stages.index(stage) + 1, part.name if part
-                                                 else stage.name), _now(), why, begun)
+        log = f"logs/{self.stages.index(stage) + 1:02d}_{part.name if part else stage.name}.log"
+        record = Record(RUNNING, decision.basis.key, decision.basis, {}, seconds, 0, "", None, log,
+                        _now(), why, begun)
         experiment.save(stage.name, record)
         return [*(argv if continued is None else continued), *(part.argv if part else ())], record
 

@@ -388,7 +388,7 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
             experiment.record(stage.name), submitted, attempts,
             [entry for entry in listed[submitted.system] if entry.job in numbers
              ] if submitted else [],
-            last_line(experiment.path / experiment.log_name(number, stage.name)),
+            last_line(experiment.path / f"logs/{number:02d}_{stage.name}.log"),
             bool(unfinished.intersection(sources(stage))))
         rows.append((stage.name, state, ", ".join(numbers), time, progress))
         if state != "done":

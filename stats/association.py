@@ -58,7 +58,8 @@ def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate the ratio of the mean of x (N,) to the mean of y (N,)."""
-    return _estimate(_ratio, np.stack([x, y]), episodes, bootstrap)
+    return _estimate(lambda sums: _divided(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
+                     bootstrap)
 
 
 def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -91,10 +92,6 @@ def _correlation(sums: np.ndarray) -> np.ndarray:
     number, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     return _divided(number * xy - x * y, np.sqrt(np.maximum(number * xx - x**2, 0)
                                                  * np.maximum(number * yy - y**2, 0)))
-
-
-def _ratio(sums: np.ndarray) -> np.ndarray:
-    return _divided(sums[..., 0], sums[..., 1])
 
 
 def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, scrub, tiny_policy, track
+from conftest import FLOAT32, planted_policy, tiny_policy
 
 import compare_interventions
 from agents.acting import run_policy
@@ -17,8 +17,6 @@ from common.game_constants import ACTION_NAMES
 from common.results import ResultStore
 from interventions.partial_forward import PartialForward
 from interventions.patches import Zero
-from interventions.probes import probe
-from interventions.resampling import OTHER, SAME, Target
 from interventions.scan import (
     OUTCOMES,
     SCANNED,
@@ -80,16 +78,6 @@ def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
     output = half.run_from(half.activations[which], which)
     torch.testing.assert_close(output.logits, full.logits[which], atol=1e-5, rtol=0)
     torch.testing.assert_close(output.hidden_states, full.hidden_states[which], atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_scopes_at_later_layers_act_on_a_resumed_pass():
-    policy, frames = tiny_policy(), random_frames(3)
-    with patched(policy, [Zero("embedder.block3", channels=(1, 2))]):
-        full = run_policy(policy, FLOAT32, frames, policy.initial_states(3))
-        half = PartialForward(policy, FLOAT32, LAYER).run_to(frames)
-        assert_equal_outputs(half.run_from(), full)
-    assert not torch.equal(half.run_from().logits, full.logits)
 
 
 # The scan, of a random network.
@@ -200,22 +188,6 @@ def frames_with_spots(first_level, num):
             towards(squares))
 
 
-def test_tracking_finds_the_planted_channel_alone(steered):
-    layer = find_layer(steered, LAYER)
-
-    def levels():
-        for level in range(4):
-            squares = squares_of(14, level)
-            cells = [layer.cell(*square, WORLD) for square in squares]
-            maps = activations_of(steered, spotted([level] * 15, [None, *squares]), [LAYER])[LAYER]
-            yield maps[1:].numpy(), maps[0].numpy(), np.array(cells)
-
-    table = track(levels(), seed=0)
-    assert table.index[table["tracks"]].tolist() == [PLANTED]
-    assert table["hit_rate"][PLANTED] == 1 and table["specificity"][PLANTED] > 0.8
-    assert table["hit_rate"].drop(PLANTED).max() == 0
-
-
 def test_the_scan_finds_the_planted_channel_alone_on_other_levels(steered):
     def scanned(parts, first_level):
         return scan(steered, FLOAT32, parts, *frames_with_spots(first_level, 12), "interchange")
@@ -243,56 +215,6 @@ def test_the_scan_maps_the_cell_of_the_red_square(steered):
         rows, columns = np.nonzero(np.abs(found) > 1e-4)
         assert found[rows, columns].max() < 0
         assert np.abs(rows - row).max() <= 1 and np.abs(columns - column).max() <= 1
-
-
-@pytest.fixture(scope="module")
-def scrubbed(steered):
-    """Targets of two pictures each, whose outcome is the total variation of left against right."""
-    cut, targets = PartialForward(steered, FLOAT32, LAYER), []
-    for level in range(10):
-        square, elsewhere = squares_of(2, 1000 + level)
-        with torch.no_grad():
-            half = cut.run_to(spotted([level, level + 500], [square, square]))
-            before = half.run_from().log_probs.exp()
-            same, other = (cut.run_to(spotted(range(600, 605), [where] * 5)).activations
-                           for where in (square, elsewhere))
-
-        def measure(activations, half=half, before=before):
-            pictures = torch.arange(2).repeat(len(activations))
-            with torch.no_grad():
-                after = half.run_from(activations.flatten(0, 1), pictures).log_probs.exp()
-            change = (after.unflatten(0, (-1, 2)) - before).abs().sum(dim=2) / 2  # (k, 2)
-            return change.mean(dim=1, keepdim=True).numpy()
-
-        targets.append(Target(level, half.activations, same, other, measure))
-    reference = ReferenceSet(frames_with_spots(200, 20)[0].frames)
-    std = reference.std(steered, find_layer(steered, LAYER))
-
-    def run(channels):
-        return scrub(targets, channels, ["total variation"], std, seed=0)
-
-    return run
-
-
-def test_scrubbing_supports_the_planted_channel_alone(scrubbed):
-    found = scrubbed([PLANTED])
-    table = found.contrasts(seed=0)
-    assert table.loc[~table["control"], "supported"].item()
-    means = found.conditions(seed=0).set_index(["channels", "feature"])["mean"]
-    assert means["hypothesis", SAME] < 0.02 < 0.1 < means["hypothesis", OTHER]
-    assert means["random"].abs().max() < 1e-5
-    assert not scrubbed([20]).contrasts(seed=0)["supported"].any()
-
-
-def test_probes_read_the_column_from_the_planted_channel_alone(steered):
-    levels, squares = np.arange(200), squares_of(200, 0)
-    maps = activations_of(steered, spotted(levels, squares), [LAYER])[LAYER]
-    columns = np.array([column for _, column in squares])
-    for channel in range(PLANTED - 1, PLANTED + 2):
-        scores = probe(maps[:, channel].numpy(), columns, levels, 0, regression=True,
-                       num_shuffles=1).scores.iloc[0]
-        assert scores["score"] > 0.5 if channel == PLANTED else scores["score"] < 0.2
-        assert scores["shuffled"] < 0.2
 
 
 # The script.
