@@ -35,11 +35,12 @@ from interventions.flags import (
     add_swap_flags,
     directions_folder,
     open_arm,
+    open_swap,
     patch_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector, open_swap
+from interventions.projector import Projector
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
     add_cheese_region_flag,

@@ -36,13 +36,15 @@ from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapCon
 from interventions.flags import (
     add_patch_flags,
     add_swap_flags,
+    configured_name,
     directions_folder,
     open_arm,
+    open_swap,
     patch_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector, configured_name, open_swap
+from interventions.projector import Projector
 from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32

@@ -22,10 +22,10 @@ from common.errors import UserError
 from common.files import sha256
 from interventions.comparison import ConditionSet, PatchedCondition, Playground
 from interventions.controls import KINDS, OTHERS, controls_of
-from interventions.flags import add_direction_ids_flag, add_patch_flags, direction
+from interventions.flags import add_direction_ids_flag, add_patch_flags, direction, swap_name
 from interventions.patch_text import Opening, files_of, open_patches, vectors_for
 from interventions.patches import ChangeState
-from interventions.projector import Projector, swap_name
+from interventions.projector import Projector
 from interventions.scan import ScanOptions
 from interventions.vectors import read_vectors
 from stats.effects import Condition

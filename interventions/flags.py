@@ -8,7 +8,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import torch
 
 from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
@@ -18,6 +20,7 @@ from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
+from interventions.config import SwapConfig
 from interventions.patch_text import (
     Opening,
     arm_name,
@@ -27,6 +30,8 @@ from interventions.patch_text import (
     read_patch_file,
     warn_of_unused,
 )
+from interventions.patches import ChangeState
+from interventions.projector import DirectionType, Projector
 
 if TYPE_CHECKING:
     from envs.procgen_env import EnvConfig, LevelEdit
@@ -229,3 +234,73 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
                 "files_sha256": {str(path): sha256(path) for patch in patches
                                  for path in files_of(patch)}}
     return OpenedPatches(opened, {"patches": metadata})
+
+
+# Configured swaps. Simulator and real environment share one definition: a patch of the state after
+# a step. Both store the altered states.
+
+
+@dataclasses.dataclass(frozen=True)
+class Swap:
+    """A swap of directions in every change of the agent's state.
+
+    Attributes:
+        name: name for folders, such as ``10_5_to_12_None``.
+        patch: patch of the agent that applies the swap.
+        description: settings of the swap, for metadata.
+    """
+
+    name: str
+    patch: ChangeState
+    description: dict
+
+
+def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
+    """Return the name of a swap for file names, such as ``10_5_to_12_None``."""
+    return "_".join(map(str, (*taken, "to", *put)))
+
+
+def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
+    """Return the name of the configured swap, or None if there is none; see ``open_swap``."""
+    if not swap.swap_directions_from:
+        return None
+    name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
+    return name if random_directions is None else f"random_{random_directions}_{name}"
+
+
+def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, dict[str, str]]],
+              device: torch.device | str, random_directions: int | None,
+              from_step: int = 0) -> Swap | None:
+    """Return the configured swap, or None if there is none.
+
+    Args:
+        swap: configured directions.
+        kind: type of the directions: "ica" or "pca".
+        load: function that reads the directions, see ``Projector.load_for``; called only if there
+            is a swap.
+        device: device of the states.
+        random_directions: seed of random directions that replace the independent components, see
+            ``Projector.turned``; None for the components themselves.
+        from_step: first step of an episode that is altered, from 0.
+
+    Raises:
+        UserError: if the matrices are missing, damaged, or belong to another agent; there is no
+            such direction; or random directions are requested without a swap of independent
+            components.
+    """
+    taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
+    name = configured_name(swap, random_directions)
+    if random_directions is not None and (name is None or kind != "ica"):
+        raise UserError("--random_directions replaces the independent components of a swap, so it "
+                        "needs --swap_directions_from and --swap_directions_to, and ica as "
+                        "direction_type")
+    if name is None:
+        return None
+    projector, matrices = load()
+    if random_directions is not None:
+        projector = projector.turned(random_directions)
+    description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices,
+                   **({} if random_directions is None else
+                      {"random_directions": random_directions})}
+    step = projector.swapped_step(taken, put, cast(DirectionType, kind), device)
+    return Swap(name, ChangeState(step, steps=(from_step, None)), description)

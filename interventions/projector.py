@@ -10,9 +10,8 @@ Letters in shape comments: D hidden units, P principal components, k independent
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,14 +22,12 @@ from agents.networks import HiddenChange
 from agents.provenance import check_agent
 from common.errors import UserError
 from common.files import sha256
-from interventions.config import SwapConfig
 from interventions.hidden_states_folder import (
     MATRICES,
     MATRIX_ARRAYS,
     hidden_state_results,
     matrix_files,
 )
-from interventions.patches import ChangeState
 
 DirectionType = Literal["pca", "ica"]
 
@@ -226,72 +223,3 @@ class Projector:
 
     def _pc_std(self) -> Tensor:
         return self.variances[:self.num_ics].sqrt()
-
-
-# Configured swaps. Simulator and real environment share one definition: a patch of the state after
-# a step. Both store the altered states.
-
-
-@dataclasses.dataclass(frozen=True)
-class Swap:
-    """A swap of directions in every change of the agent's state.
-
-    Attributes:
-        name: name for folders, such as ``10_5_to_12_None``.
-        patch: patch of the agent that applies the swap.
-        description: settings of the swap, for metadata.
-    """
-
-    name: str
-    patch: ChangeState
-    description: dict
-
-
-def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
-    """Return the name of a swap for file names, such as ``10_5_to_12_None``."""
-    return "_".join(map(str, (*taken, "to", *put)))
-
-
-def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
-    """Return the name of the configured swap, or None if there is none; see ``open_swap``."""
-    if not swap.swap_directions_from:
-        return None
-    name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
-    return name if random_directions is None else f"random_{random_directions}_{name}"
-
-
-def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, dict[str, str]]],
-              device: torch.device | str, random_directions: int | None,
-              from_step: int = 0) -> Swap | None:
-    """Return the configured swap, or None if there is none.
-
-    Args:
-        swap: configured directions.
-        kind: type of the directions: "ica" or "pca".
-        load: function that reads the directions, see ``Projector.load_for``; called only if there
-            is a swap.
-        device: device of the states.
-        random_directions: seed of random directions that replace the independent components, see
-            ``Projector.turned``; None for the components themselves.
-        from_step: first step of an episode that is altered, from 0.
-
-    Raises:
-        UserError: if the matrices are missing, damaged, or belong to another agent; there is no
-            such direction; or random directions are requested without a swap of independent
-            components.
-    """
-    taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
-    name = configured_name(swap, random_directions)
-    if random_directions is not None and (name is None or kind != "ica"):
-        raise UserError("--random_directions replaces the independent components of a swap, so it "
-                        "needs --swap_directions_from and --swap_directions_to, and ica as "
-                        "direction_type")
-    if name is None:
-        return None
-    projector, matrices = load()
-    description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices}
-    if random_directions is not None:
-        projector = projector.turned(random_directions)
-        description["random_directions"] = random_directions
-    step = projector.swapped_step(taken, put, cast(DirectionType, kind), device)
-    return Swap(name, ChangeState(step, steps=(from_step, None)), description)

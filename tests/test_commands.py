@@ -300,7 +300,7 @@ def limited(argv, blocks, cwd=ROOT):
 
 def test_full_disk_while_recording_leaves_nothing(agent_path, tmp_path):
     argv = [*record_arguments(agent_path, tmp_path, 2), "--no_videos"]
-    result = limited(["record.py", *argv], 800)
+    result = limited(["record.py", *argv], 400)
     assert result.returncode == 2, result.stderr
     assert re.search(r"cannot read or write \(.*/data/episode_\d+\): .*it needs \d+\.\d+ MB, and "
                      r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])

@@ -292,8 +292,8 @@ def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, ag
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (["--patch", f"zero@{MAP}"], "because it changes all channels; name some"),
-    (["--patch", f"zero@{MAP}:0-31"], "of a patch of all channels"),
+    (["--patch", f"zero@{MAP}"], "names no channels of one layer"),
+    (["--patch", f"zero@{MAP}:0-31"], "of a patch of 32 of 32 channels"),
     (["--patch", "zero@gru:64"], "its units are numbered 0 to 63"),
     (["--patch", "add@gru=JUMP", "--patch_controls", "others"], "give --control_vectors with it"),
     (["--patch", "add@gru=JUMP", "--control_vectors", "JUMP"], "give --control_vectors with it"),
