@@ -23,14 +23,14 @@ from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
 from attribution import page as attribution_page
 from attribution import page_contents
-from attribution.advantages import (
+from attribution.page_contents import AttributedAgent, read_labels
+from attribution.page_files import AttributionPageFolder
+from attribution.results import ACTIVATIONS, read_features
+from attribution.trajectories import (
     AdvantageSettings,
     estimated_scale,
     find_advantage_settings,
 )
-from attribution.page_contents import AttributedAgent, read_labels
-from attribution.page_files import AttributionPageFolder
-from attribution.results import ACTIVATIONS, read_features
 from common.config import save_settings
 from common.errors import UserError
 from envs.procgen_env import EnvConfig

@@ -41,14 +41,13 @@ from page_exports import needs_browser
 from PIL import Image
 
 from attribution import page as attribution_page
-from attribution.advantages import (
-    advantages_of,
-)
-from attribution.checking.object_files import OBJECT_FILES, write_names
-from attribution.checking.object_scores import ObjectScores
+from attribution.checking.object_scores import OBJECT_FILES, ObjectScores, write_names
 from attribution.failures.causes import recorded_causes
 from attribution.page_files import AttributionPageFolder
 from attribution.results import INPUT, read_features
+from attribution.trajectories import (
+    advantages_of,
+)
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.results import ResultStore
 from tools.browser import SHOWN, opened_page

@@ -12,23 +12,20 @@ import record
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
 from agents.run_folder import TrainSettings
-from attribution.advantages import (
+from attribution.recordings import Recording
+from attribution.trajectories import (
     AUTO,
+    FAILURES,
     LAMBDA,
     AdvantageSettings,
     advantages_of,
+    best_of_episodes,
     calibration_of,
     estimated_scale,
-    find_advantage_settings,
-    normalising_scale,
-)
-from attribution.recordings import Recording
-from attribution.trajectories import (
-    FAILURES,
-    Trajectories,
-    best_of_episodes,
     failed_ends,
+    find_advantage_settings,
     gather_trajectories,
+    normalising_scale,
     select_episodes,
     value_spikes,
 )
@@ -97,7 +94,7 @@ def test_failures_come_first_when_they_are_asked_for(folder):
     assert select_episodes(folder) == [0, 1, 2, 3]
     assert select_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
     assert select_episodes(folder, (3, 1)) == [3, 1]
-    with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
+    with pytest.raises(UserError, match=r"has 4 finished episodes, without \[7\]"):
         select_episodes(folder, (7,))
 
 
@@ -151,10 +148,6 @@ def test_calibration_finds_values_of_another_unit():
     small = calibration_of(recording_of_values(lambda to_come: to_come / 5), 1.0, GAMMA)
     assert small.slope == pytest.approx(5) and small.is_off
     assert not calibration_of(recording_of_values(lambda to_come: to_come / 5), 0.2, GAMMA).is_off
-    noise = np.random.default_rng(2)
-    constant = calibration_of(recording_of_values(
-        lambda to_come: to_come.mean() + noise.normal(0, 0.01, len(to_come))), 1.0, GAMMA)
-    assert constant.slope == pytest.approx(1, abs=0.1) and constant.r2 < 0.9
     flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
     assert np.isnan(flat.slope) and flat.is_off
 
@@ -181,14 +174,12 @@ def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit):
     assert normalising_scale(rows) != pytest.approx(unit, rel=0.1)  # of this recording's rewards
 
 
-@pytest.mark.parametrize(("agent", "game"), [
-    ("coinrun_hard", ["--distribution_mode", "hard"]),
-    ("maze_anywhere", ["--env_name", "maze"])])
-def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_path):
-    """In the unit of its file, the value one step before a coin or cheese is the reward."""
-    file = PRETRAINED / agent / "model.pth"
-    assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
-                        "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
+def test_success_of_a_shipped_agent_is_no_unexpected_failure(tmp_path):
+    """In the unit of its file, the value one step before the cheese is the reward."""
+    file = PRETRAINED / "maze_anywhere" / "model.pth"
+    assert record.main(["--model_file", str(file), "--env_name", "maze", "--num_episodes", "8",
+                        "--seed", "5", "--no_action_noise", "--no_videos", "--logdir",
+                        str(tmp_path)]) == 0
     recording = Recording(tmp_path / "data", load_agent(file), file)
     unit = find_advantage_settings(file, AUTO, recording.all_steps())
     run = load_settings(file.parent, TrainSettings).agent
@@ -226,5 +217,4 @@ def test_spikes_are_within_episodes_and_failures_bring_nothing(folder):
     assert np.flatnonzero(found == 0).tolist() == [0, 4, 5, 7, 8, 9, 10, 13]
     assert failed_ends(steps, 16).tolist() == [7]
     nothing = dataclasses.replace(steps, earned=np.zeros_like(steps.earned))
-    assert isinstance(nothing, Trajectories)
     assert failed_ends(nothing, 2).tolist() == [4, 7]
