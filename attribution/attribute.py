@@ -2,9 +2,8 @@
 
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
-
-Letters in shape comments: B frames, T steps of a trajectory, L lags, C H W a layer, F features.
 """
+# Letters in shape comments: B frames, T steps of a trajectory, L lags, C H W a layer, F features.
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@ their confidence intervals, in the studies of one or more agents.
 
 Source: Hilton, Cammarata, Carter, Goh and Olah (2020), "Understanding RL Vision", Distill,
 doi 10.23915/distill.00029. The article studies one agent for CoinRun in detail, and 14 more.
-
-Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps.
 """
+# Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps.
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from attribution.integrated_gradients import (
     LayerIntegratedGradients,
     completeness_errors,
 )
-from attribution.layers import find_bottlenecks, short_names
+from attribution.layers import find_bottlenecks
 from attribution.reduction import Reducer, flatten_cells
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
@@ -61,18 +61,6 @@ def attributed(policy, bottleneck, outputs=VALUE, integration=DEFAULT, num=NUM, 
                                           baseline)
     return attributor.attribute(attributor.run_prefix(frames, entering), actions,
                                 np.ones(len(outputs)))
-
-
-def test_default_layers_are_those_of_each_architecture():
-    found = {name: {layer.name: layer.shape for layer in find_bottlenecks(agent(name, True))}
-             for name in AGENTS}
-    assert found == {
-        "impala": {"block1": (4, 32, 32), "block2": (6, 16, 16), "block3": (5, 8, 8)},
-        "wide": {"block1": (8, 32, 32), "block2": (12, 16, 16), "block3": (12, 8, 8)},
-        "nature": {"relu1": (32, 15, 15), "relu2": (64, 6, 6), "relu3": (64, 4, 4)},
-        "clear": {"1a": (16, 64, 64), "2a": (32, 32, 32), "2b": (32, 32, 32), "3a": (32, 16, 16),
-                  "4a": (32, 8, 8)}}
-    assert short_names(agent("impala", False))["block3"] == "embedder.relu3"
 
 
 def test_a_layer_that_is_bypassed_or_unknown_is_refused():

@@ -18,7 +18,6 @@ from attribution.checking.object_scores import (
     hallucinations,
     object_scores,
     read_names,
-    rendered_without,
     score_difference,
     unpacked,
 )
@@ -34,20 +33,6 @@ def changed(run: Path, folder: Path, **description) -> RolloutFolder:
     file = RolloutFolder(folder).description_file
     file.write_text(json.dumps({**json.loads(file.read_text()), **description}))
     return RolloutFolder(folder)
-
-
-def test_recorded_frames_are_played_again_from_seed_and_actions(box_run):
-    folder = RolloutFolder(box_run / "data")
-    length = len(folder.steps(2)) - 1
-    rows = [0, length // 2, length - 1]
-    states = dict(replayed(folder, 2, rows))
-    assert list(states) == rows
-    places = np.array([(2, row) for row in rows])
-    frames = folder.episode(2).frames
-    for row, (_, pictures) in zip(rows, rendered_without(folder, places, objects_of("coinrun"))):
-        assert np.array_equal(pictures.frame, frames[row])
-        assert pictures.masks.any(axis=(1, 2)).sum() >= 3
-        assert pictures.without.shape == (len(objects_of("coinrun")), 64, 64, 3)
 
 
 def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path):
@@ -111,7 +96,7 @@ def test_scores_find_what_a_feature_goes_with_and_not_where_it_lies():
     known = table.dropna()
     is_above = known["low_95"] > known["chance_high"]
     assert known[is_above][["feature", "kind"]].to_numpy().tolist() == [[0, "a"], [3, "b"]]
-    assert known["auc"].between(known["low_95"] - 1e-9, known["high_95"] + 1e-9).all()
+    assert known["auc"].between(known["low_95"] - 1e-6, known["high_95"] + 1e-6).all()
     assert np.abs(known["chance"] - 0.5).max() < 0.02
     assert score[0] == pytest.approx(np.nanmax(auc, axis=1).mean())
     assert score[1] < score[0] < score[2] and 0.5 < score[3] < 0.55 < score[0]

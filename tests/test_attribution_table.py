@@ -102,16 +102,6 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
     assert found.loc[6, "largest"]["value"] == pytest.approx(jump / value.std(), rel=1e-4)
 
 
-def test_a_row_without_a_study_says_which(studies, tmp_path):
-    path, *_ = studies
-    _, lines = made(path, tmp_path)
-    for row, script in ((1, "attribution.checks"), (5, "attribution.failure_causes"),
-                        (7, "failure_causes"), (8, "--invisible"), (9, "fewer than six agents"),
-                        (11, "attribution.objects")):
-        assert "no number, because " in lines[row - 1] and script in lines[row - 1]
-    assert lines[5].count("\\|V(t)") == 1
-
-
 def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, capsys):
     path, *_ = studies
     two = ["--studies", str(path), str(path), "--labels", "one", "other", "--output_dir",

@@ -13,17 +13,12 @@ from attribution.failures.results import FAILURES
 from attribution.layers import find_bottlenecks
 from attribution.results import FEATURES, finish_features
 from common.results import ResultStore
-from envs.procgen_env import MAX_LEVEL, EnvConfig
+from envs.procgen_env import EnvConfig
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT = 8, 7  # actions: to the right and up; to the right
 GUARD, LAYER = 5, "relu3"  # a channel that is 1 everywhere
 SEED = "18"  # of levels on which an agent that hops meets saws, and one that also walks does not
-
-
-def test_the_best_edit_raises_failures_by_the_hazard_more_than_by_others():
-    trial = {"by_hazard_before": 1, "by_hazard": 6, "by_others_before": 1, "by_others": 0}
-    assert choose_edits.margin_of(trial) == 6
 
 
 def guarded() -> torch.nn.Module:
@@ -120,15 +115,6 @@ def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeyp
     # Lava cannot be invisible.
     assert not lava.has("episodes", "invisible_lava")
     assert (tried.loc["lava", "levels"] == 6).all()
-
-
-def test_edits_are_tried_on_levels_that_the_agent_was_not_trained_on(folder, tmp_path):
-    with killed_at(ResultStore, "append", 7):
-        assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "lava", "--start_level",
-                                           "3", "--num_levels", "4")) == 130
-    played = ResultStore(tmp_path / "played" / "lava", FAILURES).read("episodes", "original")
-    unseen = EnvConfig("coinrun", "hard", 7, MAX_LEVEL - 7)
-    assert played["level_seed"].tolist() == unseen.draw_levels(6, int(SEED))
 
 
 @pytest.mark.parametrize(("more", "named"), [

@@ -1,7 +1,6 @@
 """Edits of an agent: hooks, files, weights, random ones, and the script that writes them."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ import train
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
 from agents.edits import Edit, with_edits
-from agents.hooks import patched
 from agents.outputs import outputs_named
-from agents.patch import Apply
 from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import EpisodeArrays, RolloutWriter
@@ -82,18 +79,6 @@ def test_an_edit_of_a_signed_layer_acts_on_slots_and_recombines_them():
     expected[..., 2] = np.maximum(expected[..., 2], 0)
     assert before[..., 2].min() < 0
     np.testing.assert_allclose(cut_off, expected, atol=1e-6)
-
-
-def test_a_patch_of_the_same_change_is_the_edit_and_patches_see_what_an_edit_leaves():
-    policy, edit = small_policy(), Edit(BLOCK3, directions(2, 5))
-    edited = with_edits(policy, [edit])
-    patch = Apply(BLOCK3, functools.partial(edit.changed, dim=1))
-    with patched(policy, [patch]):
-        np.testing.assert_allclose(answers(policy), answers(edited), atol=1e-5)
-    with patched(edited, [patch]) as scope:
-        answers(edited)
-    assert scope.changes()[0].norm < 1e-4  # nothing was left to take out
-    assert not policy.edits and np.abs(answers(policy) - answers(edited)).max() > 1e-3
 
 
 @pytest.mark.parametrize(("architecture", "layer"), [
@@ -179,8 +164,7 @@ def test_random_edits_change_as_much_as_the_edit_and_have_its_entries(layer):
     assert len({each.edit.directions.numpy().tobytes() for each in drawn}) == 12
     assert [each.near for each in drawn] == sorted((each.near for each in drawn), reverse=True)
     fewer = random_edits(edit, activations, 4, 3)
-    assert all(torch.equal(one.edit.directions, other.edit.directions)
-               for one, other in zip(fewer, drawn))
+    assert torch.equal(fewer[0].edit.directions, drawn[0].edit.directions)
     with pytest.raises(UserError, match="7 controls cannot be drawn"):
         random_edits(Edit(layer, torch.eye(channels)[:1]), activations[:, :], 7, 0)
     with pytest.raises(UserError, match="changes nothing"):
@@ -283,12 +267,3 @@ def test_the_script_takes_random_directions_out_that_change_as_much(with_feature
 def test_the_script_says_what_cannot_be_edited(with_features, tmp_path, more, named, capsys):
     assert edited(with_features, tmp_path / "x.pth", *more) == 2
     assert named in capsys.readouterr().err and not any(tmp_path.iterdir())
-
-
-def test_features_of_another_agent_are_refused(with_features, tmp_path, capsys):
-    save_agent(tmp_path / "other.pth", small_policy("impala", recurrent=False))
-    assert edited(with_features, tmp_path / "x.pth", "--features", "0",
-                  agent=tmp_path / "other.pth") == 2
-    message = capsys.readouterr().err
-    for path in (with_features / "model.pth", tmp_path / "other.pth"):
-        assert agent_sha256(path)[:12] in message

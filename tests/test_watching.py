@@ -11,10 +11,9 @@ from PIL import Image
 
 import evaluate
 import render
-from agents.episodes import PlayOptions, play_episodes
-from common.video import enlarge, mark_action
+from agents.episodes import play_episodes
+from common.video import enlarge
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
-from stats.significance import share
 
 
 def frames_of(path):
@@ -49,19 +48,6 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
         assert np.abs(first - episode.frames[0])[:50].mean() < 20
     with av.open(str(tmp_path / "episode_00000_agent.mp4")) as container:
         assert container.streams.video[0].average_rate == 20
-
-
-@pytest.mark.parametrize(("action", "right", "up"), [(7, 1, 0), (3, 0, -1), (0, -1, -1)])
-def test_arrow_points_where_the_action_goes(action, right, up):
-    """The mark lies along the direction, and its wide end, the head, is on that side."""
-    marked = mark_action(np.zeros((320, 320, 3), np.uint8), action)[-64:, :64].astype(int)
-    red = (marked[..., 0] > 150) & (marked[..., 1] < 100)
-    y, x = np.nonzero(red)
-    direction = np.array([right, up]) / np.hypot(right, up)
-    along = (x - 31.5) * direction[0] + (31.5 - y) * direction[1]
-    across = np.abs((x - 31.5) * direction[1] - (31.5 - y) * direction[0])
-    assert across[along > 4].max() > 1.5 * across[along < -4].max()
-    assert along.max() > 20 and along.min() < -19
 
 
 def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, monkeypatch, capsys):
@@ -113,20 +99,6 @@ def test_episode_depends_on_its_number_and_level_alone():
     assert not np.array_equal(other.actions[:10], alone.actions[:10])
 
 
-def test_greedy_takes_the_most_likely_action():
-    config = EnvConfig("fruitbot", "easy")
-    (episode,) = play_episodes(tiny_policy(), FLOAT32, config, [(0, 3)], 0, 1,
-                               PlayOptions(greedy=True))
-    assert np.array_equal(episode.actions, episode.log_probs.argmax(axis=1))
-
-
-@pytest.mark.parametrize(("successes", "trials", "interval"), [
-    (8, 10, (0.490, 0.943)), (0, 20, (0.0, 0.161)), (1, 1, (0.207, 1.0))])
-def test_success_has_the_tabulated_wilson_interval(successes, trials, interval):
-    rate, *found = share(successes, trials)
-    assert found == pytest.approx(interval, abs=1e-3) and rate == successes / trials
-
-
 def test_drawn_levels_lie_in_the_range_and_are_distinct():
     config = EnvConfig("coinrun", "easy", start_level=10, num_levels=20)
     drawn = config.draw_levels(20, 0)
@@ -136,13 +108,6 @@ def test_drawn_levels_lie_in_the_range_and_are_distinct():
     assert min(unseen) >= 30 and len(set(unseen)) == 1000
     everything = EnvConfig("coinrun", "easy")
     assert everything.unseen_levels() == everything
-
-
-def test_backgrounds_are_off_unless_asked_for():
-    frames = [ProcgenVectorEnv(EnvConfig("coinrun", "easy", 3, 1, backgrounds), 1, 0)
-              .observe().frames for backgrounds in (False, True)]
-    black = [(frame == 0).all(axis=-1).mean() for frame in frames]
-    assert black[0] > 0.2 > 0.05 > black[1]
 
 
 @pytest.mark.parametrize("game", ["bossfight", "caveflyer", "chaser", "coinrun", "dodgeball",
