@@ -100,9 +100,10 @@ def main(argv: list[str] | None = None) -> None:
                 "features_sha256": own.checksum, "other_features_sha256": other.checksum,
                 "difference": difference, "low_95": low, "high_95": high})
         scores = read_names(store, layer.name)
-        print(f"{layer.name}: object score {scores['score']} ({scores['score_low_95']} to "
-              f"{scores['score_high_95']}), by chance {scores['score_chance']}; features: "
-              + ", ".join(str(feature["name"]) for feature in scores["features"]))
+        score, low, high, chance = (np.nan if scores[key] is None else scores[key] for key in (
+            "score", "score_low_95", "score_high_95", "score_chance"))
+        print(f"{layer.name}: object score {score:.3f} ({low:.3f} to {high:.3f}), by chance "
+              f"{chance:.3f}; features: {', '.join(str(f['name']) for f in scores['features'])}")
     print(f"wrote {args.output_dir}: {len(observations)} observations")
 
 

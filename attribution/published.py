@@ -263,8 +263,6 @@ def read_joblib(path: Path, what: str) -> dict:
     return loaded
 
 
-ROOT = Path(__file__).parents[1]
-FIRST_EPISODES = 32
 # Published keywords that are not supported, with the reasons.
 _LEFT_OUT = {
     "obs_every": "observations are drawn evenly from all episodes",
@@ -328,7 +326,7 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
                                             "input_layer_include": False})
 
     def script(*words: object) -> None:
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         start([sys.executable, "-m", *map(str, words)], check=True,
               env={**os.environ, "PYTHONPATH": path})
 
@@ -341,7 +339,7 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     if use_backgrounds is None:
         use_backgrounds = bool(read_origin(agent).use_backgrounds)
     needed = trajectories["num_envs"] * trajectories["num_steps"]
-    data, episodes = RolloutFolder(folder / "recording" / "data"), FIRST_EPISODES
+    data, episodes = RolloutFolder(folder / "recording" / "data"), 32
     while loading["resample"]:
         script("record", "--model_file", agent, "--logdir", data.path.parent, "--num_episodes",
                episodes, "--env_name", env_name, "--distribution_mode", distribution_mode,

@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 from agents.agent_file import load_agent
 from attribution import checks
+from attribution.checking import randomisation
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import cascade, randomise, stages_of
 from attribution.checks import CHECK_FILES, CHECKS
@@ -35,7 +36,10 @@ def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def made(box_agent, box_run, tmp_path_factory) -> ResultStore:
     store = ResultStore(tmp_path_factory.mktemp("checks") / "out", CHECK_FILES)
-    assert checks.main(arguments_of(box_agent, box_run, store.path)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(randomisation, "NUM_FRAMES", 24)
+        patch.setattr(randomisation, "FIDELITY_FRAMES", 8)
+        assert checks.main(arguments_of(box_agent, box_run, store.path)) == 0
     return store
 
 
@@ -80,7 +84,7 @@ def test_the_checks_find_what_was_planted(made, box_run):
     text = made.read("report")
     for check in CHECKS:
         assert f'<a id="{check}"></a>' in text and made.has(f"{check}_figure")
-    assert "in 1 of 1 cases" in text
+    assert "yes, in all 1 cases" in text
 
 
 def test_attributions_of_the_wrong_sign_are_found_out(box_agent, box_run, tmp_path):
@@ -92,11 +96,9 @@ def test_attributions_of_the_wrong_sign_are_found_out(box_agent, box_run, tmp_pa
             arrays = dict(found)
         np.savez(path, **{**arrays, "cells": -arrays["cells"], "totals": -arrays["totals"]})
     store = ResultStore(tmp_path / "out", CHECK_FILES)
-    assert checks.main([*arguments_of(box_agent, box_run, store.path, "--checks", "deletion",
+    assert checks.main([*arguments_of(box_agent, box_run, store.path, "--checks",
                                       "interventions", "objects"),
                         "--attribution_dir", str(wrong)]) == 0
-    deletion = table_of(store, "deletion")
-    assert not deletion[deletion["other"] == "random"]["above"].any()
     [feature] = table_of(store, "interventions").itertuples()
     assert feature.slope == pytest.approx(-1, abs=0.01)
     box = table_of(store, "objects").set_index("kind").loc["box"]

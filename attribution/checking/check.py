@@ -251,9 +251,11 @@ def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -
         more: further columns that identify a row in the sentence.
     """
     holds = met.to_numpy(bool)
-    names = table[["layer", "output", *more]].agg(", ".join, axis=1)
-    exceptions = "" if holds.all() else f"; not so for {'; '.join(names[~holds])}"
-    return f"{statement}: in {holds.sum()} of {len(holds)} cases{exceptions}."
+    if not len(holds):
+        return f"{statement}: nothing to tell."
+    names = table[["layer", "output", *more]].agg(", ".join, axis=1)[~holds]
+    return f"{statement}: " + (f"yes, in all {len(holds)} cases." if holds.all() else (
+        f"in {holds.sum()} of {len(holds)} cases; not so for {'; '.join(names)}."))
 
 
 def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
