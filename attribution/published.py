@@ -326,7 +326,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
                                             "input_layer_include": False})
 
     def script(*words: object) -> None:
-        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (
+            str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         start([sys.executable, "-m", *map(str, words)], check=True,
               env={**os.environ, "PYTHONPATH": path})
 
