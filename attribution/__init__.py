@@ -6,6 +6,6 @@
 
 def __getattr__(name: str):
     if name == "run":  # imported lazily, because it needs the dependencies of the scripts
-        from attribution.published import run
+        from attribution.published_run import run
         return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

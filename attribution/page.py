@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from attribution.checks import CHECK_FILES, CHECKS
+from attribution.checking.agent_checks import CHECK_FILES, CHECKS
 from attribution.page_contents import AttributedAgent, gather, join_contents, read_labels
 from attribution.page_files import AttributionPageFolder, write_page
 from attribution.trajectories import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings

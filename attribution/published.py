@@ -15,22 +15,15 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from agents.agent_file import AgentOrigin, load_agent, read_origin, save_agent, weights_sha256
+from agents.agent_file import AgentOrigin, load_agent, save_agent, weights_sha256
 from agents.networks import Policy, build_policy
-from agents.rollout_files import RolloutFolder
-from attribution.layers import short_names
-from attribution.results import INPUT
 from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
 from common.errors import UserError, nearest, script_main
 from common.files import MAX_REASON, MAX_WEIGHT, check_nested, read_bytes
@@ -261,141 +254,6 @@ def read_joblib(path: Path, what: str) -> dict:
         raise UserError(f"the {what} {path} holds a {type(loaded).__name__}, not a dict")
     check_nested(loaded, path)
     return loaded
-
-
-# Published keywords that are not supported, with the reasons.
-_LEFT_OUT = {
-    "obs_every": "observations are drawn evenly from all episodes",
-    "full_resolution": "the page shows what the agent sees",
-    "temp_files": "the recording stays in the output folder, and is used again",
-    "op_is_one_of": "layers are named, see --layers of attribution.attribute",
-    "bottleneck_only": "only layers that everything goes through are taken",
-    "attr_max_paths": "the sums along the straight path are exact, and the article uses no other",
-    "attr_single_channels": "the page shows features, and a feature may be one channel",
-    "numpy_precision": "totals are written as they are", "inline_js": "the page is a folder",
-    "inline_large_json": "the page is a folder", "scrub_range": "it is the published one",
-    "action_combos": "actions are named", "action_group_fns": "groups are directions; see "
-    "--outputs of attribution.attribute"}
-
-
-def run(checkpoint_path: str | Path, *, output_dir: str | Path,
-        load_kwargs: Mapping | None = None, trajectories_kwargs: Mapping | None = None,
-        observations_kwargs: Mapping | None = None, layer_kwargs: Mapping | None = None,
-        attr_policy: bool = False, attr_integrate_steps: int = 16, nmf_features: int = 8,
-        trajectory_bookmarks: int = 16, gae_gamma: float | None = None,
-        gae_lambda: float | None = None, env_name: str = "coinrun",
-        distribution_mode: str = "hard", use_backgrounds: bool | None = None,
-        start: Callable = subprocess.run, **others: object) -> Path:
-    """Record an agent, find features, compute attributions, and build the page.
-
-    Existing results in the folder are reused, and a killed call resumes when it is repeated.
-
-    Args:
-        checkpoint_path: published checkpoint (``.jd``), which is converted, or an agent file.
-        output_dir: folder for all results.
-        load_kwargs: ``resample``: if False, use the existing recording instead of recording.
-        trajectories_kwargs: ``num_envs``, number of trajectories (8), and ``num_steps``, steps per
-            trajectory (512).
-        observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of
-            observations.
-        layer_kwargs: filters ``name_contains_one_of`` and ``discard_first_n``;
-            ``input_layer_include`` also shows gradients with respect to the frame.
-        attr_policy: also attribute the policy.
-        attr_integrate_steps: initial number of nodes per integration path.
-        nmf_features: number of features per layer.
-        trajectory_bookmarks: maximum number of frames in each list of bookmarks.
-        gae_gamma, gae_lambda: discount and lambda of the advantages; by default those of the agent.
-        env_name, distribution_mode, use_backgrounds: game and mode; backgrounds are by default as
-            in the agent file.
-        start: function that runs a command, like ``subprocess.run``.
-        **others: unsupported keywords, which raise an error.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        UserError: if a keyword is not supported, or the checkpoint cannot be read.
-        subprocess.CalledProcessError: if a script fails; it has printed the reason.
-    """
-    folder = Path(output_dir)
-    _with_defaults(others, {})
-    loading = _with_defaults(load_kwargs, {"resample": True})
-    trajectories = _with_defaults(trajectories_kwargs, {"num_envs": 8, "num_steps": 512})
-    observations = _with_defaults(observations_kwargs, {"num_envs": 32, "num_obs": 128})
-    filters = _with_defaults(layer_kwargs, {"name_contains_one_of": None, "discard_first_n": 0,
-                                            "input_layer_include": False})
-
-    def script(*words: object) -> None:
-        path = os.pathsep.join(filter(None, (
-            str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-        start([sys.executable, "-m", *map(str, words)], check=True,
-              env={**os.environ, "PYTHONPATH": path})
-
-    agent = Path(checkpoint_path)
-    if agent.suffix != ".pth":
-        agent = folder / "model.pth"
-        if not agent.exists():
-            script("attribution.published", checkpoint_path, "--output", agent)
-    layers = _select_layers(agent, filters)
-    if use_backgrounds is None:
-        use_backgrounds = bool(read_origin(agent).use_backgrounds)
-    needed = trajectories["num_envs"] * trajectories["num_steps"]
-    data, episodes = RolloutFolder(folder / "recording" / "data"), 32
-    while loading["resample"]:
-        script("record", "--model_file", agent, "--logdir", data.path.parent, "--num_episodes",
-               episodes, "--env_name", env_name, "--distribution_mode", distribution_mode,
-               "--no_action_noise", "--no_videos",
-               *(["--use_backgrounds"] if use_backgrounds else []))
-        if len(data.index()) - episodes >= needed:
-            break
-        episodes *= 2
-    inputs = ("--agent_file", agent, "--data_dir", data.path)
-    script("attribution.features", *inputs, "--layers", *layers, "--num_observations",
-           observations["num_envs"] * observations["num_obs"], "--nmf_features", nmf_features,
-           "--output_dir", folder / "features")
-    features = ("--features_dir", folder / "features")
-    script("attribution.attribute", *inputs, *features, "--layers",
-           *([INPUT] if filters["input_layer_include"] else []), *layers, "--outputs",
-           "value", *(["policy"] if attr_policy else []),
-           "--num_trajectories", trajectories["num_envs"],
-           "--num_steps", trajectories["num_steps"], "--integrate_steps", attr_integrate_steps,
-           "--output_dir", folder / "attribution")
-    script("attribution.page", *inputs, *features, "--attribution_dir", folder / "attribution",
-           "--bookmarks", trajectory_bookmarks, "--output_dir", folder / "page",
-           *(["--gamma", gae_gamma] if gae_gamma is not None else []),
-           *(["--lmbda", gae_lambda] if gae_lambda is not None else []))
-    return folder / "page" / "index.html"
-
-
-def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
-    """Fill in the defaults of missing keywords.
-
-    Raises:
-        UserError: if a keyword is unknown or unsupported; for an unsupported one, the message gives
-            the reason.
-    """
-    for name in values or {}:
-        if name in _LEFT_OUT:
-            raise UserError(f"'{name}' has no meaning here: {_LEFT_OUT[name]}")
-        if name not in defaults:
-            raise UserError(f"there is no keyword '{name}'"
-                            f"{nearest(name, defaults) if defaults else ''}")
-    return {**defaults, **(values or {})}
-
-
-def _select_layers(agent: Path, filters: Mapping) -> list[str]:
-    """Return the short names of the layers selected by the published filters.
-
-    Raises:
-        UserError: if the filters select no layer.
-    """
-    names, words = list(short_names(load_agent(agent))), filters["name_contains_one_of"]
-    words = [words] if isinstance(words, str) else words
-    selected = [name for name in names if words is None or any(word in name for word in words)
-                ][filters["discard_first_n"]:]
-    if not selected:
-        raise UserError(f"no layer is left of {', '.join(names)}; change 'layer_kwargs'")
-    return selected
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from agents.hooks import cached
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, outputs_named
 from attribution import attribute, checks, features, page
-from attribution.checks import CHECKS
+from attribution.checking.agent_checks import CHECKS
 from attribution.failures.causes import attribute_failures
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks

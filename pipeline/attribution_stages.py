@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from agents import rollout_files
-from attribution.checks import OBJECTS as OBJECT_CHECK
+from attribution.checking.agent_checks import OBJECTS as OBJECT_CHECK
+from attribution.claims import CLAIMS
 from attribution.config import AttributionConfig, FailureCausesConfig
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
-from attribution.table import CLAIMS
 from common.parameters import ParameterSet
 from common.results import ResultStore
 from envs.objects import hazards_of, objects_of

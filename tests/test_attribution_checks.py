@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 from agents.agent_file import load_agent
 from attribution import checks
 from attribution.checking import randomisation
+from attribution.checking.agent_checks import CHECK_FILES, CHECKS
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import cascade, randomise, stages_of
-from attribution.checks import CHECK_FILES, CHECKS
 from attribution.layers import find_bottlenecks
 from attribution.results import AttributionStore
 from common.results import ResultStore

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from attribution import table
+from attribution.claims import CLAIMS
 from attribution.results import FEATURES, AttributionStore, finish_features, read_features
-from attribution.table import CLAIMS
 from attribution.trajectories import Trajectories, advantages_of
 from common.files import save_json
 from common.results import ResultStore

@@ -18,7 +18,7 @@ from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import edit_agent
-from attribution.edit_agent import in_weights, pool_behind, random_edits
+from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording

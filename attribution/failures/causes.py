@@ -31,7 +31,7 @@ from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
-from attribution.edit_agent import ChangeSizes, random_edits
+from attribution.editing import ChangeSizes, random_edits
 from attribution.failures.results import ORIGINAL, SOLVED, episodes_table
 from common.devices import Compute
 from common.errors import UserError, nearest

@@ -1,0 +1,161 @@
+"""All checks of an agent's attributions, and the files of analysis/attribution/checks::
+
+    settings.json                       settings
+    raw/<check>/<layer>/<output>.npz    numbers per frame, see ``arrays`` of each check, and ``of``,
+                                        the checksum of the features used
+    raw/objects/<output>.npz            numbers per frame of the removal of objects, for all layers;
+                                        ``of`` is the agent's checksum
+    <check>.csv, <check>.png            table and figure of each check
+    report.md                           a section per check, whose anchor is the name of the check
+
+Numbers per frame are stored for each layer and output, so that an interrupted run resumes after the
+last stored ones. Tables, figures and the report cover everything that is stored.
+
+Letters in shape comments: N frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attribution.checking.check import (
+    Arrays,
+    Check,
+    CheckContext,
+    Name,
+    Subject,
+    format_rows,
+    panels,
+    summarise,
+)
+from attribution.checking.deletion import Ablation, Deletion
+from attribution.checking.object_removal import ObjectRemoval
+from attribution.checking.randomisation import Fidelity, Randomisation
+from common.palette import BLUE, DPI, VERMILION
+from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
+from common.tables import markdown_escaped, markdown_table
+
+OBJECTS = "objects"  # name of a check
+MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # limits on the median and the 99 % quantile of the gaps
+
+
+class Completeness(Check):
+    """Completeness errors of all layers and outputs, read from the stored attributions."""
+
+    title = "Do the attributions add up?"
+    method = (
+        "Gap: |sum of the attributions - (output - output at the baseline)|, as a share "
+        "of that difference, or of a tenth of the output's deviation where this is "
+        f"larger. Bar: median at most {MEDIAN_BAR:.1%}, 99 % of all frames at most "
+        f"{HIGH_BAR:.0%}.")
+    columns: ClassVar = {"frames": "frames", "median": "median", "high": "99 %",
+        "largest": "largest", "above": "frames above the tolerance", "met": "met"}
+
+    def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
+        rows = []
+        for layer in context.attributions.layers():
+            for output in context.attributions.outputs(layer):
+                summary = context.attributions.read("summary", layer, output)
+                rows.append((
+                    layer, output, summary["frames"], summary["gap_median"], summary["gap_99"],
+                    summary["gap_largest"], summary["above"],
+                    summary["gap_median"] <= MEDIAN_BAR and summary["gap_99"] <= HIGH_BAR))
+        return pd.DataFrame(rows, columns=["layer", "output", *self.columns])
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        names = table["layer"] + ", " + table["output"]
+        figure, [[axes]] = panels(1, 1)
+        for column, label, bar, colour in (("median", "median", MEDIAN_BAR, BLUE),
+                                           ("high", "99 % quantile", HIGH_BAR, VERMILION)):
+            axes.plot(np.maximum(table[column], 1e-7), np.arange(len(names)), "o", color=colour,
+                      label=label)
+            axes.axvline(bar, color=colour, linewidth=0.8, linestyle="--")
+        axes.set(xscale="log", xlabel="gap (bars: dashed)")
+        axes.set_yticks(np.arange(len(names)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.legend(fontsize=8)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        return summarise(table["met"], table, "Gaps are within the bar")
+
+
+CHECKS: dict[str, Check] = {
+    "completeness": Completeness(), "deletion": Deletion(), "randomisation": Randomisation(),
+    "interventions": Ablation(), OBJECTS: ObjectRemoval(), "fidelity": Fidelity()}
+_OF = "of"
+_DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
+    ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
+CHECK_FILES = Schema(
+    "checks of attributions", "python -m attribution.checks", items={
+        name: Entry(f"raw/{name}/{{}}.npz" if name == OBJECTS else
+                    f"raw/{name}/{{}}/{{}}.npz", Npz({_OF: Array(np.str_), **check.arrays}))
+        for name, check in CHECKS.items() if check.arrays},
+    results={
+        **{f"{name}_table": Entry(f"{name}.csv", Table(
+            _DENSITIES if name == OBJECTS else {}), optional=True) for name in CHECKS},
+        **{f"{name}_figure": Entry(f"{name}.png", File(), optional=True) for name in CHECKS},
+        "report": Entry("report.md", Text())})
+
+
+def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject
+                  ) -> Arrays | None:
+    """Read the numbers per frame of a check; return None if none are stored, or if they belong to
+    other features or another agent."""
+    key, owner = CHECKS[name].place(context, subject)
+    if not CHECKS[name].arrays or not store.has(name, *key):
+        return None
+    arrays = store.read(name, *key)
+    return arrays if arrays.pop(_OF) == owner else None
+
+
+def run_checks(store: ResultStore, context: CheckContext, names: Collection[str],
+               chosen: Sequence[Subject], subjects: Sequence[Subject]) -> dict[str, pd.DataFrame]:
+    """Compute and store the missing numbers per frame of the named checks of the chosen subjects;
+    write tables and figures of all checks whose numbers are stored, and return the tables.
+
+    Raises:
+        UserError: if the check of objects is among them and the recording cannot be replayed.
+    """
+    tables = {}
+    for name, check in CHECKS.items():
+        missing = [subject for subject in chosen if name in names and check.arrays
+                   and stored_arrays(store, context, name, subject) is None]
+        for subject, arrays in check.compute_all(context, missing):
+            key, owner = check.place(context, subject)
+            store.write(name, *key, value={_OF: np.array(owner), **arrays})
+        stored = {subject: found for subject in subjects if (
+            found := stored_arrays(store, context, name, subject)) is not None}
+        if stored or not check.arrays:
+            tables[name] = check.table(context, stored)
+            store.write(f"{name}_table", value=tables[name])
+            figure = check.plot(tables[name], {
+                subject.name: arrays for subject, arrays in stored.items()})
+            with store.file(f"{name}_figure") as path:
+                figure.savefig(path, dpi=DPI)
+    return tables
+
+
+def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        tables: table of each check that was run, by its name, in order.
+        what: a sentence that describes the checked frames and agent.
+    """
+    checks = [(name, CHECKS[name], table) for name, table in tables.items()]
+    lines = ["# Checks of the attributions", "", markdown_escaped(what), "",
+             "Intervals: 95 %, bootstrap over episodes.", "",
+             *(f"- [{check.title}](#{name}) {check.verdict(table)}"
+               for name, check, table in checks)]
+    for name, check, table in checks:
+        lines += ["", f'<a id="{name}"></a>', "", f"## {check.title}", "", check.method, "",
+                  f"**{check.verdict(table)}**", "", f"![{check.title}]({name}.png)", "",
+                  *markdown_table(("layer", "output", *check.columns.values()),
+                                  format_rows(table[["layer", "output", *check.columns]]))]
+    return "\n".join(lines)

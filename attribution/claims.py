@@ -1,0 +1,261 @@
+"""Claims of "Understanding RL Vision", and the findings on each of them in the studies of an agent.
+
+Source: Hilton, Cammarata, Carter, Goh and Olah (2020), "Understanding RL Vision", Distill,
+doi 10.23915/distill.00029. The article studies one agent for CoinRun in detail, and 14 more.
+
+Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import spearmanr
+
+from agents.outputs import VALUE
+from attribution.checking.agent_checks import CHECK_FILES
+from attribution.checking.object_removal import OBJECTS_AT_STAKE
+from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
+from attribution.failures.results import ANY, FAILURES, ORIGINAL
+from attribution.results import AttributionStore, read_features
+from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
+from common.errors import UserError
+from common.results import ResultStore, Table
+from stats.association import explained
+from stats.bootstrap import ClusterBootstrap
+from stats.claims import Claim, ClaimsTable, Finding
+
+CLAIMS = ClaimsTable({
+    1: Claim("value attribution lies on objects: coins raise the value, enemies and saws lower it",
+             "share of |attribution| in the cells that an object touches, by their share of the "
+             "grid; mean sign"),
+    2: Claim("sparse: 10 pairs of cell and feature hold more than 80 % in one chosen frame",
+             "the same share in all frames: median (quartiles)"),
+    3: Claim("directions of features are near one-hot, and more salient than those of activations",
+             "largest entry of a direction by its sum; object score of the features"),
+    4: Claim("the output of a layer that is all zero is of the order of the mean value (8.9 and "
+             "9.56 of 10)", "mean of G(0) beside that of V"),
+    5: Claim("fails about 1 of 200 levels, for reasons that one can see",
+             "rate of failure by cause, by counterfactual replay; Wilson's interval"),
+    6: Claim("hallucinations: the value jumps by .03 and .09 for one step",
+             "|V(t) - (V(t-1) + V(t+1)) / 2|, in deviations of V; frames in which a feature is "
+             "in its top 1 % in a cell away from its object"),
+    7: Claim("edits are targeted (10 000 levels; failures by saw, enemy moving left, right, other "
+             "in %): .37, .16, .12, .08; blind to saws 12.76, .16, .08, .05; blind to enemies "
+             "moving left .36, 4.69, .97, .07",
+             "failures by a cause, edited beside original on the same levels; exact McNemar test, "
+             "Holm over edits and causes; random directions as controls"),
+    8: Claim("not blind entirely: with saws invisible 32.20 % fail by them (blindness .39)",
+             "(edited - original) by (invisible - original)"),
+    9: Claim("interpretable features appear with many levels of training (Spearman .91 over 14 "
+             "models)", "object score by number of levels"),
+    10: Claim("trained on 100 levels the value is a clock, and features look at the background",
+              "share of V's variance that the steps left in the level explain; share of the "
+              "residual"),
+    11: Claim("the third of five convolutions is the most interpretable",
+              "object score of each layer"),
+    12: Claim("odd frames have a large residual", "rank correlation of its share with |advantage|"),
+}, "python -m attribution.table", (
+    "Brackets hold 95 % intervals: Wilson's for rates, otherwise a bootstrap over episodes or "
+    "levels; in R2 quartiles, in R4 one standard deviation, in R6 the range over features. The "
+    "number of an effect is the change that the edit causes. A finding holds if its interval "
+    "does; in row R7 also p (McNemar, Holm's correction) and the comparison with random edits.",),
+    letter="R")
+NOT_RUN = {1: "python -m attribution.checks has not been run",
+           5: "python -m attribution.failure_causes has not been run",
+           7: "failure_causes has not been run with an edited agent",
+           8: "failure_causes has not been run with an edited agent and --invisible",
+           9: "fewer than six agents have been trained on different numbers of levels",
+           11: "python -m attribution.objects has not been run",
+           12: "the attributions do not say the unit of rewards; run python -m "
+               "attribution.attribute again with the same flags, which adds it"}
+PAIRS = 10  # number of pairs of cell and feature in row 2
+SHOWN_OBJECTS = (*OBJECTS_AT_STAKE, "enemy_left", "enemy_right")
+_TINY = np.finfo(np.float32).tiny
+_NO_INTERVAL = (np.nan, np.nan)
+
+
+class AgentStudies:
+    """Results of all studies of one agent.
+
+    Args:
+        path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks`` and
+            ``causes``; the last three may be missing.
+
+    Raises:
+        UserError: if the folder has no attributions, or no features of the attributed layers.
+    """
+
+    def __init__(self, path: Path):
+        self.attributions = AttributionStore(path / "attribution")
+        self.attributions.settings()  # raises if there are no attributions
+        self.checks = ResultStore(path / "checks", CHECK_FILES)
+        self.objects = ResultStore(path / "objects", OBJECT_FILES)
+        self.causes = ResultStore(path / "causes", FAILURES)
+        self.features = {layer: read_features(path / "features", layer)
+                         for layer in self.attributions.layers()
+                         if (path / "features" / layer).is_dir()}
+        if not self.features:
+            raise UserError(f"{path} has attributions, but features of none of their layers")
+
+    def value_cells(self, layer: str) -> Iterator[np.ndarray]:
+        """Yield the attributions of the value to the features of a layer for each trajectory,
+        float32 (T, H, W, F + 1); the last entry is the residual."""
+        for number in range(self.attributions.trajectories().num_trajectories):
+            yield self.attributions.read("attributions", layer, VALUE, number)["cells"].astype(
+                np.float32)
+
+
+def _table(store: ResultStore, name: str) -> pd.DataFrame:
+    """Read the declared columns of a table; return an empty table if it has not been written."""
+    form = store.schema.entry(name).format
+    assert isinstance(form, Table)
+    return store.read(name) if store.has(name) else pd.DataFrame(columns=list(form.columns))
+
+
+def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    table = _table(studies.checks, "objects_table")
+    table = table[(table["output"] == VALUE) & table["density"].notna()]
+    rows = [row for name in studies.features for row in table[table["layer"] == name].itertuples()]
+    for row in rows:
+        shown = row.layer == layer and row.kind in SHOWN_OBJECTS
+        yield Finding("frames", f"{row.kind}, {row.layer}: density", row.density,
+                      row.density_low_95, row.density_high_95, row.frames, shown=shown,
+                      holds=(bool(row.density_low_95 > 1)
+                             if shown and row.kind in OBJECTS_AT_STAKE else None))
+        yield Finding("frames", f"{row.kind}, {row.layer}: mean sign", row.attribution_sign,
+                      *_NO_INTERVAL, row.frames, shown=shown)
+
+
+def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for name in studies.features:
+        sizes = np.concatenate([np.abs(cells[..., :-1]).reshape(len(cells), -1)
+                                for cells in studies.value_cells(name)])  # (N, H W F)
+        number = min(PAIRS, sizes.shape[1])
+        largest = np.partition(sizes, -number, axis=1)[:, -number:].sum(axis=1)
+        shares = largest / np.maximum(sizes.sum(axis=1), _TINY)
+        low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75))
+        yield Finding("frames", f"share of the {PAIRS} largest pairs, {name}", middle, low, high,
+                      len(shares), shown=name == layer)
+
+
+def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for name, features in studies.features.items():
+        entries = np.array(features.facts["largest_entry"])
+        yield Finding("features", f"largest entry, {name}", entries.mean(), *_NO_INTERVAL,
+                      len(entries), shown=name == layer)
+        compared = (studies.objects.read("compared", name)
+                    if studies.objects.has("compared", name) else {})
+        if compared.get("difference") is not None:
+            yield Finding("observations", f"object score minus that of features of activations, "
+                          f"{name}", compared["difference"], compared["low_95"],
+                          compared["high_95"], 0, shown=name == layer)
+
+
+def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for name, features in studies.features.items():
+        for fact, measure in (("baseline", f"mean of G(0), {name}"),
+                              *([("value", "mean of V")] if name == layer else [])):
+            mean, deviation = features.facts[f"{fact}_mean"], features.facts[f"{fact}_deviation"]
+            yield Finding("observations", f"{measure} (one deviation to either side)", mean,
+                          mean - deviation, mean + deviation, features.facts["observations"],
+                          shown=name == layer)
+
+
+def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    table = _table(studies.causes, "rates")
+    for row in table[table["arm"] == ORIGINAL].itertuples():
+        yield Finding("levels", "fails" if row.cause == ANY else f"fails by {row.cause}", row.rate,
+                      row.low_95, row.high_95, row.levels, shown=True)
+
+
+def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    steps = studies.attributions.trajectories()
+    sizes = value_spikes(steps) / max(steps.value.std(), _TINY)
+    for measure, size in (("99 % quantile", np.quantile(sizes, 0.99)), ("largest", sizes.max())):
+        yield Finding("steps", measure, size, *_NO_INTERVAL, len(sizes), shown=True)
+    for name in studies.objects.keys("names"):
+        rates = []
+        for number, feature in enumerate(read_names(studies.objects, name)["features"], start=1):
+            rate, low, high = (feature.get(key) for key in RATES)
+            if rate is not None:
+                rates.append(rate)
+                yield Finding("observations", f"{name}, feature {number} ({feature['name']}): "
+                              "frames in 1 000 with it strongly active away from one", rate, low,
+                              high, 0)
+        if rates:
+            yield Finding("features", f"{name}: frames in 1 000 with a feature strongly active "
+                          "away from its object, median of the features (lowest to highest)",
+                          np.median(rates), min(rates), max(rates), len(rates),
+                          shown=name == layer)
+
+
+def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    table = _table(studies.causes, "effects")
+    for row in table[~table["control"].astype(bool)].itertuples():
+        tested = np.isfinite(row.p_holm)  # conditions without controls are not part of the row
+        yield Finding.of_effect("levels", f"{row.label}: fails by {row.outcome}", row,
+                                shown=tested and max(row.unaltered, row.altered) > 0,
+                                holds=True if row.claimed else None)
+
+
+def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for row in _table(studies.causes, "blindness").itertuples():
+        yield Finding("levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
+                      row.low_95, row.high_95, 0, shown=True)
+
+
+def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    value, episode, left = _steps_left(studies.attributions.trajectories())
+    if len(value) > 2:
+        share = explained(left, value, episode, ClusterBootstrap(episode, seed))
+        yield Finding("steps of episodes that end", "share of V's variance by the steps left",
+                      share.value, share.low, share.high, len(value), shown=True)
+    for name, features in studies.features.items():
+        yield Finding("observations", f"share of the residual, {name}",
+                      features.facts["residual_share"], *_NO_INTERVAL,
+                      features.facts["observations"], shown=name == layer)
+
+
+def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the value, the episode's index and the number of steps until its end, (N,) each, for
+    all steps of episodes that end."""
+    index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
+    ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
+    last = ends.transform("max").to_numpy()
+    known = last >= 0
+    return (steps.value[known].astype(np.float64), ends.ngroup().to_numpy()[known],
+            (last - index)[known].astype(np.float64))
+
+
+def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for name in studies.objects.keys("names"):
+        names = read_names(studies.objects, name)
+        if names["score"] is not None:
+            yield Finding("observations", f"object score, {name}", names["score"],
+                          names["score_low_95"], names["score_high_95"], 0, names["score_chance"],
+                          shown=True)
+
+
+def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    unit = studies.attributions.settings().get("unit")
+    if not unit:
+        return
+    settings = AdvantageSettings(**unit)
+    sizes = np.abs(advantages_of(studies.attributions.trajectories(), settings.reward_scale,
+                                 settings.gamma, settings.lmbda))
+    for name in studies.features:
+        totals = np.concatenate([np.abs(cells).sum(axis=(1, 2))
+                                 for cells in studies.value_cells(name)])  # (N, F + 1)
+        shares = totals[:, -1] / np.maximum(totals.sum(axis=1), _TINY)
+        yield Finding("steps", f"rank correlation, {name}",
+                      float(spearmanr(shares, sizes).statistic), *_NO_INTERVAL, len(shares),
+                      shown=name == layer)
+
+
+_ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
+    1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
+    8: _blind, 10: _clock, 11: _object_scores, 12: _odd_frames}

@@ -1,0 +1,173 @@
+"""Edits of agents: merged into the weights of the module that reads a layer, and random edits of
+the same size as controls.
+
+A control permutes the channels of the edit's directions, with the same permutation for all
+directions. Its strength is chosen such that the norm of its change, averaged over frames, equals
+that of the edit.
+
+Letters in shape comments: N frames, C channels of the layer, M channels by sign, F directions, R
+rank of an edit, O output channels of a module, P cells.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.edits import Edit
+from agents.layers import all_layers, find_layer
+from agents.networks import L2Pool, Policy
+from common.errors import UserError
+from interventions.controls import NEAR
+
+_NUM_DRAWN = 500  # number of tried permutations of the channels
+
+
+def pool_behind(policy: Policy, layer: str) -> str:
+    """Return the path of the L2 pool that reads a layer.
+
+    The published edits project directions out of the pool's output, because they change the weights
+    of the convolution after it.
+
+    Raises:
+        UserError: if another module reads the layer.
+    """
+    name, module = _module_behind(policy, layer)
+    if not isinstance(module, L2Pool):
+        raise UserError(f"there is no L2 pool behind {layer}, but {name}; leave --behind_pool out")
+    return name
+
+
+def in_weights(policy: Policy, edit: Edit) -> Policy:
+    """Return a copy of an agent with an edit merged into its weights.
+
+    The module that reads the layer has, for each of its outputs and each cell, a weight vector over
+    the layer's channels. It is multiplied by I - s P, with strength s and the projection P onto the
+    edit's directions.
+
+    Raises:
+        UserError: if the layer is not read by a single linear module, or the edit depends on the
+            sign of activations.
+    """
+    channels = find_layer(policy, edit.layer).shape[0]
+    name, module = _module_behind(policy, edit.layer)
+    if not isinstance(module, nn.Conv2d | nn.Linear):
+        raise UserError(f"{edit.layer} is read by {name}, which is no linear map alone, so that "
+                        "the edit is none of weights; leave --in_weights out, or give "
+                        "--behind_pool if it is an L2 pool")
+    if edit.signed(channels):
+        raise UserError(f"the features of {edit.layer} are of activations of both signs, which "
+                        "are no linear function of them, so that the edit is none of weights; "
+                        "leave --in_weights out")
+    edited = copy.deepcopy(policy)
+    weight = edited.get_parameter(f"{name}.weight")
+    basis = edit.basis.to(weight)  # (C, R)
+    with torch.no_grad():
+        by_channel = weight.view(len(weight), channels, -1)  # (O, C, P)
+        along = torch.einsum("ocp,cr->orp", by_channel, basis)
+        by_channel -= edit.strength * torch.einsum("orp,cr->ocp", along, basis)
+    return edited
+
+
+def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
+    """Return the name of the embedder's next module, which reads a layer, and the module.
+
+    Outputs that a residual unit also reads are followed only by a ReLU or a sum, so a convolution
+    or a linear module is the only reader.
+    """
+    names = [each.name for each in all_layers(policy) if each.name.startswith("embedder.")]
+    for name in names[names.index(layer) + 1:] if layer in names else []:
+        module = policy.get_submodule(name)
+        if not isinstance(module, nn.Flatten):  # flattening changes no values
+            return name, module
+    raise UserError(f"{layer} is not read by one map of the embedder alone, so that an edit of it "
+                    "is none of weights; leave --in_weights out")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomEdit:
+    """A control of an edit.
+
+    Attributes:
+        edit: the random edit.
+        relative: ratio between the sizes of the control's and the original edit's changes at the
+            same strength; the control's strength was divided by it.
+    """
+
+    edit: Edit
+    relative: float
+
+    @property
+    def near(self) -> bool:
+        """Whether the sizes of both changes differ by at most a quarter at the same strength."""
+        return abs(self.relative - 1) <= NEAR
+
+
+class ChangeSizes:
+    """Computes the sizes of the changes that edits of a layer cause in given frames.
+
+    Args:
+        activations: activations of the layer (N, C, …).
+        signed: whether directions treat positive and negative activations as separate channels.
+    """
+
+    def __init__(self, activations: Tensor, signed: bool):
+        self.channels = activations.shape[1]
+        cells = activations.flatten(2).double() if activations.ndim > 2 else (
+            activations.double().unsqueeze(2))  # (N, C, P)
+        if signed:
+            cells = torch.cat([cells.relu(), (-cells).relu()], dim=1)
+        self._products = cells @ cells.mT  # (N, M, M)
+
+    def of(self, edit: Edit) -> float:
+        """Compute the Euclidean norm of an edit's change, averaged over frames."""
+        basis, back = edit.basis.double(), edit.back(self.channels).double()
+        along = basis.T @ self._products @ basis  # (N, R, R)
+        squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)
+        return abs(edit.strength) * float(squares.sqrt().mean())
+
+
+def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
+    """Draw random edits as controls of an edit; a larger number only appends further controls.
+
+    Controls whose size differs by at most a quarter at the same strength come first, then the
+    others in order of increasing difference.
+
+    Args:
+        edit: the edit.
+        activations: activations of its layer in some frames (N, C, …), without the edit.
+        number: number of controls.
+        seed: seed of the random permutations.
+
+    Raises:
+        UserError: if the edit has no effect, or too few other directions have one.
+    """
+    sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
+    size = sizes.of(edit)
+    if not size:
+        raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} pictures, "
+                        "so it has no controls of its size; edit other features")
+    rng = np.random.default_rng(seed)
+    controls, seen = [], {edit.directions.numpy().tobytes()}
+    for _ in range(_NUM_DRAWN):
+        directions = edit.directions[:, torch.from_numpy(rng.permutation(
+            edit.directions.shape[1]))]
+        key = directions.numpy().tobytes()
+        if key in seen:
+            continue
+        seen.add(key)
+        control = dataclasses.replace(edit, directions=directions)
+        relative = sizes.of(control) / size
+        if relative:
+            controls.append(RandomEdit(dataclasses.replace(
+                control, strength=edit.strength / relative), relative))
+    if len(controls) < number:
+        raise UserError(f"{number} controls cannot be drawn for the edit of {edit.layer}: there "
+                        f"are {len(controls)} other directions that change anything; take fewer "
+                        "--num_controls")
+    controls.sort(key=lambda each: 0.0 if each.near else abs(np.log(each.relative)))
+    return controls[:number]
