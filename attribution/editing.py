@@ -56,9 +56,10 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
     channels = find_layer(policy, edit.layer).shape[0]
     name, module = _module_behind(policy, edit.layer)
     if not isinstance(module, nn.Conv2d | nn.Linear):
+        pool = "; --behind_pool takes the features out behind that pool" if isinstance(
+            module, L2Pool) else ""
         raise UserError(f"{edit.layer} is read by {name}, which is no linear map alone, so that "
-                        "the edit is none of weights; leave --in_weights out, or give "
-                        "--behind_pool if it is an L2 pool")
+                        f"the edit is none of weights{pool}; leave --in_weights out")
     if edit.signed(channels):
         raise UserError(f"the features of {edit.layer} are of activations of both signs, which "
                         "are no linear function of them, so that the edit is none of weights; "
@@ -152,14 +153,13 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
         raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} pictures, "
                         "so it has no controls of its size; edit other features")
     rng = np.random.default_rng(seed)
-    controls, seen = [], {edit.directions.numpy().tobytes()}
+    controls, seen = [], {_key(edit.directions)}
     for _ in range(_NUM_DRAWN):
         directions = edit.directions[:, torch.from_numpy(rng.permutation(
             edit.directions.shape[1]))]
-        key = directions.numpy().tobytes()
-        if key in seen:
+        if _key(directions) in seen:
             continue
-        seen.add(key)
+        seen.add(_key(directions))
         control = dataclasses.replace(edit, directions=directions)
         relative = sizes.of(control) / size
         if relative:
@@ -171,3 +171,7 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
                         "--num_controls")
     controls.sort(key=lambda each: 0.0 if each.near else abs(np.log(each.relative)))
     return controls[:number]
+
+
+def _key(directions: Tensor) -> bytes:
+    return directions.numpy().tobytes()

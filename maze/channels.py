@@ -16,21 +16,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.agent_file import load_agent
 from agents.layers import Layer, all_layers
 from agents.networks import Policy
-from agents.provenance import agent_sha256
-from common.cli import Parser, count, from_zero, set_up_logging
-from common.devices import resolve_compute
+from common.cli import Parser, count, from_zero
 from common.errors import UserError, script_main
-from common.files import versions
 from common.palette import BLUE, DPI, VERMILION
-from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.flags import REFERENCE_SIZE
 from interventions.tracking import SCORES
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.state import game_of
 from maze.studies.channels import (
     CENTRED,
@@ -79,35 +74,25 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_num_mazes(args)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
+    args, compute, policy = start(parser(), argv)
     layers, multiplied_layer = parse_layers(policy, args.layers, args.layer)
     factors = [parse_factor(text) for text in args.factors]
     args.num_mazes *= 2
     states = levels_of(args)
-    env = game_of(states)
     half = len(states) // 2
     sets = {CHOOSING: states[:half], REPORTING: states[half:]}
     decisions = Decisions(policy, compute, sets[REPORTING])
     for state in states:
         state.grid.cheese  # noqa: B018  raises for none or several
+    seeds = {name: [state.level_seed for state in levels] for name, levels in sets.items()}
     if args.dry_run:
-        for name, levels in sets.items():
-            print(f"{name}: {' '.join(str(state.level_seed) for state in levels)}")
+        print(*(f"{name}: {numbers}" for name, numbers in seeds.items()), sep="\n")
         return
-    store = ResultStore(args.output_dir, CHANNEL_FILES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "levels": {name: [state.level_seed for state in levels] for name, levels in sets.items()},
-        "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
-        "layers": [layer.name for layer in layers], "layer": multiplied_layer.name,
+    store = open_store(CHANNEL_FILES, args, compute, {
+        "levels": seeds, "layers": [layer.name for layer in layers], "layer": multiplied_layer.name,
         "factors": args.factors, "num_forks": len(decisions.states),
         "num_channels": args.num_channels, "num_controls": args.num_controls,
-        "num_shuffles": args.num_shuffles, "seed": args.seed, "precision": compute.precision,
-        "versions": versions()}, args.overwrite)
+        "num_shuffles": args.num_shuffles, "seed": args.seed}, states=states)
     scores = pd.concat([
         store.compute("scores", name, function=functools.partial(
             tracking_scores, policy, compute, layers, levels, name, args.seed))
@@ -117,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     multiplied = [channel for layer, channel in chosen if layer == multiplied_layer.name]
     effects = pd.DataFrame()
     if multiplied:
-        reference = reference_frames(env, {state.level_seed for state in states},
+        reference = reference_frames(game_of(states), {state.level_seed for state in states},
                                      REFERENCE_SIZE, args.seed)
         groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
         effects = store.compute("effects", function=lambda: multiply_channels(
@@ -130,11 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     with store.file("figure") as temporary:
         plot(temporary, scores, probes)
     store.write("channels", value=scores)
-    for layer in layers:
-        print(f"{layer.name}: " + (", ".join(str(channel) for name, channel in chosen
-                                             if name == layer.name) or "no channel")
-              + " chosen as following the cheese")
-    print(f"wrote {store.file_of('channels')}")
+    print(*(f"{layer}: channel {channel} was chosen as following the cheese"
+            for layer, channel in chosen), f"wrote {store.file_of('channels')}", sep="\n")
 
 
 def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
@@ -213,15 +195,14 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
                   f"square: {cheese[CENTRED]:.3f}.", ""]
     lines += ["## Probes", "", "Linear, trained, chosen and tested on different levels; 95 % "
               "intervals over levels. Base: without reading the layer. Shuffled: labels shuffled "
-              "between levels.", ""]
-    lines += markdown_table(("layer", "target", "metric", "score (95 %)", "base", "shuffled"), [
-        (row.layer, row.target, _METRICS[row.metric],
-         format_interval(row.score, row.low_95, row.high_95, ".3f"), f"{row.base:.3f}",
-         f"{row.shuffled:.3f}") for row in probes.itertuples()])
+              "between levels.", "", *markdown_table(
+                  ("layer", "target", "metric", "score (95 %)", "base", "shuffled"),
+                  [(row.layer, row.target, _METRICS[row.metric],
+                    format_interval(row.score, row.low_95, row.high_95, ".3f"), f"{row.base:.3f}",
+                    f"{row.shuffled:.3f}") for row in probes.itertuples()])]
     if effects.empty:
-        lines += ["## Multiplied channels", "", f"No channel of {layer} was chosen, so none was "
-                  "multiplied."]
-        return "\n".join(lines)
+        return "\n".join([*lines, "## Multiplied channels", "", f"No channel of {layer} was "
+                          "chosen, so none was multiplied."])
     multiplied = effect_report(
         effects, OUTCOMES, PATCHES, f"Positive and negative parts of the chosen channels of "
         f"{layer}, multiplied, at the decision squares of {num_forks} forks among the levels that "
@@ -237,11 +218,8 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
     columns = max(len(layers), -(-len(targets) // 2))
     figure = Figure(figsize=(3.2 * columns, 9.5), layout="constrained")
     panels = figure.subplots(3, columns, squeeze=False)
-    for axes in panels.flat:
-        axes.axis("off")
     for axes, layer in zip(panels[0], layers):
         part = shown[shown["layer"] == layer]
-        axes.axis("on")
         axes.axhline(part["hit_rate_threshold"].iloc[0], color="#888888", linewidth=0.8)
         axes.axvline(part["contrast_threshold"].iloc[0], color="#888888", linewidth=0.8)
         axes.scatter(part["contrast"], part["hit_rate"], s=14,
@@ -253,7 +231,6 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
     for axes, target in zip(panels[1:].flat, targets):
         part = probes[(probes["target"] == target) & probes["metric"].isin(("accuracy", "r2"))]
         places = np.arange(len(part))
-        axes.axis("on")
         axes.errorbar(places, part["score"], np.array([part["score"] - part["low_95"],
                                                        part["high_95"] - part["score"]]),
                       color=BLUE, marker="o", markersize=4, linewidth=1.2, label="probe")
@@ -262,6 +239,8 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
         axes.set_xticks(places, [name.removeprefix("embedder.") for name in part["layer"]],
                         rotation=60, ha="right", fontsize=7)
         axes.set(title=target, ylabel=_METRICS[part["metric"].iloc[0]])
+    for axes in panels.flat:
+        axes.set_visible(axes.has_data())
     panels[1, 0].legend(fontsize=8)
     figure.suptitle("Channels that follow the cheese (red: chosen on other levels), and probes")
     figure.savefig(path, dpi=DPI, format="png")

@@ -6,28 +6,15 @@ shard computes the fields of its levels; --join then writes the tables, figures 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
-import pandas as pd
-
-from agents.agent_file import agent_files, load_agent
+from agents.agent_file import agent_files
 from agents.layers import layers_named
-from agents.provenance import agent_sha256
-from common.cli import (
-    Parser,
-    from_zero,
-    set_up_logging,
-    whole,
-)
-from common.devices import resolve_compute
+from common.cli import Parser, from_zero, whole
 from common.errors import UserError, script_main
-from common.files import versions
-from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, open_arm, patch_arms
 from maze.field.fields import MEMORIES, START, reference_frames
@@ -48,12 +35,13 @@ from maze.field.results import (
     moved_table,
     outcome_table,
 )
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
-from maze.level.grid import Grid, kind_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
+from maze.level.grid import describe
 from maze.level.patch_words import marked_squares, register_maze_words
 from maze.level.state import WORLD_DIMS, MazeState, as_played, draw, game_of
 from maze.studies.vectors import add_own_vector_flags, own_vectors
 
+_PRINTED = ("mean_total_variation", "p_cheese", "p_corner", "exact_cheese", "facing_variation")
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
 
@@ -88,10 +76,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
+    args, compute, policy = start(parser(), argv)
     levels = by_name(levels_of(args))
     env = game_of(levels.values())
     register_maze_words()
@@ -102,18 +87,18 @@ def main(argv: list[str] | None = None) -> None:
     if COEFFICIENTS in args.films and len(arms) < 3:
         raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
                         "or --patch_file with a list of coefficients")
-    checkpoints = checkpoints_of(args)
+    checkpoints = agent_files(args.agent_file.parent)
+    if CHECKPOINTS in args.films and len(checkpoints) < 2:
+        raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
+                        f"beside {args.agent_file}; there are {len(checkpoints)}")
     if args.dry_run:
-        print("\n".join(f"{name}: {describe(state.grid)}" for name, state in levels.items()))
-        print(f"arms: {', '.join(arms)}")
+        print(*(f"{name}: {describe(state.grid)}" for name, state in levels.items()),
+              f"arms: {', '.join(arms)}", sep="\n")
         return
     facings = (0, 1) if args.facing == "both" else (int(args.facing),)
-    store = ResultStore(args.output_dir, FIELDS_FILES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+    store = open_store(FIELDS_FILES, args, compute, {
         "facing": args.facing, "memory": args.memory, "region": args.region,
-        "components": args.components, "margin": args.margin, "precision": compute.precision,
-        "versions": versions()}, args.overwrite, args.shard,
+        "components": args.components, "margin": args.margin}, args.shard,
         {"levels": list(levels), "arms": arms}, args.join,
         [("field", arm, level) for arm in arms for level in levels])
     everywhere = [*levels.values()]
@@ -157,9 +142,9 @@ def main(argv: list[str] | None = None) -> None:
                                               style),
                 CHEESE: over_cheese(levels[name], options, style)}[film]
             write_film(store.file_of("film", film, name), figures, stills, args.num_stills)
-    print(summary(table))
-    print(f"wrote {store.file_of('differences')} and the fields of {len(levels)} levels in "
-          f"{len(arms)} arms")
+    means = table.groupby("arm", sort=False)[list(_PRINTED)].mean()
+    print(f"{means}\nwrote {store.file_of('differences')} and the fields of {len(levels)} levels "
+          f"in {len(arms)} arms")
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
@@ -169,48 +154,6 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
-
-
-def describe(grid: Grid) -> str:
-    """Return a description of a level in one line."""
-    kind = kind_of(grid)
-    decision = f", decision square at {grid.decision_square()}" if kind == "fork" else ""
-    cheese = " and ".join(map(str, grid.cheeses)) or "nowhere"
-    return (f"{grid.maze_dim} x {grid.maze_dim} squares, cheese at {cheese}, kind: {kind}"
-            f"{decision}")
-
-
-def checkpoints_of(args: argparse.Namespace) -> list[Path]:
-    """Return the agent files for a film of checkpoints.
-
-    Raises:
-        UserError: if such a film is requested and there are fewer than two agent files.
-    """
-    files = agent_files(args.agent_file.parent)
-    if CHECKPOINTS in args.films and len(files) < 2:
-        raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
-                        f"beside {args.agent_file}; there are {len(files)}")
-    return files
-
-
-def summary(table: pd.DataFrame) -> str:
-    """Return the means of the outcomes, one line per arm."""
-    lines = []
-    for arm, rows in table.groupby("arm", sort=False):
-        forks = rows["p_cheese"].notna().sum()
-        parts = [f"{arm}: {len(rows)} levels"]
-        for name, label in (("mean_total_variation", "mean total variation"),
-                            ("exact_cheese", "exact probability of the cheese"),
-                            ("facing_variation", "total variation between facings")):
-            if rows[name].notna().any():
-                parts.append(f"{label} {rows[name].mean():.3f}")
-        if forks:
-            parts.append(f"at {forks} decision squares P(cheese) {rows['p_cheese'].mean():.3f}, "
-                         f"P(corner) {rows['p_corner'].mean():.3f}")
-        if forks < len(rows):
-            parts.append(f"{len(rows) - forks} levels are no forks and have none")
-        lines.append(", ".join(parts))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

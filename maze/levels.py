@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,10 @@ from common.files import versions
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table
 from common.video import write_strip
-from maze.level.flags import (
-    EDIT_FLAGS,
-    add_flags,
-    add_level_flags,
-    edited,
-    levels_of,
-    text_level,
-)
-from maze.level.grid import FEATURES, FORK, fork_features
-from maze.level.levels import LevelEntry, save_levels
-from maze.level.state import MazeState, draw
+from maze.level.flags import EDIT_FLAGS, add_flags, add_level_flags, edited, levels_of
+from maze.level.grid import FEATURES, fork_features
+from maze.level.levels import digest, load_text, save_levels
+from maze.level.state import MazeState, check_seeds, draw
 
 LEVEL_FILES = Schema(
     "levels", "python -m maze.levels", items={"level": Entry("level_{}.json", File())},
@@ -34,7 +27,6 @@ LEVEL_FILES = Schema(
 MAX_PICTURES = 100  # maximum number of images in the contact sheet
 _PICTURE_SIZE = 256  # pixels
 _IN_A_ROW = 10
-_SHOWN_LETTERS = 60  # characters printed of a long field
 
 
 def parser() -> Parser:
@@ -65,15 +57,12 @@ def row_of(state: MazeState) -> dict[str, object]:
     grid = state.grid
     row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,
            "maze_dim": grid.maze_dim}
-    try:
+    with contextlib.suppress(UserError):
         row |= {"kind": grid.kind(), "cheese_row": grid.cheese.row,
                 "cheese_column": grid.cheese.column}
-        if row["kind"] == FORK:
-            decision = grid.decision_square()
-            row |= {"decision_row": decision.row, "decision_column": decision.column,
-                    **fork_features(grid)}
-    except UserError:
-        row["kind"] = None
+        decision = grid.decision_square()  # raises unless the level is a fork
+        row |= {"decision_row": decision.row, "decision_column": decision.column,
+                **fork_features(grid)}
     return {**row, "not_as_in_training": "; ".join(grid.departures_from_training())}
 
 
@@ -90,10 +79,7 @@ def print_fields(state: MazeState) -> None:
     """Print every field of a state by name, long fields abbreviated, and the maze."""
     print(f"level {state.level_seed}, {len(state.to_bytes())} bytes")
     for name, value in state.fields().items():
-        text = str(value)
-        if len(text) > _SHOWN_LETTERS:
-            text = f"{text[:_SHOWN_LETTERS]}... ({len(text)} characters)"
-        print(f"  {name}: {text}")
+        print(f"  {name}: {textwrap.shorten(str(value), 80)}")
     print("\n".join(state.grid.to_rows()))
 
 
@@ -115,19 +101,13 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
     Raises:
         UserError: if the folder holds something else, or two levels have the same seed.
     """
-    table = table_of(states)
-    twice = table["level_seed"][table["level_seed"].duplicated()]
-    if len(twice):
-        raise UserError(f"level {twice.iloc[0]} is there twice, but a folder of levels has one "
-                        "file a seed")
-    entries = json.dumps([LevelEntry.of(state).to_json() for state in states])
+    check_seeds(states)
     store = ResultStore(folder, LEVEL_FILES)
     store.open({"kind": "levels of maze", "num_levels": len(states),
-                "levels_sha256": hashlib.sha256(entries.encode()).hexdigest(),
-                "versions": versions()}, overwrite)
+                "levels_sha256": digest(states), "versions": versions()}, overwrite)
     for state in with_progress(states, len(states), "level"):
         save_levels(store.file_of("level", state.level_seed), [state])
-    store.write("table", value=table)
+    store.write("table", value=table_of(states))
     pictures = [labelled(state, person_view) for state in states[:MAX_PICTURES]]
     write_strip(store.file_of("picture"), [pictures[begin:begin + _IN_A_ROW] for begin in range(
         0, len(pictures), _IN_A_ROW)], _PICTURE_SIZE)
@@ -138,7 +118,10 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    chosen = [text_level(args)] if args.text else levels_of(args)
+    if args.text and args.levels:
+        raise UserError("--text and --levels exclude each other")
+    chosen = ([load_text(args.text, args.distribution_mode, args.use_backgrounds)] if args.text
+              else levels_of(args))
     states = [edited(state, args) for state in chosen]
     if args.fields:
         for state in states:

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.agent_file import load_agent
-from agents.provenance import agent_sha256
-from common.cli import Parser, set_up_logging, whole
-from common.devices import resolve_compute
+from common.cli import Parser, whole
 from common.errors import UserError, script_main
-from common.files import versions
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
-from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.state import game_of
 from maze.studies.channels import (
     add_channel_flags,
@@ -80,31 +75,21 @@ def _targets(text: str) -> int | None:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
+    args, compute, policy = start(parser(), argv)
     if not np.isfinite([args.value, args.others or 0]).all():
         raise UserError("--value and --others must be finite numbers")
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
     layer = find_map(policy, args.layer)
     channels = parse_channels(args.channels, args.strongest, policy, layer)
     states = levels_of(args)
     env, seeds = game_of(states), [state.level_seed for state in states]
-    if len(set(seeds)) < len(seeds):
-        raise UserError("two of the levels have the same seed; ask for one of them at a time")
     patch = CellPatch(channels, (args.value,) * len(channels), args.others)
     arm = arm_name(patch, args.value, args.num_controls)
     if args.dry_run:
         print(f"arm {arm}; levels: {' '.join(map(str, seeds))}")
         return
-    store = ResultStore(args.output_dir, RETARGETING_FILES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "layer": layer.name, "levels": seeds, "levels_sha256": hashlib.sha256(json.dumps(
-            [state.grid.to_rows() for state in states]).encode()).hexdigest(),
-        "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
-        "targets": args.targets, "control_targets": args.control_targets, "seed": args.seed,
-        "precision": compute.precision, "versions": versions()}, args.overwrite)
+    store = open_store(RETARGETING_FILES, args, compute, {
+        "layer": layer.name, "targets": args.targets, "control_targets": args.control_targets,
+        "seed": args.seed}, states=states)
     if not channels:
         write_nothing_chosen(store, layer)
         return
@@ -114,8 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         set_cell = SetTo(layer.name, channels=channels, cells=((0, 0),), value=args.value)
         for control in controls_of(policy, [set_cell], args.num_controls, args.seed, reference,
                                    CHANNELS):
-            [drawn] = control.patches
-            assert isinstance(drawn, SetTo) and drawn.channels is not None
+            drawn: Any = control.patches[0]
             values = np.asarray(drawn.value)[list(drawn.channels), 0, 0]
             controls.append(CellPatch(drawn.channels, tuple(values.tolist()), args.others))
     forward = PartialForward(policy, compute, layer.name)

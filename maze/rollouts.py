@@ -10,26 +10,17 @@ import functools
 import numpy as np
 import pandas as pd
 
-from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, beside, play_episodes, small_film, write_beside
 from agents.hooks import patched
-from agents.provenance import agent_sha256
-from common.cli import (
-    Parser,
-    count,
-    frames_per_second,
-    set_up_logging,
-)
-from common.devices import resolve_compute
+from common.cli import Parser, count, frames_per_second
 from common.errors import UserError, script_main
-from common.files import versions
 from common.progress import with_progress
-from common.results import Entry, File, Json, ResultStore, Schema, Table
+from common.results import Entry, File, Json, Schema, Table
 from common.video import FRAMES_PER_SECOND, write_gif
 from interventions.flags import add_patch_flags, open_arm, patch_arms
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState, as_played, game_of
 from maze.studies.vectors import add_own_vector_flags, own_vectors
@@ -58,37 +49,29 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
+    args, compute, policy = start(parser(), argv)
     register_maze_words()
     patches = patch_arms(args)
     if not patches and not args.vectors:
         raise UserError("films show arms beside the agent as it is; give --vectors, --patch or "
                         "--patch_file")
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
     states = levels_of(args)
     seeds = [state.level_seed for state in states]
     env, edit = game_of(states), functools.partial(as_played, states)
-    for state in states:
-        as_played(states, state.to_bytes())  # raises if two levels have the same seed
     steered = own_vectors(args, policy, states)
     if args.dry_run:
-        print(f"levels: {', '.join(map(str, seeds))}")
-        print(f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
+        print(f"levels: {', '.join(map(str, seeds))}\n"
+              f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
         return
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
     opened = {name: open_arm(arm, args, policy, env, reference, edit)
               for name, arm in patches.items()}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
-            **{name: tuple(each.patches) for name, each in opened.items()}}
-    store = ResultStore(args.output_dir, FILM_FILES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+            **{name: tuple(arm.patches) for name, arm in opened.items()}}
+    store = open_store(FILM_FILES, args, compute, {
         "arms": [*arms], "layer": args.layer if steered else None, "seed": args.seed,
-        "patches": [each.metadata for each in opened.values()], "levels": seeds,
-        "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,
-        "versions": versions()}, args.overwrite)
+        "patches": [arm.metadata for arm in opened.values()], "max_steps": args.max_steps,
+        "tps": args.tps}, states=states)
 
     def film(number: int, state: MazeState) -> list[dict]:
         """Play a level with each arm and write the film; return a row of results per arm."""
@@ -117,10 +100,8 @@ def main(argv: list[str] | None = None) -> None:
         rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
     store.write("episodes", value=table)
-    for arm, part in table.groupby("arm", sort=False):
-        print(f"{arm}: cheese on {part['cheese'].sum()} of {len(part)} levels, "
-              f"{part['steps'].mean():.0f} steps on average")
-    print(f"wrote {len(states)} films to {args.output_dir}")
+    means = table.groupby("arm", sort=False)[["cheese", "steps"]].mean()
+    print(f"{means}\nwrote {len(states)} films to {args.output_dir}")
 
 
 if __name__ == "__main__":

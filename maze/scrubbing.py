@@ -16,15 +16,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.agent_file import load_agent
-from agents.provenance import agent_sha256
-from common.cli import Parser, count, set_up_logging, whole
-from common.devices import resolve_compute
+from common.cli import Parser, count, whole
 from common.errors import script_main
-from common.files import versions
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
-from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
@@ -40,7 +35,7 @@ from interventions.resampling import (
     sizes_moved,
 )
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.grid import FORK
 from maze.level.state import MazeState, game_of
 from maze.studies.channels import (
@@ -79,28 +74,19 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_num_mazes(args)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
+    args, compute, policy = start(parser(), argv)
     layer = find_map(policy, args.layer)
     channels = parse_channels(args.channels, args.strongest, policy, layer)
     states = levels_of(args)
     env, seeds = game_of(states), [state.level_seed for state in states]
-    check_starts(len(set(seeds)))
+    check_starts(len(seeds), "--num_mazes")
     if args.dry_run:
         print(f"channels {_text(channels)}; levels: {' '.join(map(str, seeds))}")
         return
-    store = ResultStore(args.output_dir, SCRUBBING_FILES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "layer": layer.name, "channels": list(channels), "levels": seeds,
-        "rows": [state.grid.to_rows() for state in states] if args.levels else None,
-        "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
-        "sources": args.sources, "num_sources": args.num_sources,
-        "num_controls": args.num_controls, "num_squares": args.num_squares, "seed": args.seed,
-        "precision": compute.precision, "versions": versions()}, args.overwrite)
+    store = open_store(SCRUBBING_FILES, args, compute, {
+        "layer": layer.name, "channels": list(channels), "sources": args.sources,
+        "num_sources": args.num_sources, "num_controls": args.num_controls,
+        "num_squares": args.num_squares, "seed": args.seed}, states=states)
     if not channels:
         write_nothing_chosen(store, layer)
         return
@@ -145,11 +131,8 @@ def main(argv: list[str] | None = None) -> None:
     with store.file("figure") as temporary:
         plot(temporary, f"Channels {_text(channels)} of {layer.name}", conditions, contrasts)
     store.write("table", value=table)
-    first = contrasts[~contrasts["control"]].iloc[0]
-    effect = format_interval(first["effect"], first["low_95"], first["high_95"], "+.4f")
-    print(f"channels {_text(channels)}: double contrast of the total variation {effect}, "
-          f"{'supported' if first['supported'] else 'not supported'}")
-    print(f"wrote {store.file_of('table')}")
+    print(f"channels {_text(channels)}: double contrast of the total variation "
+          f"{contrasts['effect'].iloc[0]:+.4f}\nwrote {store.file_of('table')}")
 
 
 def _text(channels: Sequence[int]) -> str:
@@ -195,11 +178,10 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
                     format_interval(row.effect, row.low_95, row.high_95, "+.4f"),
                     format_p(row.p_holm), format_p(row.p_control),
                     bold("yes") if row.supported else "no") for row in own.itertuples()])]
-    claimed = int(contrasts[contrasts["control"]]["claimed"].sum())
-    lines += [f"The same rule claims {claimed} of {contrasts['control'].sum()} contrasts of "
-              "the random sets, each compared with the others."]
-    warning = warn_of_few_controls(num, "random sets")
-    return "\n".join([*lines, *(warning or [""])])
+    claimed = contrasts.loc[contrasts["control"], "claimed"]
+    return "\n".join([
+        *lines, f"The same rule claims {claimed.sum()} of {len(claimed)} contrasts of the random "
+        "sets, each compared with the others.", *warn_of_few_controls(num, "random sets"), ""])
 
 
 def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFrame) -> None:
@@ -218,7 +200,6 @@ def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFra
         axes.set_xticks(np.arange(2) + 0.04, [_FEATURES[feature] for feature in rows["feature"]])
         axes.set_title(f"{label}\ndouble contrast {own.loc[outcome, 'effect']:+.3f}", fontsize=9)
         axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
     panels[0].legend(fontsize=9)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI, format="png")

@@ -7,33 +7,29 @@ killed run resumes after the last finished forks and gives the same numbers.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.agent_file import load_agent
 from agents.layers import ALL, find_layer, layers_named
 from agents.networks import Policy
-from agents.provenance import agent_sha256
-from common.cli import Parser, count, from_zero, set_up_logging, whole
-from common.devices import resolve_compute
+from common.cli import Parser, count, from_zero, whole
 from common.errors import UserError, script_main
-from common.files import sha256, versions
+from common.files import sha256
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
 from interventions.controls import OTHERS, PERMUTED
 from interventions.flags import REFERENCE_SIZE
-from interventions.vectors import SteeringVector, save_vectors, vectors_of_pairs
+from interventions.vectors import SteeringVector, save_vectors
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.grid import FORK, kind_of
-from maze.level.levels import chosen_levels
+from maze.level.levels import chosen_levels, draw_levels
 from maze.level.state import WORLD_DIMS, MazeState, game_of
 from maze.studies.steering import (
     CHOOSING,
@@ -56,21 +52,19 @@ from maze.studies.vectors import (
     FIXED,
     LAYER,
     MEAN,
+    OFFSET,
     OWN,
     SOURCES,
     TOP_RIGHT,
     VECTOR_KINDS,
     VectorKind,
-    draw_pool,
     mean_vectors,
-    offset_source,
-    pair_frames,
     source_level,
     vectors_of_file,
     vectors_of_pair,
 )
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import MIN_STARTS, Condition, Outcome
+from stats.effects import Condition, Outcome, check_starts, claims_summary
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
 
@@ -80,8 +74,7 @@ COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 WORDING = Wording("Steering vectors at decision squares", "controls",
                   "vectors that are no better than controls", " of each kind",
                   "How far the layer's output is moved at a picture")
-FIELD_WORDING = Wording("Steering vectors over whole fields", WORDING.controls, WORDING.alike,
-                        WORDING.equal, WORDING.size)
+FIELD_WORDING = dataclasses.replace(WORDING, title="Steering vectors over whole fields")
 
 
 def parser() -> Parser:
@@ -93,7 +86,7 @@ def parser() -> Parser:
                             "file <name>.npz; or two level files or seeds, the first minus the "
                             "second")
     flags.add_argument("--coefficients", nargs="+", type=float, metavar="C",
-                       help=f"coefficients of the vectors, an arm each; {_join(COEFFICIENTS)} "
+                       help=f"coefficients of the vectors, an arm each; {COEFFICIENTS} "
                             f"if not given")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
                        help=f"layers to add vectors to; {EACH}: every layer separately, {ALL}: all "
@@ -111,7 +104,7 @@ def parser() -> Parser:
     flags.add_argument("--compose", action="store_true",
                        help="add the cheese vector, the top right vector, and both, and measure "
                             "their interaction; --coefficients then takes one value per vector, by "
-                            f"default {_join(COMPOSED)}")
+                            f"default {COMPOSED}")
     flags.add_argument("--controls", nargs="+", default=[PERMUTED], choices=tuple(CONTROL_KINDS),
                        help="; ".join(f"{kind}: {text}" for kind, text in CONTROL_KINDS.items()))
     flags.add_argument("--num_controls", type=whole(2, 1000), default=20,
@@ -133,96 +126,75 @@ def parser() -> Parser:
     return flags
 
 
-def _join(coefficients: Sequence[float]) -> str:
-    return " ".join(f"{c:g}" for c in coefficients)
-
-
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_num_mazes(args)
-    if 0 < args.num_fields < MIN_STARTS:
-        raise UserError(f"--num_fields must be 0 or at least {MIN_STARTS}")
-    kinds = parse_kinds(args)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    policy = load_agent(args.agent_file, compute.device)
-    if args.exact and policy.recurrent:
-        raise UserError("exact probabilities need an agent without memory: with a GRU the square "
-                        "does not decide what it does; leave --exact out")
-    fixed = {} if kinds else {"given": load_vectors(args, policy)}
+    args, compute, policy = start(parser(), argv)
+    if args.num_fields:
+        check_starts(args.num_fields, "--num_fields")
+    kinds, fixed = parse_vectors(args, policy)
     arms = make_arms(args, policy, kinds, list(fixed.get("given", ())))
     layers = list(dict.fromkeys(layer.name for group in arms
                                 for layer in layers_named(policy, group.layer)))
-    states, skipped = find_forks(args, kinds)
-    env = game_of(states)
-    pool = draw_pool(env, {state.level_seed for state in states}, args.num_sources, args.seed)
-    states, without_source = with_sources(states, arms, pool, args.seed)
-    skipped += without_source
-    states, choosing = states[:len(states) - args.choose_on], states[len(states) - args.choose_on:]
-    if len(states) < MIN_STARTS:
-        raise UserError(f"{len(states)} forks are left, and a comparison needs at least "
-                        f"{MIN_STARTS}; ask for more with --num_mazes, or take other --sources")
+    forks, num_levels = find_forks(args, kinds)
+    env = game_of(forks)
+    pool = draw_levels(env, {state.level_seed for state in forks}, args.num_sources, args.seed)
+    sources = {(source.kind, source.source) for group in arms for source in group.sources
+               if source.kind is not None and source.source not in (OWN, MEAN)}
+    forks = [state for state in forks if all(
+        source_level(kind, source, state, pool, args.seed) for kind, source in sources)]
+    states, choosing = forks[:len(forks) - args.choose_on], forks[len(forks) - args.choose_on:]
+    check_starts(len(states), "--num_mazes")
     if args.dry_run:
-        for name, levels in (("forks", states), ("to choose on", choosing)):
-            print(f"{name}: {', '.join(str(state.level_seed) for state in levels) or 'none'}")
-        print("arms: " + ", ".join(arm.name for group in arms for arm in group.conditions))
+        print("forks:", *(state.level_seed for state in states), "\nto choose on:",
+              *(state.level_seed for state in choosing), "\narms:",
+              *(arm.name for group in arms for arm in group.conditions))
         return
-    store = ResultStore(args.output_dir, STEERING_FILES)
-    files = [path for path in map(Path, args.vector) if path.is_file()]
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "vector": args.vector, "vector_sha256": [sha256(path) for path in files],
+    store = open_store(STEERING_FILES, args, compute, {
+        "vector": args.vector,
+        "vector_sha256": [sha256(path) for path in map(Path, args.vector) if path.is_file()],
         "groups": [[group.name, *(list(arm.value or ()) for arm in group.conditions)]
                    for group in arms],
         "controls": args.controls, "num_controls": args.num_controls, "seed": args.seed,
         "num_sources": args.num_sources, "region": args.region, "exact": args.exact,
-        "precision": compute.precision, "levels": [state.level_seed for state in states],
-        "choosing": [state.level_seed for state in choosing],
-        "levels_sha256": hashlib.sha256(json.dumps(
-            [state.grid.to_rows() for state in (*states, *choosing)]).encode()).hexdigest(),
-        "versions": versions()}, args.overwrite)
+        "levels": [state.level_seed for state in states],
+        "choosing": [state.level_seed for state in choosing]}, states=forks)
     if MEAN in args.sources:
         fixed |= {VectorSource(kind, MEAN).fixed_name: mean_vectors(policy, layers, kind, pool)
                   for kind in kinds}
-    write_vectors(store, policy, layers, kinds, states[:args.num_vectors], fixed)
-    reference = reference_frames(env, {state.level_seed for state in (*states, *choosing)},
-                                 REFERENCE_SIZE, args.seed)
+    own = {f"{kind.name}_{state.level_seed}": mean_vectors(policy, layers, kind, [state])
+           for kind in kinds for state in states[:args.num_vectors]}
+    for name, by_layer in {**own, **fixed}.items():
+        save_vectors(store.file_of("vectors", name), list(by_layer.values()))
+    reference = reference_frames(env, {state.level_seed for state in forks}, REFERENCE_SIZE,
+                                 args.seed)
     std = {name: reference.std(policy, find_layer(policy, name)) for name in layers}
-
-    def experiment(control_kinds: Sequence[str], num_controls: int) -> Experiment:
-        return Experiment(policy, compute, pool, fixed, std, control_kinds, num_controls,
-                          args.seed, args.region, args.exact)
-
+    experiment = Experiment(policy, compute, pool, fixed, std, args.controls, args.num_controls,
+                            args.seed, args.region, args.exact)
+    chosen_on = "Nothing was chosen: every arm that was run is in the table."
+    if choosing:
+        alone = dataclasses.replace(experiment, control_kinds=(), num_controls=0)
+        arms = strongest(arms, measure(store, CHOOSING, alone, arms, choosing))
+        chosen_on = f"Layer and coefficient were chosen on {len(choosing)} other forks."
     what = (f"{len(states)} forks of {env.distribution_mode} mazes, one picture each, with the "
             f"mouse at the decision square; agent {args.agent_file.name}; vector "
             f"{'cheese and top_right' if args.compose else ' '.join(args.vector)}. "
-            f"{skipped} levels were left out because they are no forks, or have no room or no "
-            "source for a vector.")
-    if args.compose:
-        what += (" The interaction is the departure of both vectors together from the sum of what "
-                 "each does alone.")
-    if choosing:
-        arms = strongest(arms, measure(store, CHOOSING, experiment((), 0), arms, choosing))
-        what += f" Layer and coefficient were chosen on {len(choosing)} other forks."
-    else:
-        what += " Nothing was chosen: every arm that was run is in the table."
-
-    def compare(measured: Sequence[Measurements], outcomes: Sequence[Outcome]) -> pd.DataFrame:
-        return compare_arms(arms, measured, args.controls, args.num_controls, outcomes, args.seed)
-
-    with_controls = experiment(args.controls, args.num_controls)
+            f"{num_levels - len(forks)} levels were left out because they are no forks, or have no "
+            f"room or no source for a vector. {chosen_on}" + (
+                " The interaction is the departure of both vectors together from the sum of what "
+                "each does alone." if args.compose else ""))
     outcomes = field_outcomes(kinds[0] if len(kinds) == 1 else None, args.exact)
+    measured = measure(store, DECISIONS, experiment, arms, states)
     chosen = states[:args.num_fields]
-    measured = measure(store, DECISIONS, with_controls, arms, states)
-    fields = measure(store, FIELDS, with_controls, arms, chosen, outcomes) if chosen else []
-    table = compare(measured, DECISION_OUTCOMES)
+    fields = measure(store, FIELDS, experiment, arms, chosen, outcomes) if chosen else []
+    table = compare_arms(arms, measured, args.controls, args.num_controls, DECISION_OUTCOMES,
+                         args.seed)
     store.write("table", value=decisions_table(arms, measured,
                                                [state.level_seed for state in states]))
     reports = [write_effects(store, "", table, DECISION_OUTCOMES, WORDING, what)]
     if fields:
         reports.append(write_effects(
-            store, "field_", compare(fields, outcomes), outcomes, FIELD_WORDING,
+            store, "field_", compare_arms(arms, fields, args.controls, args.num_controls,
+                                          outcomes, args.seed), outcomes, FIELD_WORDING,
             f"The fields of {len(chosen)} of these forks. This table is a family of its own in "
             "Holm's correction."))
     single = [(group, result) for group, result in zip(arms, measured) if len(group.sources) == 1]
@@ -230,17 +202,22 @@ def main(argv: list[str] | None = None) -> None:
         with store.file("curves") as temporary:
             plot_coefficients(temporary, single, what.partition(". ")[0], args.seed)
     store.write("report", value="\n".join(reports))
-    print("\n".join(summary(table, arms)))
-    print(f"wrote {store.file_of('report')}, from {len(states)} forks; {skipped} levels left out")
+    print(f"{claims_summary(table)}\nwrote {store.file_of('report')}, from {len(states)} forks; "
+          f"{num_levels - len(forks)} levels left out")
 
 
-def parse_kinds(args: argparse.Namespace) -> list[VectorKind]:
-    """Return the kinds of the vectors; empty for a file or a pair.
+def parse_vectors(args: argparse.Namespace, policy: Policy
+                  ) -> tuple[list[VectorKind], dict[str, dict[str, SteeringVector]]]:
+    """Return the kinds of the vectors, and the vectors of a file or a pair by layer.
+
+    Returns:
+        The kinds, empty for a file or a pair; and the vectors of a file or a pair under the name
+        "given".
 
     Raises:
-        UserError: if flags are incompatible.
+        UserError: if flags are incompatible, a file or level does not exist, or a vector does not
+            fit the agent.
     """
-    known = [VECTOR_KINDS[name] for name in args.vector if name in VECTOR_KINDS]
     if args.compose:
         if args.vector != [CHEESE.name] or args.sources != [OWN] or args.offsets or args.choose_on:
             raise UserError("--compose is of the own cheese and top right vectors of the levels; "
@@ -248,45 +225,24 @@ def parse_kinds(args: argparse.Namespace) -> list[VectorKind]:
         if len(args.coefficients or COMPOSED) != 2:
             raise UserError("--compose takes two --coefficients, of the cheese and of the top "
                             f"right vector, not {len(args.coefficients)}")
-        return [CHEESE, TOP_RIGHT]
-    if known and len(args.vector) > 1:
-        raise UserError(f"--vector takes {' or '.join(VECTOR_KINDS)}, a file, or two levels, not "
-                        f"{' and '.join(args.vector)}; use --compose for both vectors")
-    if not known and (args.sources != [OWN] or args.offsets or OTHERS in args.controls):
+        return [CHEESE, TOP_RIGHT], {}
+    first, *others = args.vector
+    if first in VECTOR_KINDS and not others:
+        return [VECTOR_KINDS[first]], {}
+    if args.sources != [OWN] or args.offsets or OTHERS in args.controls:
         raise UserError("the vector of a file or a pair is the same for all levels; leave out "
                         f"--sources, --offsets and --controls {OTHERS}")
-    return known
-
-
-def expand_layers(policy: Policy, names: Sequence[str], at_once: bool = False) -> list[str]:
-    """Return the names of layers, with EACH replaced by every layer.
-
-    Args:
-        names: names of layers, EACH or ALL.
-        at_once: whether to keep ALL, for all layers at once, instead of expanding it.
-
-    Raises:
-        UserError: if the agent does not have a layer.
-    """
-    return [expanded for name in names for expanded in (
-        [ALL] if at_once and name == ALL else
-        [layer.name for layer in layers_named(policy, ALL if name == EACH else name)])]
-
-
-def load_vectors(args: argparse.Namespace, policy: Policy) -> dict[str, SteeringVector]:
-    """Return the vectors of a file or a pair by layer.
-
-    Raises:
-        UserError: if the file or pair does not exist, or does not fit the agent.
-    """
-    layers = None if args.layers is None else expand_layers(policy, args.layers)
-    if len(args.vector) == 1 and args.vector[0].endswith(".npz"):
-        return vectors_of_file(policy, layers, Path(args.vector[0]))
-    if len(args.vector) == 1 or any(name.endswith(".npz") for name in args.vector):
-        raise UserError(f"--vector takes {', '.join(VECTOR_KINDS)}, one file <name>.npz, or two "
-                        f"levels, not {' and '.join(args.vector)}")
-    return vectors_of_pair(policy, layers or [LAYER], chosen_levels(
-        args.vector, args.distribution_mode, args.use_backgrounds))
+    layers = None if args.layers is None else [
+        layer.name for name in args.layers
+        for layer in layers_named(policy, ALL if name == EACH else name)]
+    if first.endswith(".npz") and not others:
+        return [], {"given": vectors_of_file(policy, layers, Path(first))}
+    if len(args.vector) != 2 or any(name in VECTOR_KINDS or name.endswith(".npz")
+                                    for name in args.vector):
+        raise UserError(f"--vector takes {' or '.join(VECTOR_KINDS)}, one file <name>.npz, or two "
+                        f"levels, not {' and '.join(args.vector)}; use --compose for both vectors")
+    return [], {"given": vectors_of_pair(policy, layers or [LAYER], chosen_levels(
+        args.vector, args.distribution_mode, args.use_backgrounds))}
 
 
 def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKind],
@@ -301,41 +257,40 @@ def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKi
         UserError: if the agent does not have a layer, or a layer, coefficient or source is
             repeated.
     """
-    layers = expand_layers(policy, args.layers or given or [LAYER], at_once=True)
-    coefficients: list[float] = args.coefficients or list(COMPOSED if args.compose
-                                                          else COEFFICIENTS)
-    sources = [FIXED] if not kinds else [*args.sources, *map(offset_source, args.offsets)]
-    asked_for: tuple[list, ...] = layers, coefficients, sources
-    for values in asked_for:
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None and not args.compose:
-            raise UserError(f"{twice} is asked for twice")
+    layers = [named for name in args.layers or given or [LAYER] for named in (
+        [ALL] if name == ALL else
+        [layer.name for layer in layers_named(policy, ALL if name == EACH else name)])]
+    coefficients: list[float] = args.coefficients or [
+        *(COMPOSED if args.compose else COEFFICIENTS)]
+    offsets = [f"{OFFSET}{squares}" for squares in args.offsets]
+    sources = [*args.sources, *offsets] if kinds else [FIXED]
+    for values in (layers, sources, () if args.compose else coefficients):
+        if len(set(values)) < len(values):
+            raise UserError(f"one of {' '.join(map(str, values))} is asked for twice")
     arms = []
     for layer in layers:
         at = f" at {layer}" if len(layers) > 1 else ""
-
-        def condition(name: str, label: str, *values: float, layer=layer, at=at) -> Condition:
-            return Condition(name.format(layer), label + at, "", value=values)
-
         if args.compose:
             one, other = coefficients
             arms.append(Arms(
                 f"compose_{layer}", layer, tuple(VectorSource(kind, OWN) for kind in kinds),
-                (condition(f"{CHEESE.name}_{{}}", f"cheese {one:+g}", one, 0.0),
-                 condition(f"{TOP_RIGHT.name}_{{}}", f"top right {other:+g}", 0.0, other),
-                 condition("both_{}", "both", one, other)),
-                condition("interaction_{}", "interaction")))
-            continue
-        arms += [Arms(f"{source}_{layer}", layer,
-                      (VectorSource(kinds[0] if kinds else None, source),),
-                      tuple(condition(f"{source}_{{}}_{c:+g}", f"{source} {c:+g}", c)
-                            for c in coefficients)) for source in sources]
+                (Condition(f"{CHEESE.name}_{layer}", f"cheese {one:+g}{at}", "", value=(one, 0.0)),
+                 Condition(f"{TOP_RIGHT.name}_{layer}", f"top right {other:+g}{at}", "",
+                           value=(0.0, other)),
+                 Condition(f"both_{layer}", f"both{at}", "", value=(one, other))),
+                Condition(f"interaction_{layer}", f"interaction{at}", "")))
+        else:
+            arms += [Arms(f"{source}_{layer}", layer,
+                          (VectorSource(kinds[0] if kinds else None, source),),
+                          tuple(Condition(f"{source}_{layer}_{c:+g}", f"{source} {c:+g}{at}", "",
+                                          value=(c,)) for c in coefficients))
+                     for source in sources]
     return arms
 
 
 def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
                ) -> tuple[list[MazeState], int]:
-    """Return forks with room for the vectors, mouse at the start, and the number of other levels.
+    """Return forks with room for the vectors, mouse at the start, and the number of all levels.
 
     Raises:
         UserError: if --kind excludes forks, or too few levels are found.
@@ -347,36 +302,11 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
         if TOP_RIGHT in kinds and args.size is None:
             args.size = (3, WORLD_DIMS[args.distribution_mode] - 2)
     levels = levels_of(args)
-    room = 1 if TOP_RIGHT in kinds else 0
     forks = [state.with_mouse(state.grid.start) for state in levels
-             if kind_of(state.grid) == FORK and state.grid.margin >= room]
+             if kind_of(state.grid) == FORK and (state.grid.margin or TOP_RIGHT not in kinds)]
     if not forks:
-        raise UserError(f"none of the {len(levels)} levels is a fork"
-                        + " with room for a path to the world's corner" * room)
-    return forks, len(levels) - len(forks)
-
-
-def with_sources(states: Sequence[MazeState], arms: Sequence[Arms], pool: Sequence[MazeState],
-                 seed: int) -> tuple[list[MazeState], int]:
-    """Return the levels for which every source has a level, and the number of other levels."""
-    sources = {(source.kind, source.source) for group in arms for source in group.sources
-               if source.source not in (OWN, MEAN, FIXED)}
-    kept = [state for state in states if all(
-        source_level(kind, source, state, pool, seed) is not None
-        for kind, source in sources if kind is not None)]
-    return kept, len(states) - len(kept)
-
-
-def write_vectors(store: ResultStore, policy: Policy, layers: Sequence[str],
-                  kinds: Sequence[VectorKind], states: Sequence[MazeState],
-                  fixed: Mapping[str, Mapping[str, SteeringVector]]) -> None:
-    """Write the own vectors of some forks, and the vectors shared by all levels."""
-    vectors = {f"{kind.name}_{state.level_seed}": vectors_of_pairs(
-        policy, layers, *pair_frames([kind.pair(state)]),
-        np.array([(state.level_seed, state.level_seed)]), kind.name, [state.distribution_mode])
-        for kind in kinds for state in states}
-    for name, by_layer in {**vectors, **fixed}.items():
-        save_vectors(store.file_of("vectors", name), list(by_layer.values()))
+        raise UserError(f"none of the {len(levels)} levels is a fork, with room for the vector")
+    return forks, len(levels)
 
 
 def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequence[Arms],
@@ -425,24 +355,6 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
                   "compared with each kind by itself, and p (controls) is the largest of them.")
 
 
-def summary(table: pd.DataFrame, arms: Sequence[Arms]) -> list[str]:
-    """Return a sentence per arm with medians at decision squares, or means for contrasts."""
-    lines, contrasts = [], {group.contrast.name for group in arms if group.contrast}
-    for arm, rows in table[~table["control"]].groupby("arm", sort=False):
-        rows = rows.set_index("outcome")
-        parts = [f"{label} " + (f"{rows['effect'][name]:+.3f}" if arm in contrasts else
-                                f"{rows['median_unaltered'][name]:.3f} to "
-                                f"{rows['median_altered'][name]:.3f}")
-                 + " (claimed)" * bool(rows["claimed"][name])
-                 for name, label in (("p_cheese", "P(cheese)"), ("p_corner", "P(corner)"),
-                                     ("p_other", "P(other)"))]
-        which = "means" if arm in contrasts else "medians"
-        lines.append(f"{rows['label'].iloc[0]}: {which}: {', '.join(parts)}; mean log-odds "
-                     f"{rows['effect']['log_odds']:+.3g} ({rows['low_95']['log_odds']:.3g} to "
-                     f"{rows['high_95']['log_odds']:.3g})")
-    return lines
-
-
 def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,
                       seed: int) -> None:
     """Draw P(cheese), P(corner) and P(other) against the coefficient, a row of panels per arms.
@@ -456,25 +368,21 @@ def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]],
     bootstrap = ClusterBootstrap(np.arange(len(measured[0][1].before)), seed)
     for row, (group, result) in zip(panels, measured):
         x = np.array([0.0, *((arm.value or ())[0] for arm in group.conditions)])
-        order = np.argsort(x)
+        before = np.broadcast_to(result.before, (len(result.after), 1, *result.before.shape))
+        after = np.concatenate([before, result.after], axis=1)[:, x.argsort()]  # (D, 1 + A, N, K)
+        x.sort()
         for axes, outcome in zip(row, shown):
-            place = DECISION_OUTCOMES.index(outcome)
-            after = result.after[..., place]  # (D, A, N)
-            before = np.broadcast_to(result.before[:, place], (len(after), 1, after.shape[2]))
-            values = np.concatenate([before, after], axis=1)[:, order]
-            low, high = bootstrap.interval(values[0])
-            means = values.mean(axis=2)
-            axes.fill_between(x[order], means[1:].min(axis=0), means[1:].max(axis=0),
-                              color="#DDDDDD", label=f"range of {len(means) - 1} controls' means")
-            axes.errorbar(x[order], means[0], yerr=np.abs([low, high] - means[0]), color=BLUE,
+            values = after[..., DECISION_OUTCOMES.index(outcome)]
+            own, *controls = values.mean(axis=2)
+            axes.fill_between(x, np.min(controls, axis=0), np.max(controls, axis=0),
+                              color="#DDDDDD", label=f"range of {len(controls)} controls' means")
+            axes.errorbar(x, own, yerr=np.abs(bootstrap.interval(values[0]) - own), color=BLUE,
                           marker="o", markersize=4, capsize=2, label="mean, 95 %")
-            axes.plot(x[order], np.median(values[0], axis=1), "D--", color=VERMILION, markersize=4,
+            axes.plot(x, np.median(values[0], axis=1), "D--", color=VERMILION, markersize=4,
                       linewidth=0.8, label="median")
-            axes.set_title(f"{group.name}\n{outcome.label}", fontsize=8)
-            axes.set_ylim(-0.02, 1.02)
+            axes.set(title=f"{group.name}\n{outcome.label}", xlabel="coefficient",
+                     ylim=(-0.02, 1.02))
             axes.grid(alpha=0.3)
-    for axes in panels[-1]:
-        axes.set_xlabel("coefficient", fontsize=9)
     panels[0, 0].legend(fontsize=7)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=DPI)

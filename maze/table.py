@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> None:
     if not any(findings.values()):
         raise UserError(f"none of the folders holds a study: {', '.join(map(str, args.studies))}")
     CLAIMS.write(args.output_dir, findings, reasons)
-    for name, numbers in findings.items():
-        rows = {finding.row for finding in numbers}
-        print(f"{name}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
+    rows = {name: {finding.row for finding in numbers} for name, numbers in findings.items()}
+    print(*(f"{name}: numbers in {len(numbered)} of {len(CLAIMS.claims)} rows"
+            for name, numbered in rows.items()), sep="\n")
     print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "
           f"{CLAIMS.summary(args.output_dir)}")
 

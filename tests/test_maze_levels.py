@@ -1,11 +1,11 @@
 """Mazes: state bytes, edits, words, level files, texts, searches and pairs; bad input."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -78,10 +78,9 @@ def test_levels_are_those_that_another_reader_found():
                                                                    grid.maze_dim - 1)
 
 
-@pytest.mark.parametrize("num_levels", [200, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", WORLD_DIMS)
-def test_every_level_is_written_back_as_it_was_read(mode, num_levels):
-    rng = np.random.default_rng(0)
+def test_every_level_is_written_back_as_it_was_read(mode):
+    rng, num_levels = np.random.default_rng(0), 200
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", mode), num_levels, 0, 1)) as env:
         env.observe()
         at_start = env.get_state()
@@ -101,21 +100,6 @@ def test_forks_are_as_many_as_published(hundred, forks):
     kinds = [state.grid.kind() for state in hundred]
     assert [kinds.count(kind) for kind in KINDS] == [len(forks), 44, 4] == [52, 44, 4]
     assert sum(not state.grid.region(5)[state.grid.cheese] for state in forks) == 44
-
-
-@pytest.mark.slow
-def test_kinds_of_level_have_their_shares():
-    grids = [stock_state("hard", seed).grid for seed in range(4000)]
-    kinds = [grid.kind() for grid in grids]
-    shares = [kinds.count(kind) / len(kinds) for kind in (
-        "fork", "cheese on the way", "corner on the way")]
-    assert np.round(shares, 3).tolist() == [0.618, 0.344, 0.039]
-    outside = [kind == "fork" and not grid.region(5)[grid.cheese]
-               for kind, grid in zip(kinds, grids)]
-    assert round(np.mean(outside), 3) == 0.519
-    easy = [stock_state("easy", seed).grid for seed in range(4000)]
-    outside = [grid.kind() == "fork" and not grid.region(5)[grid.cheese] for grid in easy]
-    assert np.mean(outside) == pytest.approx(0.374, abs=0.01)
 
 
 def test_paths_go_left_down_up_right_where_there_are_several():
@@ -153,26 +137,6 @@ def test_inner_coordinates_come_from_the_size_and_not_from_walls():
     assert grid.region(7).sum() == 9
 
 
-def test_squares_have_their_distance_from_the_corners_path():
-    grid = grid_of("""
-        ...
-        .##
-        M.C""")
-    assert [grid.steps_off_corner_path(Square(*square)) for square in (
-        (0, 0), (2, 1), (0, 1), (0, 2))] == [0, 0, 1, 2]
-
-
-def test_what_is_not_as_in_training_is_said():
-    assert grid_of("""
-        #.#
-        .C.
-        MCC""").departures_from_training() == [
-        "there are 3 cheeses, not one", "a square with even inner row and column is a wall",
-        "a square with odd inner row and column is no wall",
-        "the free squares are no tree; of several shortest paths the first is taken in the order "
-        "left, down, up, right"]
-
-
 def test_decision_square_and_first_steps_of_forks(forks):
     for grid in (state.grid for state in forks):
         decision, (to_cheese, to_corner) = grid.decision_square(), grid.first_steps()
@@ -206,19 +170,10 @@ def test_features_of_a_fork_by_hand():
 
 
 def changed(before, after):
-    """Names of the fields that differ between two states' bytes; cells by their square."""
-    one, other = (np.frombuffer(data, np.uint8) for data in (before, after))
-    assert len(one) == len(other)
-    state = LevelState.parse(before)
-    names = {state.offset(name) + byte: name
-             for name in ("cur_time", "timeout") for byte in range(4)}
-    for number, name in enumerate(state.entities.dtype.names):
-        names |= {state.offset("entities") + 4 * number + byte: name for byte in range(4)}
-    width = state.grid.shape[1]
-    for number in range(state.grid.size):
-        square = divmod(number, width)
-        names |= {state.offset("grid") + 4 * number + byte: square for byte in range(4)}
-    return {names[place] for place in np.flatnonzero(one != other).tolist()}
+    """Names of the fields that differ between two states; cells by their square."""
+    one, other = before.fields(), after.fields()
+    names = {name.rpartition(".")[2] for name in one if one[name] != other[name]} - {"cells"}
+    return names | set(map(tuple, np.argwhere(before.grid.cells != after.grid.cells).tolist()))
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +193,8 @@ def test_edits_change_their_bytes_alone(moving):
 
     def names(state):
         after = state.to_bytes()
-        assert MazeState.parse(after).to_bytes() == after
-        return changed(before, after)
+        assert MazeState.parse(after).to_bytes() == after and len(after) == len(before)
+        return changed(moving, state)
 
     assert names(moving.with_cheese(far)) == {old, far}
     assert moving.with_cheese(far).grid.cheese == far
@@ -301,38 +256,23 @@ def test_an_edited_maze_ends_where_its_path_says(mode):
         walled.grid.path(start, end)
 
 
-def test_time_facing_and_several_cheeses_are_played(fork):
+def test_time_and_several_cheeses_are_played(fork):
     assert play(fork.with_time(498, 500), [STAY, STAY]) == [(0.0, False), (0.0, True)]
     way = fork.grid.path(fork.grid.start, fork.grid.corner)
     both = fork.with_cheese(way[2], several=True).with_cheese(way[4], several=True)
     assert play(both, along(way[:3])) == [(0.0, False), (10.0, True)]
     with pytest.raises(UserError, match="3 cheeses, not one"):
         both.grid.kind()
-    one, other, again = draw([fork, fork.with_facing(1), fork])
-    assert (one != other).any() and (one == again).all()
 
 
 def test_edits_show_at_once_and_leave_the_original(fork):
     before = fork.to_bytes()
-    frames = draw([fork, fork.with_cheese(None), fork.with_mouse(fork.grid.corner)])
-    assert frames.shape == (3, 64, 64, 3) and frames.dtype == np.uint8
-    assert (frames[0] != frames[1]).any() and (frames[0] != frames[2]).any()
-    assert draw([fork], person_view=True).shape == (1, 512, 512, 3)
+    frames = draw([fork, fork.with_cheese(None), fork.with_mouse(fork.grid.corner),
+                   fork.with_facing(1)])
+    assert len(np.unique(frames, axis=0)) == 4
     assert fork.to_bytes() == before
     with pytest.raises(ValueError, match="read-only"):
         fork.grid.cells[0, 0] = FREE
-
-
-def test_reading_editing_and_writing_is_fast(fork):
-    """0.3 ms on an idle core, which benchmarks/mazes.py measures; here others may be at work."""
-    data, corner = fork.to_bytes(), fork.grid.corner
-    seconds = []
-    for _ in range(5):
-        begin = time.process_time()
-        for _ in range(50):
-            MazeState.parse(data).with_cheese(corner).to_bytes()
-        seconds.append((time.process_time() - begin) / 50)
-    assert min(seconds) < 0.6e-3
 
 
 # -------------------------------------------------------------------------- files, texts, searches
@@ -357,15 +297,10 @@ def test_level_files_and_texts_there_and_back(tmp_path, forks, easy):
         assert to_text(again.grid) == to_text(state.grid)
     with pytest.raises(UserError, match="free squares outside"):
         to_text(edited[2].grid)
-
-
-def test_a_level_file_may_be_written_by_hand(tmp_path, easy):
-    rows = easy.grid.to_rows()
-    (tmp_path / "mine.json").write_text(json.dumps({
-        "format": "procgen maze", "version": 1, "distribution_mode": "easy", "level_seed": 1,
-        "rows": rows}))
-    (state,) = load_levels(tmp_path / "mine.json")
-    assert state.to_bytes() == easy.to_bytes()
+    entry = dataclasses.asdict(LevelEntry.of(easy))
+    del entry["use_backgrounds"], entry["facing"]  # which a file written by hand may lack
+    (tmp_path / "mine.json").write_text(json.dumps(entry))
+    assert load_levels(tmp_path / "mine.json")[0].to_bytes() == easy.to_bytes()
 
 
 def test_levels_are_found_by_what_they_are(hundred):
@@ -444,58 +379,23 @@ def test_the_script_edits_and_prints(tmp_path, capsys):
     assert levels.main(["--levels", "7", "--top_right_path", "--dry_run",
                         "--distribution_mode", "hard"]) == 0
     assert "cheese on the way" in capsys.readouterr().out
-    drawn = ["--num_mazes", "3", "--seed", "5", "--dry_run", "--num_levels", "50", "--size", "3:9"]
-    assert levels.main(drawn) == 0
-    first = capsys.readouterr().out
-    assert levels.main(drawn) == 0
-    assert capsys.readouterr().out == first and len(first.splitlines()) == 4
-
-
-def test_every_published_field_has_its_name(fork):
-    fields = fork.fields()
-    assert list(fields)[:4] == ["version", "game", "options.paint_vel_info",
-                                "options.use_generated_assets"]
-    assert fields["step.current_level_seed"] == 0 and fields["grid.count"] == 625
-    assert fields["entities[0].x"] == fork.grid.mouse.column + 0.5
-    assert fields["grid.cells"] == fork.grid.cells.tolist()
-    assert len(fields["game_generator.text"].split()) == 625
-    numbers = [value for name, value in fields.items()
-               if isinstance(value, int | float) and not name.startswith(("version", "grid."))]
-    assert len(numbers) == 12 + 5 + 3 + 15 + 1 + 1 + 31 + 19 + 9 + 2
 
 
 # -------------------------------------------------------------------------------------- bad input
 
 
-def with_words(data, name, *values, row=0, code="<i4"):
-    """Bytes of a state with some of them replaced."""
-    at = LevelState.parse(data).offset(name) + 4 * row
-    new = np.array(values, code).tobytes()
-    return data[:at] + new + data[at + len(new):]
-
-
-def with_entity(data, name, value, code="<f4"):
-    number = LevelState.parse(data).entities.dtype.names.index(name)
-    return with_words(data, "entities", value, row=number, code=code)
-
-
-def parsed(damage):
-    return lambda easy, path: MazeState.parse(damage(easy.to_bytes()))
-
-
-def set_in_environment(damage):
+def word(name, *values, row=0, code="<i4"):
+    """Parse a state in which some values of a field are replaced."""
     def attempt(easy, path):
-        with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env:
-            env.set_state([damage(easy.to_bytes())])
+        data, at = easy.to_bytes(), easy.level.offset(name) + 4 * row
+        new = np.array(values, code).tobytes()
+        MazeState.parse(data[:at] + new + data[at + len(new):])
     return attempt
 
 
-def word(name, value, row=0, code="<i4"):
-    return parsed(lambda data: with_words(data, name, value, row=row, code=code))
-
-
 def entity(name, value, code="<f4"):
-    return parsed(lambda data: with_entity(data, name, value, code))
+    names = stock_state("easy", 1).level.entities.dtype.names
+    return word("entities", value, row=names.index(name), code=code)
 
 
 def edit(method, *arguments):
@@ -509,9 +409,9 @@ def text(content, mode="easy"):
 
 
 def file(content=None, **change):
-    """A level file of this content, or of an entry with some values changed."""
+    """Read a level file of this content, or of an entry with some values changed."""
     def attempt(easy, path):
-        entry = {**LevelEntry.of(easy).to_json(), **change}
+        entry = {**dataclasses.asdict(LevelEntry.of(easy)), **change}
         path.write_text(content or json.dumps(entry))
         load_levels(path)
     return attempt
@@ -523,45 +423,20 @@ def with_two_mice(easy, path):
     MazeState.parse(data[:at - 4] + b"\2\0\0\0" + mouse + data[at:])
 
 
-def of_langosco(easy, path):
-    data, at = easy.to_bytes(), easy.level.offset("use_easy_jump")
-    MazeState.parse(data[:at] + bytes(20) + data[at:])
-
-
 @pytest.mark.parametrize(("attempt", "message"), [
-    # State bytes.
-    (parsed(lambda data: data[:-1]), "not a Procgen state: .*end mark, which begins at byte 21"),
-    (parsed(lambda data: data[:13000]), "not a Procgen state: .*byte"),
-    (parsed(lambda data: b""), "it has 0 bytes and ends within version.* byte 0"),
-    (parsed(lambda data: data + b"1234"), "not a Procgen state: .*4 bytes behind"),
-    (parsed(lambda data: data[:-4] + bytes(4)), "there is no end mark at byte"),
-    (parsed(lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:]),
-     "negative length of .*at byte 8"),
-    (parsed(lambda data: b"\1\0\0\0" + data[4:]), "version 1; version 0 is known"),
-    (of_langosco, "fork of Langosco"), (with_two_mice, "2 entities; a maze has one"),
+    # State bytes that Procgen could not play as a maze.
+    (with_two_mice, "2 entities; a maze has one"),
     (word("distribution_mode", 2), "distribution_mode is 2; mazes are"),
-    (word("grid", 16, row=-3), "a grid of 16 x 15 cells has 225"),
     (word("tail", 25, row=1), "world_dim is 25; easy mazes have 15"),
-    (word("distribution_mode", 1), "hard mazes have 25"),
-    (word("entities", 224, row=-2), "grid_size is 224"),
-    (word("entities", 0, row=-1), "not a Procgen state"),
-    (word("tail", 8), "maze_dim is 8"), (word("tail", 1), "maze_dim is 1"),
-    (word("tail", 17), "maze_dim is 17"),
+    (word("tail", 8), "maze_dim is 8"), (word("tail", 17), "maze_dim is 17"),
     (word("grid", 25, row=17), "cell at row 1, column 2 is 25"),
     (word("cur_time", 500), "cur_time is 500 of 500 steps"),
     (word("cur_time", -1), "cur_time is -1"),
-    (entity("type", 1, "<i4"), "no player"), (entity("x", float("nan")), "x of the mouse is nan"),
+    (entity("x", float("nan")), "x of the mouse is nan"),
     (entity("y", 2.25), "y of the mouse is 2.25"), (entity("y", 15.5), "y of the mouse is 15.5"),
     (entity("y", 0.5), "mouse cannot be on a wall at row 0, column 2"),
     (entity("grow_rate", 9.0), "grow_rate of the mouse is 9.0, not 1.0"),
     (entity("is_reflected", 2, "<i4"), "facing of the mouse must be 0 or"),
-    # States that would end or stall the process.
-    (set_in_environment(lambda data: with_entity(data, "image_theme", 1, "<i4")),
-     "image_theme that is not drawn"),
-    (set_in_environment(lambda data: with_entity(data, "grow_rate", 64)), "grow_rate of 64"),
-    (set_in_environment(lambda data: with_entity(data, "rx", np.inf)), "rx of inf"),
-    (set_in_environment(lambda data: with_words(data, "bg_tile_ratio", -2**-20, code="<f4")),
-     "tile_ratio is -9.5"),
     # Edits.
     (edit("with_cheese", Square(0, 0)), "cheese cannot be at row 0, column 0, which is a wall; the "
                                         "nearest free square is row 3, column 2"),
@@ -569,44 +444,28 @@ def of_langosco(easy, path):
     (edit("with_cheese", lambda grid: grid.mouse),
      "mouse cannot be on the cheese at row 2, column 2; the nearest free square is"),
     (edit("with_mouse", Square(3, 3)), "mouse cannot be on a wall at row 3, column 3; the"),
-    (edit("with_mouse", lambda grid: grid.cheese), "mouse cannot be on the cheese"),
-    (edit("with_mouse", Square(-1, 0)), "mouse cannot be at row -1, column 0"),
-    (edit("with_cells", lambda grid: {grid.mouse: WALL}), "mouse cannot be on a wall"),
     (edit("with_cells", lambda grid: {grid.cheese: WALL}), "the cheese is at"),
     (edit("with_cells", lambda grid: {grid.corner: CHEESE}),
      r"can be made a wall \(51\) or free \(100\), not 2"),
-    (edit("with_cells", {Square(0, 99): WALL}), "a wall cannot be at row 0, column 99"),
-    (edit("with_facing", 3), r"facing .* must be 0 or 1, not 3"),
-    (edit("with_time", -1, 500), "cur_time is"), (edit("with_time", 500, 500), "cur_time is"),
-    (edit("with_time", 0, 0), "cur_time is"),
     (edit("with_grid", lambda grid: stock_state("easy", 0).grid),
      "another level than one of 11 in 15"),
     (lambda easy, path: top_right_pair(find_levels(
         "easy", range(100), 1, Filters(size=(15, 15)))[0]), "fills the world"),
-    (lambda easy, path: Filters(kind="forks"), r"did you mean 'fork'"),
-    *((lambda easy, path, size=size: easy.grid.region(size), f"between 1 and 15 rows, not {size}")
-      for size in (0, -1, 16)),
     # Texts.
     (text("...\n.x.\nM.."), "'x' at row 1, column 1 .line 2."),
     (text("...\n..\nM.."), "row 1 of the maze .line 2. has 2 squares"),
-    (text("..\nM."), "odd number of rows, 3 or more, not 2"), (text(""), "odd number of rows"),
-    (text("....\n....\nM..."), "has 4 squares, but the maze has 3 rows"),
+    (text("..\nM."), "odd number of rows, 3 or more, not 2"),
     (text("...\n...\n..."), "no mouse"),
     (text("M..\n...\nM.."), "mice M at row 2, column 0 and at row 0, column 0"),
     (text("m..\n...\nM.."), "mouse cannot be on the cheese at row 2, column 0"),
     (text("\n".join(["M" + "." * 16] + ["." * 17] * 16)),
      "17 rows, .* easy mazes has 15; choose the mode hard"),
-    (text("...\n...\nM..", "extreme"), "no distribution mode 'extreme'"),
     # Level files.
     (file(version=2), "level.json: it has .*version 2, not 'procgen maze' in version 1"),
-    (file(format="maze"), "format 'maze'"), (file(sizes=3), "level.json.*unknown key 'sizes'"),
-    (file(level_seed="1"), "'level_seed' must be a int"), (file(level_seed=-1), "must not be neg"),
+    (file(sizes=3), "level.json.*unknown key 'sizes'"), (file(level_seed=-1), "must not be neg"),
+    (file(level_seed="1"), "'level_seed' must be a int"), (file(rows=["M"]), "it has 1 rows"),
     (file(distribution_mode="hard"), "15 rows, but the world of hard mazes has 25"),
-    (file(distribution_mode="extreme"), "maze has no distribution mode 'extreme'"),
-    (file(facing=2), "facing"), (file(rows=["M"]), "it has 1 rows"),
-    (file(rows=[3] * 15), "must be a str"), (file("[]"), "holds no level"),
-    (file("3"), "level.json"), (file("{"), "level.json"), (file('["x"]'), "level.json"),
-    (file("[{}]"), "'format' is missing"),
+    (file("[]"), "holds no level"), (file("{"), "level.json"),
     (lambda easy, path: load_levels(path.parent), r"no level file level_<seed>\.json"),
 ])
 def test_wrong_levels_are_refused_in_a_sentence(easy, tmp_path, attempt, message):
@@ -614,19 +473,16 @@ def test_wrong_levels_are_refused_in_a_sentence(easy, tmp_path, attempt, message
         attempt(easy, tmp_path / "level.json")
 
 
-def test_other_games_and_entries_of_lists_are_named(easy, tmp_path):
-    with contextlib.closing(ProcgenVectorEnv(EnvConfig("heist", "easy"), 1, 0, 0)) as env, \
-            pytest.raises(UserError, match="one of heist, not of maze"):
-        MazeState.parse(env.get_state()[0])
-    (tmp_path / "two.json").write_text(json.dumps([LevelEntry.of(easy).to_json(), {}]))
+def test_entries_of_lists_are_named(easy, tmp_path):
+    (tmp_path / "two.json").write_text(json.dumps([dataclasses.asdict(LevelEntry.of(easy)), {}]))
     with pytest.raises(UserError, match=r"two.json, level 2: the key 'format' is missing"):
         load_levels(tmp_path / "two.json")
 
 
 def test_what_a_level_does_not_have_is_not_made_up(easy):
     without = easy.with_cheese(None).grid
-    for ask in (without.kind, without.decision_square, without.first_steps,
-                lambda: fork_features(without), lambda: cheese_pair(easy.with_cheese(None))):
+    for ask in (without.kind, without.decision_square, lambda: fork_features(without),
+                lambda: cheese_pair(easy.with_cheese(None))):
         with pytest.raises(UserError, match="no cheese, not one"):
             ask()
     beside = easy.grid.neighbours(easy.grid.cheese)
@@ -634,15 +490,15 @@ def test_what_a_level_does_not_have_is_not_made_up(easy):
     with pytest.raises(UserError, match="no way leads from row 2, column 2 to"):
         shut.kind()
     assert not Filters(kind="fork").accept(shut) and not Filters(cheese_inside=5).accept(without)
+    assert Filters().accept(without)
 
 
 @pytest.mark.parametrize("words", [
-    ["--levels", "3-1"], ["--levels", "a"], ["--levels", "0-99999999"], ["--levels", "there.json"],
-    ["--levels", "4294967296"], ["--levels", "0", "--cheese", "0,0"],
-    ["--levels", "0", "--size", "15:15"], ["--size", "4:4", "--max_tried", "20"],
-    ["--size", "9:3"], ["--levels", "0", "0", "--output_dir", "twice"],
-    ["--levels", "0", "--text", "maze.txt"], ["--text", "maze.txt"], ["--cheese_outside", "16"],
-    ["--cheese_at", "99,0", "--levels", "0"], ["--num_levels", "5", "--num_mazes", "6"],
+    ["--levels", "a"], ["--levels", "0-99999999"], ["--levels", "there.json"],
+    ["--levels", "0", "--cheese", "0,0"], ["--levels", "0", "--size", "15:15"],
+    ["--size", "4:4", "--max_tried", "20"], ["--levels", "0", "0", "--output_dir", "twice"],
+    ["--levels", "0", "--text", "maze.txt"], ["--text", "maze.txt"],
+    ["--free_at", "99,0", "--levels", "0"], ["--num_levels", "5", "--num_mazes", "6"],
     ["--levels", "7", "--top_right_path"],
 ])
 def test_the_script_refuses_in_a_sentence(words, tmp_path, monkeypatch, capsys):
@@ -655,7 +511,7 @@ def test_the_script_refuses_in_a_sentence(words, tmp_path, monkeypatch, capsys):
 
 # ------------------------------------------------------------------------------------------- fuzz
 
-NUM_SET = 150
+NUM_SET = 80
 SET_AND_PLAY = """
 import sys
 import numpy as np
@@ -695,11 +551,10 @@ def damaged(data, rng):
     return bytes(data)
 
 
-@pytest.mark.parametrize(("num_fuzzed", "parse"), [
-    (1_000, MazeState.parse), (500, lambda data: LevelState.parse(data, "maze")),
-    pytest.param(10_000, MazeState.parse, marks=pytest.mark.slow)],
-    ids=["as a maze", "as an environment reads it", "many as a maze"])
-def test_damaged_states_never_end_the_process(num_fuzzed, parse, tmp_path):
+@pytest.mark.parametrize("parse", [MazeState.parse, lambda data: LevelState.parse(data, "maze")],
+                         ids=["as a maze", "as an environment reads it"])
+def test_damaged_states_never_end_the_process(parse, tmp_path):
+    num_fuzzed = 500
     rng = np.random.default_rng(0)
     whole = [stock_state(mode, seed, bool(seed)).to_bytes()
              for mode in WORLD_DIMS for seed in range(3)]

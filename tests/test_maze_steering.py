@@ -3,12 +3,11 @@
 import dataclasses
 import json
 
-import av
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, killed_at, read_video, tiny_policy
 from PIL import Image
 
 from agents.acting import run_policy
@@ -39,13 +38,13 @@ from maze.studies.steering import (
 from maze.studies.vectors import (
     CHEESE,
     MEAN,
+    OFFSET,
     OTHER,
     OWN,
     SAME_SQUARE,
     TOP_RIGHT,
     level_vectors,
     mean_vectors,
-    offset_source,
     source_level,
 )
 from stats.effects import Condition
@@ -83,8 +82,7 @@ def arms_of(layer=LAYER, source=OWN, coefficients=(-1.0,)):
     return Arms("arms", layer, (VectorSource(CHEESE, source),), tuple(map(condition, coefficients)))
 
 
-@pytest.mark.parametrize("layer", ("embedder.block1.conv", LAYER, "embedder.relu3",
-                                   "embedder.relufc", "hidden_state"))
+@pytest.mark.parametrize("layer", (LAYER, "embedder.relufc"))
 def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(policy, layer):
     """At the very picture of the vector: the decision square is where the mouse starts."""
     states = [state for state in (stock_state("easy", seed) for seed in range(60))
@@ -156,18 +154,16 @@ def test_vectors_come_from_levels_with_the_cheese_where_the_source_says(forks, p
     for state in forks:
         assert source_level(CHEESE, OWN, state, pool, 0) is state
         place = np.array(state.grid.cheese)
-        for source, far in ((SAME_SQUARE, 0), (offset_source(1), 1), (offset_source(3), 3)):
+        for source, far in ((SAME_SQUARE, 0), (f"{OFFSET}1", 1), (f"{OFFSET}3", 3)):
             level = source_level(CHEESE, source, state, pool, 0)
             assert np.abs(np.array(level.grid.cheese) - place).max() == far
             assert level.level_seed in seeds and level.grid.mouse == level.grid.start
-            again = source_level(CHEESE, source, state, pool, 0)
-            assert again.to_bytes() == level.to_bytes()
         drawn = [source_level(CHEESE, OTHER, state, pool, 0, draw).grid.cheese
-                 for draw in range(100)]
+                 for draw in range(30)]
         assert len(set(drawn)) > 10 and state.grid.cheese not in drawn
         level = source_level(TOP_RIGHT, SAME_SQUARE, state, pool, 0)
         assert level.grid.maze_dim == state.grid.maze_dim and level.level_seed in seeds
-    assert source_level(TOP_RIGHT, offset_source(12), forks[0], pool, 0) is None
+    assert source_level(TOP_RIGHT, f"{OFFSET}12", forks[0], pool, 0) is None
 
 
 def test_each_source_adds_its_own_vectors(policy, forks, pool):
@@ -226,16 +222,6 @@ def test_the_interaction_is_the_departure_from_the_sum():
     np.testing.assert_allclose(contrast, extra[0].mean(axis=0), atol=1e-9)
 
 
-def test_two_terms_are_added_together(policy, forks):
-    both = Arms("g", LAYER, (VectorSource(CHEESE, OWN), VectorSource(TOP_RIGHT, OWN)),
-                (condition(-1.0, 2.0),))
-    found = experiment(policy).at_decision_squares(both, forks)
-    vector = (2 * level_vectors(policy, [LAYER], TOP_RIGHT, forks)[LAYER]
-              - level_vectors(policy, [LAYER], CHEESE, forks)[LAYER])
-    np.testing.assert_allclose(found.sizes[0, 0, :, 1], np.linalg.norm(
-        vector.reshape(len(forks), -1), axis=1), rtol=1e-4)
-
-
 def test_the_strongest_arm_of_each_source_is_chosen():
     weak, strong = (dataclasses.replace(made_up(effect=0), before=made_up().before)
                     for _ in range(2))
@@ -259,11 +245,10 @@ def arguments(agent, folder, *more):
             "--coefficients", "-1", "1", "--num_vectors", "1", "--output_dir", str(folder), *more]
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, capsys):
     folder = tmp_path / "steering"
     assert steering.main(arguments(agent, folder)) == 0
-    said = capsys.readouterr().out
-    assert "own -1" in said and "12 forks" in said
+    assert "12 forks" in capsys.readouterr().out
     whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert {"settings.json", "decisions.csv", "effects.csv", "field_effects.csv", "report.md",
             "effects.png", "field_effects.png", "coefficients.png"} <= whole.keys()
@@ -276,17 +261,9 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, caps
     [path] = (folder / "vectors").glob("cheese_*.npz")
     assert read_vectors(path)[LAYER].pairs[0, 0] == table["seed"][0]
 
-    other, over_field, done = tmp_path / "stopped", Experiment.over_field, []
-
-    def stops(*args):
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        done.append(1)
-        return over_field(*args)
-
-    monkeypatch.setattr(Experiment, "over_field", stops)
-    assert steering.main(arguments(agent, other)) != 0
-    monkeypatch.undo()
+    other = tmp_path / "stopped"
+    with killed_at(Experiment, "over_field", 5):
+        assert steering.main(arguments(agent, other)) != 0
     assert not (other / "effects.csv").exists()
     kept = {path: path.stat().st_mtime_ns for path in other.glob("*/*/*.npz")}
     assert len(kept) == 1 + 4
@@ -296,17 +273,16 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, caps
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 
-def test_composition_choice_and_a_vector_of_a_file(agent, tmp_path, capsys):
+def test_composition_choice_and_a_vector_of_a_file(agent, tmp_path):
     one = tmp_path / "compose"
     assert steering.main([*arguments(agent, one), "--compose", "--num_fields", "0"]) == 0
     table = pd.read_csv(one / "effects.csv")
     assert table[~table["control"]]["label"].unique().tolist() == [
         "cheese -1", "top right +1", "both", "interaction"]
     [path] = (one / "vectors").glob("top_right_*.npz")
-    capsys.readouterr()
     assert steering.main([*arguments(agent, tmp_path / "file"), "--vector", str(path),
                           "--num_fields", "0"]) == 0
-    assert "fixed +1" in capsys.readouterr().out
+    assert "fixed +1" in set(pd.read_csv(tmp_path / "file" / "effects.csv")["label"])
     assert steering.main([*arguments(agent, tmp_path / "choice"), "--choose_on", "3",
                           "--num_fields", "0"]) == 0
     table = pd.read_csv(tmp_path / "choice" / "effects.csv")
@@ -318,20 +294,16 @@ def test_composition_choice_and_a_vector_of_a_file(agent, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("more, message", (
-    (("--levels", "0-8"), "at least 10"),
     (("--kind", "corner on the way"), "only a fork"),
-    (("--layers", "embedder.block9"), "no layer"),
     (("--layers", LAYER, LAYER), "asked for twice"),
     (("--vector", "chease"), "not chease"),
-    (("--vector", "missing.npz"), "missing.npz"),
     (("--vector", "cheese", "top_right"), "--compose"),
     (("--vector", "1", "2", "3"), "two levels"),
     (("--vector", "1", "2", "--sources", "mean"), "same for all levels"),
-    (("--vector", "1", "2", "--controls", "others"), "same for all levels"),
     (("--compose", "--coefficients", "1"), "two --coefficients"),
     (("--compose", "--sources", "mean"), "leave out"),
     (("--num_fields", "5"), "at least 10"),
-    (("--vector", "top_right", "--offsets", "12"), "0 forks are left"),
+    (("--vector", "top_right", "--offsets", "12"), "not 0; ask for more with --num_mazes"),
 ))
 def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys, more, message):
     assert steering.main([*arguments(agent, tmp_path / "out"), *more]) == 2
@@ -340,37 +312,25 @@ def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys, more, messa
     assert not (tmp_path / "out").exists()
 
 
-def test_exact_probabilities_of_an_agent_with_memory_are_refused(tmp_path, capsys):
-    save_agent(tmp_path / "model_0.pth", tiny_policy(), {})
-    assert steering.main(arguments(tmp_path / "model_0.pth", tmp_path / "out", "--exact")) == 2
-    assert "without memory" in capsys.readouterr().err
-
-
 def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path, capsys):
     folder, level = tmp_path / "films", find_levels("easy", range(100), 1, Filters(size=(5, 5)))[0]
-    near = next(square for square in level.grid.neighbours(level.grid.start))
-    save_levels(tmp_path / "level.json", [level.with_cheese(near)])
+    save_levels(tmp_path / "level.json", [
+        level.with_cheese(level.grid.neighbours(level.grid.start)[0])])
     argv = ["--agent_file", str(agent), "--device", "cpu", "--levels",
-            str(tmp_path / "level.json"), "--vectors", "cheese", "--patch",
-            f"multiply@{LAYER}=1", "--max_steps", "20", "--output_dir", str(folder)]
+            str(tmp_path / "level.json"), "--output_dir", str(folder), "--vectors", "cheese",
+            "--patch", f"multiply@{LAYER}=1", "--max_steps", "20", "--gif"]
     assert rollouts.main(argv) == 0
     table = pd.read_csv(folder / "episodes.csv").set_index("arm")
     # A patch that changes nothing plays the same episode.
-    nothing = table.drop("unpatched").drop("cheese -1").iloc[0]
-    assert nothing["steps"] == table["steps"]["unpatched"]
-    assert nothing["cheese"] == table["cheese"]["unpatched"]
+    nothing = table.drop(["unpatched", "cheese -1"]).iloc[0]
+    assert nothing.tolist() == table.loc["unpatched"].tolist()
     film = folder / f"film_{level.level_seed}.mp4"
-    with av.open(str(film)) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    frames, written = read_video(film), film.stat().st_mtime_ns
     assert len(frames) == min(20, table["steps"].max()) and frames[0].shape[1] == 3 * 256
-    written = film.stat().st_mtime_ns
-    assert rollouts.main(argv) == 0
-    assert film.stat().st_mtime_ns == written
-    assert rollouts.main([*argv, "--gif"]) == 0
     with Image.open(film.with_suffix(".gif")) as animated:
-        assert animated.n_frames <= len(frames) and animated.size == frames[0].shape[1::-1]
         shown = np.asarray(animated.convert("RGB"), np.float64)
     assert np.abs(shown - frames[0]).mean() < 6 < np.abs(shown - frames[0][::-1]).mean()
-    capsys.readouterr()
-    assert rollouts.main([*argv[:6], "--output_dir", str(tmp_path / "x")]) == 2
+    assert rollouts.main(argv) == 0
+    assert film.stat().st_mtime_ns == written
+    assert rollouts.main(argv[:8]) == 2
     assert "--vectors" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from maze.studies.steering import (
 from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
-from stats.claims import Finding, findings_table, plot_findings
+from stats.claims import Finding, findings_table
 from stats.effects import Condition
 from stats.significance import holm
 
@@ -83,15 +83,6 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
         assert picture.width > 400  # two panels
 
 
-def test_a_table_without_a_test_has_no_figure(studies, tmp_path):
-    shown = Finding("", "x", 0.9, 0.8, 0.95, 100, shown=True, row=1)
-    tested = dataclasses.replace(shown, row=6, p=0.001, p_control=0.04, primary=True)
-    CLAIMS.write(tmp_path, {"a": [shown, tested]}, {"a": {}})
-    assert (tmp_path / "findings.png").is_file()
-    CLAIMS.write(tmp_path, {"a": [shown]}, {"a": {}})
-    assert not (tmp_path / "findings.png").exists()
-
-
 @pytest.mark.parametrize(("row", "change", "verdict"), (
     (6, {}, "**holds**"), (6, {"p": 0.9}, "**does not hold**"), (7, {}, "**does not hold**"),
     (7, {"p": 0.9}, "not tested"), (8, {}, "not tested"), (2, {"primary": False}, "not tested"),
@@ -102,28 +93,6 @@ def test_a_claim_holds_if_what_it_says_is_claimed(row, change, verdict, tmp_path
     CLAIMS.write(tmp_path, {"a": [dataclasses.replace(finding, **change)]}, {"a": {}})
     line = (tmp_path / "table.md").read_text().splitlines()[row + 1]
     assert line.endswith(f"| x: +1.000 (0.500 to 1.500)<br>{verdict} |")
-
-
-def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("stats.claims.Figure.savefig",
-                        lambda figure, path, **_: drawn.append(figure))
-    one = Finding("", "channels 10 times -1", -1.0, -1.5, -0.5, 10, p=0.001, p_control=0.04,
-                  primary=True, row=6)
-    other = dataclasses.replace(one, measure="channels 20 times -1", value=0.2, low_95=-0.1,
-                                high_95=0.5)
-    later, untested = (dataclasses.replace(one, row=12),
-                       dataclasses.replace(one, row=7, primary=False))
-    plot_findings(tmp_path / "x.png",
-                  findings_table({"a": [one, later, untested], "b": [other]}), "R")
-    first, second = (axes for axes in drawn[0].axes if axes.axison)
-    assert first.get_title() == "R6: channels … times -1"
-    assert second.get_title() == "R12: channels 10 times -1"
-    marks = [line for line in first.lines if line.get_marker() in ("D", "o")]
-    assert [(line.get_xdata()[0], line.get_ydata()[0], line.get_marker()) for line in marks] == [
-        (-1.0, 0, "D"), (0.2, 1, "o")]
-    bars = [tuple(line.get_xdata()) for line in first.lines if len(set(line.get_xdata())) == 2]
-    assert bars == [(-1.5, -0.5), (-0.1, 0.5)]
 
 
 def test_one_test_a_row_is_corrected_over_the_table():
@@ -147,9 +116,6 @@ def test_nothing_is_claimed_that_one_condition_speaks_against(change):
                    shown=True, row=6)
     made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
     assert made["claimed"].tolist() == [True, False]
-    line = CLAIMS.markdown({"a": [good], "b": []}, {"a": {}, "b": {}}, made).splitlines()[7]
-    assert line.endswith("<br>**holds** | " + line.split(" | ")[-1])
-    assert "<br>**does not hold** |" in line
 
 
 @pytest.fixture(scope="module")
@@ -180,28 +146,20 @@ def false_claims(group, measured, num_tables):
     return found
 
 
-@pytest.mark.slow
-def test_tables_of_flipped_outcomes_rarely_hold_a_claim(outcomes):
+def test_a_few_tables_of_flipped_outcomes_hold_no_more_claims(outcomes):
     group, measured = outcomes
     assert np.abs(measured.after - measured.before)[..., 0].mean() > 1e-3
-    assert false_claims(group, measured, 200) <= 16
+    assert false_claims(group, measured, 12) <= 3
 
 
-def test_a_few_tables_of_flipped_outcomes_hold_no_more_claims(outcomes):
-    assert false_claims(*outcomes, 12) <= 3
-
-
-@pytest.mark.parametrize("arguments, message", (
-    (["missing"], "there is no folder"),
-    (["a/x", "b/x"], "the same name"),
-    (["a/x"], "none of the folders holds a study"),
-))
-def test_bad_folders_are_answered_in_a_sentence(arguments, message, tmp_path, capsys):
+def test_bad_folders_are_answered_in_a_sentence(tmp_path, capsys):
     for name in ("a/x", "b/x"):
         (tmp_path / name).mkdir(parents=True)
-    assert table.main(["--studies", *(str(tmp_path / each) for each in arguments),
-                       "--output_dir", str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err
+    for names, message in ((["missing"], "there is no folder"), (["a/x", "b/x"], "the same name"),
+                           (["a/x"], "none of the folders holds a study")):
+        assert table.main(["--studies", *(str(tmp_path / name) for name in names),
+                           "--output_dir", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -216,8 +174,12 @@ def test_every_study_of_the_preset_fills_rows_of_the_table():
 
 
 @pytest.mark.slow
-def test_the_preset_fills_the_table_with_the_numbers_of_its_studies(agent, tmp_path, capsys):
+def test_the_preset_fills_the_table_with_the_numbers_of_its_studies(agent, tmp_path, capsys,
+                                                                   monkeypatch):
     """All studies in small, in order, on an untrained network."""
+    small = dataclasses.replace(load_preset("maze-tiny", agent), retargeted_mazes=1, page=False,
+                                channel_mazes=10, behaviour_forks=12)
+    monkeypatch.setattr(run_pipeline, "load_preset", lambda *_, **__: small)
     assert run_pipeline.main(["--preset", "maze-tiny", "--agent_file", str(agent),
                               "--output_dir", str(tmp_path)]) == 0
     folder = tmp_path / "analysis" / "maze" / agent.parent.name
@@ -238,8 +200,3 @@ def test_the_preset_fills_the_table_with_the_numbers_of_its_studies(agent, tmp_p
         mine = primary[row]
         np.testing.assert_allclose([mine.value, mine.low_95, mine.high_95, mine.p],
                                    [theirs.effect, theirs.low_95, theirs.high_95, theirs.p])
-    by_row = {row: [each for each in found if each.row == row] for row in range(1, 19)}
-    assert [each.num_levels for each in by_row[1]] == [8, 8, 8]
-    scores = pd.read_csv(folder / "channels" / "probes.csv")
-    assert max(each.value for each in by_row[18] if "square is free, auc" in each.measure) == (
-        scores[(scores["target"] == "square is free") & (scores["metric"] == "auc")]["score"].max())

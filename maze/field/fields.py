@@ -28,7 +28,8 @@ from envs.procgen_env import EnvConfig
 from interventions.partial_forward import PartialForward, Prefix
 from maze.field.stamps import Stamps
 from maze.level.grid import CHEESE, WALL, Grid, Square
-from maze.level.state import MazeState, draw, stock_state
+from maze.level.levels import draw_levels
+from maze.level.state import MazeState, draw
 
 FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Function from squares (n, 2) and facings (n,) to frames of the level, uint8 (n, 64, 64, 3)."""
@@ -40,14 +41,9 @@ NO_MEMORY, START, WALKED = "none", "start", "walked"
 MEMORIES = (START, WALKED)
 
 
-def _group_of(right: int, up: int) -> int:
-    """Return the direction in which an action moves the mouse; diagonals move it sideways."""
-    if right:
-        return RIGHT if right > 0 else LEFT
-    return (DOWN, STAY, UP)[1 + up]
-
-
-_GROUPS = np.array([_group_of(right, up) for right, up in ACTION_DIRECTIONS])
+# Direction in which each action moves the mouse; diagonals move it sideways.
+_GROUPS = np.array([(LEFT, (DOWN, STAY, UP)[1 + up], RIGHT)[1 + right]
+                    for right, up in ACTION_DIRECTIONS])
 
 
 def grouped(log_probs: np.ndarray) -> np.ndarray:
@@ -182,22 +178,18 @@ def difference(original: Field, patched: Field) -> Difference:
     """Subtract ``original`` from ``patched``.
 
     Raises:
-        UserError: if the fields differ in memory, or have no square in common.
+        UserError: if the fields differ in memory.
     """
     if original.memory != patched.memory:
         raise UserError("fields whose agents saw the squares with different memories "
                         f"({original.memory} and {patched.memory}) cannot be subtracted")
     here = {tuple(square) for square in patched.squares.tolist()}
     common = [square for square in original.squares.tolist() if tuple(square) in here]
-    if not common:
-        raise UserError("the fields have no square in common")
     before, after = ([field.row(square) for square in common] for field in (original, patched))
 
-    def minus(name: str) -> np.ndarray:
-        return (getattr(patched, name)[after].astype(np.float64)
-                - getattr(original, name)[before])
-
-    return Difference(np.array(common), *map(minus, ("probs", "arrows", "components", "values")))
+    return Difference(np.array(common), *(
+        getattr(patched, name)[after].astype(np.float64) - getattr(original, name)[before]
+        for name in ("probs", "arrows", "components", "values")))
 
 
 def direction_between(square: Square, beside: Square) -> int:
@@ -206,15 +198,9 @@ def direction_between(square: Square, beside: Square) -> int:
 
 
 def stamp_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames composed from stamps.
-
-    Raises:
-        UserError: if the level has backgrounds, or is of memory mode, whose view moves with the
-            mouse.
+    """Return a source of frames composed from stamps, for levels without backgrounds in which the
+    view does not move with the mouse.
     """
-    if state.use_backgrounds:
-        raise UserError("frames with backgrounds are not put together from stamps; draw them "
-                        "through set_state")
     stamps = Stamps.of(state.distribution_mode)
     return lambda squares, facing: stamps.frames(state.grid, squares, facing)
 
@@ -255,14 +241,7 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
         memory: memory of recurrent agents: ``start``, or ``walked``, which leaves out unreachable
             squares, such as squares behind the cheese.
         frames: source of the frames; by default :func:`frame_source` of the level.
-
-    Raises:
-        UserError: if ``facing`` or ``memory`` has another value.
     """
-    if facing not in (0, 1):
-        raise UserError(f"the facing of the mouse must be 0 or 1, not {facing}")
-    if memory not in MEMORIES:
-        raise UserError(f"the memory of a field must be {' or '.join(MEMORIES)}, not '{memory}'")
     grid = state.grid
     frames = frames or frame_source(state)
     squares = np.array(grid.squares(without_cheese=True)).reshape(-1, 2)  # (n, 2)
@@ -285,11 +264,10 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
 
 
 def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
-                 memory: str = START, frames: FrameSource | None = None) -> tuple[Field, Field]:
+                 memory: str = START, frames: FrameSource | None = None) -> tuple[Field, ...]:
     """Compute the fields with facing 0 and 1; see :func:`vector_field`."""
-    left, right = (vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
-                   for facing in (0, 1))
-    return left, right
+    return tuple(vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
+                 for facing in (0, 1))
 
 
 def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, values: np.ndarray,
@@ -382,7 +360,7 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
 
 
 def reference_frames(env: EnvConfig, without: Collection[int], size: int,
-                       seed: int) -> ReferenceSet:
+                     seed: int) -> ReferenceSet:
     """Draw frames of random maze levels, with the mouse on a random free square.
 
     Args:
@@ -391,13 +369,9 @@ def reference_frames(env: EnvConfig, without: Collection[int], size: int,
         size: number of frames.
         seed: seed of the random draws.
     """
-    seeds = [number for number in env.draw_levels(size + len(without), seed)
-             if number not in without][:size]
     rng = np.random.default_rng(seed)
-    frames = []
-    for number in seeds:
-        state = stock_state(env.distribution_mode, number, env.use_backgrounds)
-        square = rng.permutation(state.grid.squares(without_cheese=True))[:1]
-        frames.append(frame_source(state)(square, np.zeros(1, np.int64))[0])
-    return ReferenceSet(np.stack(frames), description={
+    frames = [frame_source(state)(rng.permutation(state.grid.squares(without_cheese=True))[:1],
+                                  np.zeros(1, np.int64))
+              for state in draw_levels(env, without, size, seed)]
+    return ReferenceSet(np.concatenate(frames), description={
         "of": "levels that are not measured, the mouse anywhere", "seed": seed})

@@ -54,10 +54,12 @@ class Chain:
         grid: the level; episodes start with its mouse's square and facing.
         transition: sparse transition matrix, from states (rows) to next states (columns), float64
             (2 m, 2 m); all squares with facing 0, then all with facing 1.
+        numbers: numbers of the free squares by row, then column (W, W); -1 elsewhere.
     """
 
     grid: Grid
     transition: csr_array
+    numbers: np.ndarray
 
     @classmethod
     def of(cls, fields: Sequence[Field]) -> Chain:
@@ -73,69 +75,55 @@ class Chain:
             raise UserError("exact probabilities need an agent without memory: with a GRU the "
                             "square does not decide what it does; play episodes instead")
         grid = fields[0].grid
-        number = _numbers(grid)  # (W, W)
-        half = int(number.max()) + 1
-        cheese = np.array([number[square] for square in grid.cheeses], np.int64)
+        numbers = np.where(grid.is_free,
+                           np.cumsum(grid.is_free).reshape(grid.is_free.shape) - 1, -1)
+        half = int(numbers.max()) + 1
+        cheese = np.array([numbers[square] for square in grid.cheeses], np.int64)
         ends = np.concatenate([cheese, half + cheese])
         sources, targets, shares = [ends], [ends], [np.ones(len(ends))]
         for facing, field in enumerate(fields):
-            here = number[tuple(field.squares.T)]
+            here = numbers[tuple(field.squares.T)]
             for direction in range(STAY + 1):
                 there, turned = here, {LEFT: 0, RIGHT: 1}.get(direction, facing)
                 if direction != STAY:
                     beside = np.minimum(field.squares + STEPS[direction], grid.world_dim - 1)
-                    there = np.where(field.is_open[:, direction], number[tuple(beside.T)], here)
+                    there = np.where(field.is_open[:, direction], numbers[tuple(beside.T)], here)
                 sources.append(facing * half + here)
                 targets.append(turned * half + there)
                 shares.append(field.probs[:, direction])
         entries = np.concatenate(shares), (np.concatenate(sources), np.concatenate(targets))
-        return cls(grid, csr_array(entries, shape=(2 * half, 2 * half)))
+        return cls(grid, csr_array(entries, shape=(2 * half, 2 * half)), numbers)
+
+    def _states(self, squares: Iterable[Square]) -> np.ndarray:
+        """Return the rows of the states of k free squares with facing 0 and 1, int64 (2, k)."""
+        numbers = np.array([self.numbers[square] for square in squares], np.int64)
+        return np.stack([numbers, numbers + self.transition.shape[0] // 2])
 
     @property
     def _start(self) -> int:
-        number = _numbers(self.grid)
-        return int(number[self.grid.mouse]) + self.grid.facing * (int(number.max()) + 1)
+        return self._states([self.grid.mouse])[self.grid.facing, 0]
 
     def reaching(self, targets: Sequence[Square], steps: int = EPISODE_STEPS) -> np.ndarray:
         """Return the probability of reaching each target within ``steps`` steps, float64 (k,).
 
         It is 1 for the square where the episode starts.
-
-        Raises:
-            UserError: if a target is a wall.
         """
-        for square in targets:
-            self.grid.check_free(square, "a target")
-        number = _numbers(self.grid)
-        half = self.transition.shape[0] // 2
-        rows = np.array([number[tuple(square)] for square in targets], np.int64)
-        there = np.zeros((2 * half, len(rows)))
-        there[rows, np.arange(len(rows))] = there[half + rows, np.arange(len(rows))] = 1
+        there = np.zeros((self.transition.shape[0], len(targets)))
+        there[self._states(targets), np.arange(len(targets))] = 1
         reached = there
         for _ in range(steps):
             reached = np.maximum(self.transition @ reached, there)
         return reached[self._start]
 
-    def before(self, squares: Iterable[Square], others: Iterable[Square],
+    def before(self, squares: Sequence[Square], others: Sequence[Square],
                steps: int = EPISODE_STEPS) -> float:
         """Return the probability of reaching one of ``squares`` before any of ``others``.
 
         Only the first ``steps`` steps count. The square where the episode starts counts as reached.
-
-        Raises:
-            UserError: if a square is in both sets.
         """
-        targets, rivals = set(squares), set(others)
-        if targets & rivals:
-            raise UserError(f"{Square(*min(targets & rivals))} cannot come before itself")
-        number = _numbers(self.grid)
-        stays = np.zeros(self.transition.shape[0], bool)
-        there = np.zeros(len(stays))
-        for chosen in (targets, rivals):
-            for square in chosen:
-                rows = [number[tuple(square)], number[tuple(square)] + len(stays) // 2]
-                stays[rows] = True
-                there[rows] = chosen is targets
+        there, stays = np.zeros((2, self.transition.shape[0]))
+        there[self._states(squares)] = 1
+        stays[self._states([*squares, *others])] = 1
         reached = there
         for _ in range(steps):
             reached = np.where(stays, there, self.transition @ reached)
@@ -143,11 +131,8 @@ class Chain:
 
     def expected_steps(self, steps: int = EPISODE_STEPS) -> float:
         """Return the expected number of steps until the cheese is reached, at most ``steps``."""
-        number = _numbers(self.grid)
-        half = self.transition.shape[0] // 2
-        left = np.ones(2 * half)
-        for square in self.grid.cheeses:
-            left[[number[square], half + number[square]]] = 0
+        left = np.ones(self.transition.shape[0])
+        left[self._states(self.grid.cheeses)] = 0
         total = 0.0
         for _ in range(steps):  # left: probability that the episode has not ended by then
             total += left[self._start]
@@ -181,12 +166,11 @@ def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -
         steps: maximum length of an episode.
 
     Raises:
-        UserError: if the agent has a memory, there is not exactly one cheese, or the region is
-            less than 1 or larger than the world.
+        UserError: if the agent has a memory, or there is not exactly one cheese.
     """
     chain, grid = Chain.of(fields), fields[0].grid
-    inside = grid.region(region) & grid.is_free
-    others = [Square(*place) for place in np.argwhere(inside).tolist() if place != [*grid.cheese]]
+    inside = grid.region(region)
+    others = [square for square in grid.squares() if inside[square] and square != grid.cheese]
     return Reaching(float(chain.reaching([grid.cheese], steps)[0]),
                     chain.before([grid.cheese], others, steps),
                     chain.before(others, [grid.cheese], steps), chain.expected_steps(steps))
@@ -209,11 +193,6 @@ def path_probability(field: Field, target: Square) -> float:
     return float(np.exp(np.mean(logs)))
 
 
-def _numbers(grid: Grid) -> np.ndarray:
-    """Number the free squares by row, then column: (W, W), -1 elsewhere."""
-    return np.where(grid.is_free, np.cumsum(grid.is_free).reshape(grid.is_free.shape) - 1, -1)
-
-
 def at_decision_square(field: Field) -> dict[str, float]:
     """Return the outcomes AT_DECISION of a fork by name.
 
@@ -231,15 +210,14 @@ def at_decision_square(field: Field) -> dict[str, float]:
     return dict(zip(AT_DECISION, values[0].tolist()))
 
 
-def decision_steps(grid: Grid) -> tuple[int, int]:
+def decision_steps(grid: Grid) -> tuple[int, ...]:
     """Return the directions of the first steps to cheese and corner from the decision square.
 
     Raises:
         UserError: if the level is not a fork.
     """
     square = grid.decision_square()
-    to_cheese, to_corner = (direction_between(square, step) for step in grid.first_steps())
-    return to_cheese, to_corner
+    return tuple(direction_between(square, step) for step in grid.first_steps())
 
 
 def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarray,

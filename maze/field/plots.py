@@ -85,21 +85,25 @@ def compared(original: Panel, patched: Panel) -> list[Panel]:
 
 def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
     """Return a figure with panels side by side."""
-    figure = Figure(figsize=(PANEL_INCHES * len(panels), PANEL_INCHES + 0.8), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        _draw_level(axes, panel.grid, panel.view, style)
+    figure, axes_of = _side_by_side(len(panels), title)
+    for axes, panel in zip(axes_of, panels):
+        _draw_level(axes, panel.grid, panel.view)
         _draw_arrows(axes, panel, style)
-        _draw_markers(axes, panel.grid, style)
-        axes.set_title(panel.title, fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
+        _finish(axes, panel.grid, style, panel.title)
     return figure
+
+
+def _side_by_side(number: int, title: str) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(PANEL_INCHES * number, PANEL_INCHES + 0.8), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(1, number, squeeze=False)[0]
 
 
 def plot_fields(path: Path, panels: Sequence[Panel], style: Style = PLAIN,
                 title: str = "") -> None:
     """Write a figure of panels side by side, atomically."""
-    _save(path, field_figure(panels, style, title))
+    with atomic_path(path) as temporary:
+        field_figure(panels, style, title).savefig(temporary, dpi=DPI)
 
 
 def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Style = PLAIN,
@@ -111,20 +115,17 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
             cells, as from ``Field.map``. Maps of another shape show a channel (rows, columns), with
             row 0 at the top, and cover the whole frame.
     """
-    figure = Figure(figsize=(PANEL_INCHES * len(maps), PANEL_INCHES + 0.5), layout="constrained")
+    figure, axes_of = _side_by_side(len(maps), title)
     side = grid.world_dim
-    for axes, (name, values) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
-        _draw_level(axes, grid, None, style)
+    for axes, (name, values) in zip(axes_of, maps.items()):
+        _draw_level(axes, grid, None)
         is_of_squares = values.shape == grid.cells.shape
         image = axes.imshow(values[::-1] if is_of_squares else values, extent=(0, side, 0, side),
                             cmap="viridis", interpolation="nearest", zorder=1)
-        _frame(axes, grid, style)
-        _draw_markers(axes, grid, style)
-        axes.set_title(name, fontsize=9)
+        _finish(axes, grid, style, name)
         figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    _save(path, figure)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=DPI)
 
 
 def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None,
@@ -135,7 +136,13 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
         stills: optional image file with ``num_stills`` evenly spaced figures side by side,
             including the first and the last; all figures if there are fewer.
     """
-    pictures = list(_pictures(figures))
+    pictures = []
+    for figure in figures:
+        canvas = FigureCanvasAgg(figure)
+        figure.set_dpi(DPI)
+        canvas.draw()
+        picture = np.asarray(canvas.buffer_rgba())[..., :3]  # (H', W', C), cropped to even sides
+        pictures.append(picture[:len(picture) // 2 * 2, :picture.shape[1] // 2 * 2].copy())
     write_video(path, iter(pictures), FILM_FRAMES_PER_SECOND)
     if stills:
         chosen = np.unique(np.linspace(0, len(pictures) - 1, num_stills).round().astype(int))
@@ -143,41 +150,15 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
             Image.fromarray(np.hstack([pictures[place] for place in chosen])).save(temporary)
 
 
-def _pictures(figures: Iterable[Figure]) -> Iterator[np.ndarray]:
-    """Render figures as uint8 images (H', W', C), H' and W' even."""
-    for figure in figures:
-        canvas = FigureCanvasAgg(figure)
-        figure.set_dpi(DPI)
-        canvas.draw()
-        picture = np.asarray(canvas.buffer_rgba())[..., :3]
-        yield np.ascontiguousarray(picture[:len(picture) // 2 * 2, :picture.shape[1] // 2 * 2])
-
-
-def _save(path: Path, figure: Figure) -> None:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=DPI)
-
-
-def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None, style: Style) -> None:
+def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None) -> None:
     side = grid.world_dim
     if view is None:
         contents = np.select([grid.cells == FREE, grid.cells == CHEESE], [1, 2], 0)
         axes.imshow(contents[::-1], extent=(0, side, 0, side), cmap=_CELL_COLOURS, vmin=0, vmax=2,
                     interpolation="nearest", zorder=0)
-        axes.plot(grid.mouse.column + 0.5, grid.mouse.row + 0.5, "o", color="white",
-                  markersize=100 / _shown_side(grid, style), zorder=2)
+        axes.plot(grid.mouse.column + 0.5, grid.mouse.row + 0.5, "o", color="white", zorder=2)
     else:
         axes.imshow(view, extent=(0, side, 0, side), zorder=0)
-    _frame(axes, grid, style)
-
-
-def _frame(axes: Axes, grid: Grid, style: Style) -> None:
-    """Set the limits to the world, or to the maze alone."""
-    begin = (grid.world_dim - _shown_side(grid, style)) / 2
-    axes.set_xlim(begin, grid.world_dim - begin)
-    axes.set_ylim(begin, grid.world_dim - begin)
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def _shown_side(grid: Grid, style: Style) -> int:
@@ -197,8 +178,9 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
                 units="width", width=_WIDTH * 25 / _shown_side(panel.grid, style), zorder=3)
 
 
-def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
-    """Draw a ring at the decision square of a fork, and crosses at the marked squares."""
+def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
+    """Draw a ring at the decision square of a fork, and crosses at the marked squares, and set the
+    limits to the world, or to the maze alone."""
     size = 260 / _shown_side(grid, style)
     with contextlib.suppress(UserError):  # only forks have a decision square
         square = grid.decision_square()
@@ -207,6 +189,10 @@ def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
     for square in style.marked:
         axes.plot(square.column + 0.5, square.row + 0.5, "x", color=PURPLE, markeredgewidth=2,
                   markersize=size, zorder=4)
+    begin = (grid.world_dim - _shown_side(grid, style)) / 2
+    limits = begin, grid.world_dim - begin
+    axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[])
+    axes.set_title(title, fontsize=9)
 
 
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],

@@ -77,17 +77,6 @@ FIELDS_FILES = Schema(
         "differences": Entry("differences.csv", Table(_COLUMNS, whole=True))})
 
 
-def key_of(level: str, facing: int, facings: Sequence[int]) -> str:
-    """Return the part of a field's key that identifies level and facing.
-
-    Args:
-        level: name of the level.
-        facing: facing of the mouse in the field.
-        facings: all facings in the folder.
-    """
-    return f"{level}_facing_{facing}" if len(facings) > 1 and facing else level
-
-
 def write_field(store: ResultStore, arm: str, key: str, field: Field,
                 moved: Sequence[ChangeSize] = ()) -> None:
     """Write a field.
@@ -188,7 +177,7 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
     for name, state in with_progress(levels.items(), len(levels), "level"):
         sides = []
         for facing in options.facings:
-            key = key_of(name, facing, options.facings)
+            key = f"{name}_facing_{facing}" if facing and len(options.facings) > 1 else name
             if not store.has("field", arm, key):
                 with patched(options.policy, patches, std) as scope:
                     field = options.field(state, facing)
@@ -211,15 +200,12 @@ def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
     Args:
         moved: sizes of changes, from :func:`fields_of_arm`.
     """
-    sizes = [field.name for field in dataclasses.fields(ChangeSize)]
-    table = pd.DataFrame(moved, columns=["arm", "patch", *sizes])
-    rows = []
-    for key, part in table.groupby(["arm", "patch", "layer"], sort=False):
-        total = part["pictures"].sum()
-        means = {name: (part[name] * part["pictures"]).sum() / max(total, 1)
-                 for name in ("in_std", "norm", "relative")}
-        rows.append({**dict(zip(("arm", "patch", "layer"), key)), "pictures": total, **means})
-    return pd.DataFrame(rows, columns=table.columns)
+    keys = ["arm", "patch", "layer"]
+    table = pd.DataFrame(moved, columns=[*keys, "pictures", *_SIZES])
+    weighted = table.assign(**{name: table[name] * table["pictures"] for name in _SIZES})
+    sums = weighted.groupby(keys, sort=False, as_index=False).sum()
+    sums[[*_SIZES]] = sums[[*_SIZES]].div(sums["pictures"].clip(lower=1), axis=0)
+    return sums
 
 
 def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
@@ -230,13 +216,13 @@ def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[st
         for name, sides in by_level.items():
             state = levels[name]
             unpatched = None if arm == UNPATCHED else fields[UNPATCHED][name][0]
-            exact = len(sides) > 1 and sides[0].memory == NO_MEMORY
             rows.append({
                 "arm": arm, "level": name, "seed": state.level_seed,
                 "maze_dim": state.grid.maze_dim, "kind": kind_of(state.grid),
                 "squares": len(sides[0].squares),
-                **outcomes(sides[0], unpatched, sides[1] if exact else None,
-                           min(region, state.grid.world_dim), state.timeout - state.time),
+                **outcomes(sides[0], unpatched,
+                           sides[1] if len(sides) > 1 and sides[0].memory == NO_MEMORY else None,
+                           region, state.timeout - state.time),
                 "facing_variation": difference(*sides).mean_total_variation
                 if len(sides) > 1 else np.nan})
     return pd.DataFrame(rows)

@@ -11,28 +11,33 @@ a pixel, M pixels of a mouse, n frames.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
+import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import UserError
-from common.files import atomic_path, read_arrays, versions
+from common.files import atomic_path, versions
 from common.game_constants import FRAME_SIZE
+from common.schemas import Array, Npz
 from envs.level_state import LevelState
-from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from envs.procgen_env import EnvConfig, StateView
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 CACHE_FOLDER = "procgen-agent-interpretability"
-FORMAT = 1  # version of the cache; increase it when the stamps or their storage change
-FRAMES_AT_A_TIME = 64
+FORMAT = 2  # version of the cache; increase it when the stamps or their storage change
 _CONTENTS = (WALL, CHEESE)  # visible contents, 1 and 2 in the tables; a free cell is 0
 _COLOUR = np.dtype("<u4")
+_FILE = Npz({"cells": Array(np.int16, f"K {FRAME_SIZE**2}"),
+             "colours": Array(np.uint32, f"3 K {FRAME_SIZE**2}"),
+             "mouse_pixels": Array(np.int16, "Q 2 M"), "mouse_colours": Array(np.uint8, "Q 2 M 3"),
+             "mouse_opacity": Array(np.uint8, "Q 2 M")})
 
 logger = logging.getLogger(__name__)
 
@@ -65,80 +70,37 @@ class Stamps:
 
         Args:
             distribution_mode: ``easy`` or ``hard``.
-
-        Raises:
-            UserError: if the mode is another one.
         """
-        if distribution_mode == "memory":
-            raise UserError("frames of memory mode are not put together from stamps: its view "
-                            "moves with the mouse; draw them through set_state")
-        config = EnvConfig("maze", distribution_mode)
         path = cache_file(distribution_mode)
         if path.is_file():
             try:
-                return cls._read(path)
+                return cls(**_FILE.read(path, "python -m maze.fields"))
             except UserError as error:
-                logger.warning("%s; its stamps are rendered again", error)
-        stamps = _rendered(config)
+                logger.warning("the file of stamps %s is damaged: %s; its stamps are rendered "
+                               "again", path, error)
+        stamps = _render(EnvConfig("maze", distribution_mode))
         try:
             with atomic_path(path) as temporary:
-                np.savez(temporary, format=FORMAT, digest=stamps._digest(),
-                         **dataclasses.asdict(stamps))
+                _FILE.write(temporary, dataclasses.asdict(stamps))
         except OSError as error:
             logger.warning("the stamps are not kept: %s", error)
         return stamps
-
-    @classmethod
-    def _read(cls, path: Path) -> Stamps:
-        """Read the stamps of a cache file.
-
-        Raises:
-            UserError: if the file is damaged, has another format, or was modified.
-        """
-        arrays = read_arrays(path, "file of stamps")
-        version, digest = arrays.pop("format", None), arrays.pop("digest", None)
-        if version is None or version.shape or version != FORMAT:
-            raise UserError(f"the file of stamps {path} is of another format than {FORMAT}")
-        if arrays.keys() == {field.name for field in dataclasses.fields(cls)}:
-            stamps = cls(**arrays)
-            if digest is not None and np.array_equal(digest, stamps._digest()):
-                return stamps
-        raise UserError(f"the file of stamps {path} is damaged: it is not as it was written")
-
-    def _digest(self) -> np.ndarray:
-        """Return the SHA-256 digest of all arrays with their types and shapes, uint8 (32,)."""
-        digest = hashlib.sha256()
-        for name, array in dataclasses.asdict(self).items():
-            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return np.frombuffer(digest.digest(), np.uint8)
-
-    @property
-    def world_dim(self) -> int:
-        """Number of cells along a side of the world, W."""
-        return round(len(self.mouse_pixels) ** 0.5)
 
     def frames(self, grid: Grid, squares: Sequence[Square] | np.ndarray,
                facing: int | np.ndarray = 0) -> np.ndarray:
         """Return frames of a maze with the mouse on each of several squares.
 
         Args:
-            grid: the maze; its own mouse is ignored.
+            grid: a maze of this mode; its own mouse is ignored.
             squares: squares of the mouse, world (row, column), (n, 2).
             facing: facing of the mouse, 0 or 1, for all squares or per square (n,).
 
         Returns:
             Frames, uint8 (n, 64, 64, 3).
-
-        Raises:
-            UserError: if the world does not have the size of this mode's worlds.
         """
-        if grid.world_dim != self.world_dim:
-            raise UserError(f"these stamps are for worlds of {self.world_dim} x {self.world_dim} "
-                            f"squares, not {grid.world_dim} x {grid.world_dim}")
         empty = self._without_mouse(grid.cells)
         rows, columns = np.asarray(squares, np.int64).reshape(-1, 2).T
-        where = rows * self.world_dim + columns, np.broadcast_to(facing, rows.shape)
+        where = rows * grid.world_dim + columns, np.broadcast_to(facing, rows.shape)
         frames = np.repeat(empty[None], len(rows), axis=0)  # (n, P, 3)
         pixels = np.arange(len(rows))[:, None], self.mouse_pixels[where]  # (n, M)
         frames[pixels] = _over(self.mouse_colours[where], self.mouse_opacity[where][..., None],
@@ -161,8 +123,7 @@ class Stamps:
 def cache_file(distribution_mode: str) -> Path:
     """Return the cache file of a mode's stamps for this version of Procgen and of the format."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
-    known = versions()
-    version = known.get("procgen") or known.get("procgen-mirror")
+    version = versions().get("procgen") or versions().get("procgen-mirror")
     return folder / f"maze_{distribution_mode}_procgen_{version}_format_{FORMAT}.npz"
 
 
@@ -175,59 +136,39 @@ def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.nda
     return (colours + ((product + (product >> 8) + 128) >> 8)).astype(np.uint8)
 
 
-def _rendered(config: EnvConfig) -> Stamps:
+def _render(config: EnvConfig) -> Stamps:
     """Render the stamps of a mode with Procgen."""
-    env = ProcgenVectorEnv(config, FRAMES_AT_A_TIME, seed=0)
-    try:
-        state = LevelState.parse(env.get_state()[0], "maze")
+    with contextlib.closing(StateView(config)) as view:
+        state = LevelState.parse(view.state(), "maze")
         side = len(state.grid)
         places = [(row, column) for column in range(side) for row in range(side)]
         nothing, walls = np.full((side, side), FREE), np.full((side, side), WALL)
 
-        def drawn(shown: Iterator[tuple[np.ndarray, tuple[int, int], int]]) -> np.ndarray:
-            """Render levels given as (cells, mouse, facing), uint8 (n, P, 3)."""
-            states = [_edited(state, *content) for content in shown]
-            frames = []
-            for begin in range(0, len(states), FRAMES_AT_A_TIME):
-                piece = states[begin:begin + FRAMES_AT_A_TIME]
-                filled = piece + piece[:1] * (FRAMES_AT_A_TIME - len(piece))
-                env.set_state(filled)
-                frames.append(env.observe().frames[:len(piece)])
-            return np.concatenate(frames).reshape(len(states), -1, 3)
+        def draw(cells: np.ndarray, mouse: tuple[int, int], facing: int = 0) -> np.ndarray:
+            """Render other cells, with the mouse at (row, column), even on a wall, (P, 3)."""
+            entities = state.entities.copy()
+            entities["y"], entities["x"] = mouse[0] + 0.5, mouse[1] + 0.5
+            entities["is_reflected"] = facing
+            return view.draw(dataclasses.replace(state, grid=cells, entities=entities).to_bytes()
+                             ).reshape(-1, 3)
 
-        mice = np.stack([drawn((nothing, place, facing) for place in places)
-                         for facing in (0, 1)], axis=1)  # (W * W, 2, P, 3), by place
-        corners = {(0, 0): mice[0, 0], (side - 1, side - 1): mice[-1, 0]}
-        shown = []  # by content: (W * W, P, 3)
-        for content in _CONTENTS:
-            grids, mouse = [], []
-            for row, column in places:
-                grids.append(nothing.copy())
-                grids[-1][row, column] = content
-                mouse.append((0, 0) if row + column >= side else (side - 1, side - 1))
-            # The mouse in the far corner touches none of the cell's pixels.
-            shown.append(drawn((cells, corner, 0) for cells, corner in zip(grids, mouse))
-                         - np.stack([corners[corner] for corner in mouse]))
-        on_walls = np.stack([drawn((walls, place, facing) for place in places)
-                             for facing in (0, 1)], axis=1)
-    finally:
-        env.close()
+        on_black, on_walls = (np.array([[draw(cells, place, facing) for facing in (0, 1)]
+                                        for place in places])  # (W * W, 2, P, 3)
+                              for cells in (nothing, walls))
+        shown = np.empty((len(_CONTENTS), len(places), FRAME_SIZE**2, 3), np.uint8)
+        for (kind, content), (number, (row, column)) in itertools.product(
+                enumerate(_CONTENTS), enumerate(places)):
+            cells = nothing.copy()
+            cells[row, column] = content
+            far = 0 if row + column >= side else -1  # a corner off the cell's pixels
+            shown[kind, number] = draw(cells, places[far]) - on_black[far, 0]
     numbers = np.array([row * side + column for row, column in places])
-    cells, colours = _by_pixel(numbers, np.stack(shown))
+    cells, colours = _by_pixel(numbers, shown)
     bare = Stamps(cells, colours, *(np.zeros((side**2, 2, 1, *more), np.int16)
                                     for more in ((), (3,), ())))
     order = np.argsort(numbers)
-    return dataclasses.replace(bare, **_mouse_stamps(mice[order], on_walls[order],
+    return dataclasses.replace(bare, **_mouse_stamps(on_black[order], on_walls[order],
                                                      bare._without_mouse(walls)))
-
-
-def _edited(state: LevelState, cells: np.ndarray, mouse: tuple[int, int], facing: int) -> bytes:
-    """Return state bytes with other cells and the mouse at (row, column), even on a wall."""
-    entities = state.entities.copy()
-    player = entities["type"] == 0
-    entities["y"][player], entities["x"][player] = mouse[0] + 0.5, mouse[1] + 0.5
-    entities["is_reflected"][player] = facing
-    return dataclasses.replace(state, grid=cells, entities=entities).to_bytes()
 
 
 def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -255,9 +196,6 @@ def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
     Args:
         on_black, on_walls: frames with the mouse in each cell, by facing, (W * W, 2, P, 3).
         walls: frame of the walls without the mouse (P, 3).
-
-    Raises:
-        RuntimeError: if no opacity explains both frames.
     """
     changed = on_black.any(axis=-1) | (on_walls != walls).any(axis=-1)  # (W * W, 2, P)
     most = changed.sum(axis=-1).max()
@@ -273,9 +211,6 @@ def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
         pixels = np.pad(pixels, (0, most - len(pixels)), mode="edge")
         colours, seen = on_black[place][pixels], on_walls[place][pixels]
         explains = (_over(colours, opacities, walls[pixels]) == seen).all(axis=-1)  # (256, M)
-        if not explains.any(axis=0).all():
-            raise RuntimeError(f"Procgen draws the mouse in cell {place[0]} in a way that no "
-                               "opacity explains")
         mouse_pixels[place], mouse_colours[place] = pixels, colours
         mouse_opacity[place] = explains.argmax(axis=0)
     return {"mouse_pixels": mouse_pixels, "mouse_colours": mouse_colours,

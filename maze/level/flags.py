@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.agent_file import load_agent
 from agents.config import level_seed
-from common.cli import Parser, add_compute_flags, count, seed, whole
+from agents.networks import Policy
+from agents.provenance import agent_sha256
+from common.cli import Parser, add_compute_flags, count, seed, set_up_logging, whole
+from common.devices import Compute, resolve_compute
 from common.errors import UserError
+from common.files import versions
+from common.results import ResultStore, Schema
 from envs.procgen_env import EnvConfig, LevelEdit
 from maze.level.grid import FREE, KINDS, WALL, Square
-from maze.level.levels import Filters, after_edit, chosen_levels, find_levels, load_text
-from maze.level.state import GAME, WORLD_DIMS, MazeState
-from stats.effects import check_starts
+from maze.level.levels import Filters, after_edit, chosen_levels, digest, find_levels
+from maze.level.state import GAME, WORLD_DIMS, MazeState, check_seeds, game_of
 
 
 def square(text: str) -> Square:
@@ -134,20 +140,53 @@ def add_output_flags(parser: Parser, script: str) -> None:
     parser.set_defaults(precision="float32")
 
 
+def start(flags: Parser, argv: list[str] | None) -> tuple[argparse.Namespace, Compute, Policy]:
+    """Parse the flags of a script that analyses an agent, and load the agent.
+
+    Args:
+        flags: parser with the flags of :func:`add_agent_flags` and :func:`add_output_flags`.
+
+    Raises:
+        UserError: if the agent cannot be loaded, or has a memory and --exact is given.
+    """
+    args = flags.parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    policy = load_agent(args.agent_file, compute.device)
+    if policy.recurrent and getattr(args, "exact", False):
+        raise UserError("exact probabilities need an agent without memory, and "
+                        f"{args.agent_file} has a GRU; leave --exact out")
+    return args, compute, policy
+
+
+def open_store(schema: Schema, args: argparse.Namespace, compute: Compute, settings: dict,
+               *more: Any, states: Sequence[MazeState] = ()) -> ResultStore:
+    """Open the output folder of a script that analyses an agent.
+
+    Args:
+        settings: settings of the script, in addition to those of agent, levels and computation.
+        more: further arguments of ``ResultStore.open``.
+        states: all levels of the run, unless the folder can grow by further levels.
+
+    Raises:
+        UserError: if the folder holds other results, two levels have the same seed, or their modes
+            or backgrounds differ.
+    """
+    check_seeds(states)
+    store = ResultStore(args.output_dir, schema)
+    levels = {"levels": [state.level_seed for state in states], "levels_sha256": digest(states),
+              "distribution_mode": game_of(states).distribution_mode,
+              "use_backgrounds": game_of(states).use_backgrounds} if states else {}
+    store.open({"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+                **levels, **settings, "precision": compute.precision, "versions": versions()},
+               args.overwrite, *more)
+    return store
+
+
 def filters_of(args: argparse.Namespace) -> Filters:
     """Return the filters given by the flags in FILTER_FLAGS."""
     return Filters(**{field.name: getattr(args, field.name)
                       for field in dataclasses.fields(Filters)})
-
-
-def check_num_mazes(args: argparse.Namespace) -> None:
-    """Check that --num_mazes is large enough for a comparison.
-
-    Raises:
-        UserError: if --num_mazes is too small and --levels is not given.
-    """
-    if not args.levels:
-        check_starts(args.num_mazes, "--num_mazes")
 
 
 def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[MazeState]:
@@ -194,14 +233,3 @@ def edited(state: MazeState, args: argparse.Namespace) -> MazeState:
         return state if args.facing is None else state.with_facing(args.facing)
     except UserError as error:
         raise UserError(f"level {state.level_seed}: {error}") from None
-
-
-def text_level(args: argparse.Namespace) -> MazeState:
-    """Read the level of ``--text``.
-
-    Raises:
-        UserError: if the text is not a maze, or --levels is given, too.
-    """
-    if args.levels:
-        raise UserError("--text and --levels exclude each other")
-    return load_text(args.text, args.distribution_mode, args.use_backgrounds)

@@ -151,12 +151,7 @@ class Grid:
         """Return a mask of the top right region of the maze, bool (W, W).
 
         The region is the last ``size`` rows and columns of the maze, or all of a smaller maze.
-
-        Raises:
-            UserError: if the size is less than 1 or larger than the world.
         """
-        if not 1 <= size <= self.world_dim:
-            raise UserError(f"a region must have between 1 and {self.world_dim} rows, not {size}")
         inside = np.zeros(self.cells.shape, bool)
         begin, end = self.margin + max(self.maze_dim - size, 0), self.margin + self.maze_dim
         inside[begin:end, begin:end] = True
@@ -302,9 +297,6 @@ class Grid:
         Args:
             region: rows and columns of the top right region to which the cheese was confined in
                 the agent's training; None if it was not.
-
-        Raises:
-            UserError: if the region is less than 1 or larger than the world.
         """
         inside = self.region(self.world_dim)
         row, column = np.indices(self.cells.shape) - self.margin
@@ -377,6 +369,14 @@ def kind_of(grid: Grid) -> str:
         return grid.kind()
     except UserError:
         return "none"
+
+
+def describe(grid: Grid) -> str:
+    """Return a description of a level in one line."""
+    kind = kind_of(grid)
+    decision = f", decision square at {grid.decision_square()}" if kind == FORK else ""
+    return (f"{grid.maze_dim} x {grid.maze_dim} squares, cheese at "
+            f"{' and '.join(map(str, grid.cheeses)) or 'nowhere'}, kind: {kind}{decision}")
 
 
 def fork_features(grid: Grid) -> dict[str, float]:

@@ -17,19 +17,23 @@ supplies the rest of the state.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import itertools
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from common.config import typed
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.files import read_bytes, read_json, save_json
-from envs.procgen_env import LevelEdit
-from maze.level.grid import KINDS, WALL, Grid, Square
+from envs.procgen_env import EnvConfig, LevelEdit
+from maze.level.grid import WALL, Grid, Square
 from maze.level.state import WORLD_DIMS, MazeState, stock_state
 
 FORMAT, VERSION = "procgen maze", 1
@@ -57,37 +61,18 @@ class Filters:
     cheese_at: Square | None = None
     free_at: Square | None = None
 
-    def __post_init__(self):
-        if self.kind not in (None, *KINDS):
-            raise UserError(f"there is no kind of level '{self.kind}'{nearest(self.kind, KINDS)}")
-        if self.size is not None and self.size[0] > self.size[1]:
-            raise UserError(f"no maze has between {self.size[0]} and {self.size[1]} rows")
-
     def accept(self, grid: Grid) -> bool:
-        """Return whether a level has the properties.
-
-        Raises:
-            UserError: if a region or square does not fit into its world.
-        """
-        inside, outside = (None if size is None else grid.region(size)
-                           for size in (self.cheese_inside, self.cheese_outside))
-        for square in (self.cheese_at, self.free_at):
-            if square is not None:
-                grid.check_inside(square, "a square that is asked for")
+        """Return whether a level has the properties."""
         if self.size is not None and not self.size[0] <= grid.maze_dim <= self.size[1]:
             return False
-        if self.free_at is not None and not grid.is_free[self.free_at]:
-            return False
-        try:
-            if inside is not None and not inside[grid.cheese]:
-                return False
-            if outside is not None and outside[grid.cheese]:
-                return False
-            if self.cheese_at is not None and self.cheese_at != grid.cheese:
-                return False
-            return self.kind is None or self.kind == grid.kind()
-        except UserError:  # not exactly one cheese, or cheese or corner unreachable
-            return False
+        with contextlib.suppress(UserError):  # not exactly one cheese, or unreachable squares
+            return ((self.free_at is None or self.free_at in grid.squares())
+                    and (self.cheese_inside is None or grid.region(self.cheese_inside)[grid.cheese])
+                    and (self.cheese_outside is None
+                         or not grid.region(self.cheese_outside)[grid.cheese])
+                    and (self.cheese_at is None or self.cheese_at == grid.cheese)
+                    and (self.kind is None or self.kind == grid.kind()))
+        return False
 
 
 def after_edit(state: MazeState, edit: LevelEdit | None) -> MazeState:
@@ -95,7 +80,7 @@ def after_edit(state: MazeState, edit: LevelEdit | None) -> MazeState:
     return state if edit is None else MazeState.parse(edit(state.to_bytes()))
 
 
-def find_levels(distribution_mode: str, seeds: Iterable[int], number: int,
+def find_levels(distribution_mode: str, seeds: Sequence[int], number: int,
                 filters: Filters | None = None, use_backgrounds: bool = False,
                 edit: LevelEdit | None = None) -> list[MazeState]:
     """Return the first levels in a sequence of seeds that pass the filters.
@@ -109,19 +94,30 @@ def find_levels(distribution_mode: str, seeds: Iterable[int], number: int,
         UserError: if fewer levels pass; the message reports how many were tried.
     """
     filters = filters or Filters()
-    accepted: list[MazeState] = []
-    tried = 0
-    for seed in seeds:
-        if len(accepted) == number:
-            break
-        state = after_edit(stock_state(distribution_mode, seed, use_backgrounds), edit)
-        tried += 1
-        if filters.accept(state.grid):
-            accepted.append(state)
+    states = (after_edit(stock_state(distribution_mode, seed, use_backgrounds), edit)
+              for seed in seeds)
+    accepted = list(itertools.islice((state for state in states if filters.accept(state.grid)),
+                                     number))
     if len(accepted) < number:
-        raise UserError(f"of the {tried} levels looked at {len(accepted)} have what is asked for, "
-                        f"not {number}; look at more, or ask for less")
+        raise UserError(f"of the {len(seeds)} levels looked at {len(accepted)} have what is asked "
+                        f"for, not {number}; look at more, or ask for less")
     return accepted
+
+
+def draw_levels(env: EnvConfig, without: Collection[int], size: int, seed: int
+                ) -> list[MazeState]:
+    """Draw levels that are not measured.
+
+    Args:
+        env: environment configuration of the levels.
+        without: seeds of measured levels, which are excluded.
+        size: number of levels.
+        seed: seed of the random draw.
+    """
+    seeds = [number for number in env.draw_levels(size + len(without), seed)
+             if number not in without]
+    return [stock_state(env.distribution_mode, number, env.use_backgrounds)
+            for number in seeds[:size]]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -136,8 +132,7 @@ def parse_seeds(text: str) -> list[int]:
         if match is None:
             raise UserError(f"'{part.strip()}' in '{text}' is no level seed; write for example "
                             "0-99,795")
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first + len(seeds) >= MAX_SEEDS:
             raise UserError(f"the range {part.strip()} of level seeds "
                             + ("ends before it begins" if last < first else
@@ -146,29 +141,24 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelEntry:
-    """Entry of a level file; ``use_backgrounds`` and ``facing`` are optional."""
+    """Entry of a level file, with keys in this order; those with a default are optional."""
 
     format: str
     version: int
     distribution_mode: str
     level_seed: int
-    rows: tuple[str, ...]
     use_backgrounds: bool = False
     facing: int = 0
+    rows: tuple[str, ...]
 
     @classmethod
     def of(cls, state: MazeState) -> LevelEntry:
         """Return the entry of a level; time, timeout and random generators are not stored."""
-        return cls(FORMAT, VERSION, state.distribution_mode, state.level_seed,
-                   tuple(state.grid.to_rows()), state.use_backgrounds, state.grid.facing)
-
-    def to_json(self) -> dict:
-        """Return the entry as a JSON object, with keys in the order of the format."""
-        names = ("format", "version", "distribution_mode", "level_seed", "use_backgrounds",
-                 "facing", "rows")
-        return {name: getattr(self, name) for name in names}
+        return cls(format=FORMAT, version=VERSION, distribution_mode=state.distribution_mode,
+                   level_seed=state.level_seed, use_backgrounds=state.use_backgrounds,
+                   facing=state.grid.facing, rows=tuple(state.grid.to_rows()))
 
     def state(self) -> MazeState:
         """Return the level at its start.
@@ -188,9 +178,15 @@ class LevelEntry:
         return state.with_grid(Grid.from_rows(self.rows, stock.maze_dim, self.facing))
 
 
+def digest(states: Sequence[MazeState]) -> str:
+    """Return the SHA-256 digest of the entries of levels."""
+    entries = [dataclasses.asdict(LevelEntry.of(state)) for state in states]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def save_levels(path: Path, states: list[MazeState]) -> None:
     """Write a level file: an entry for one level, a list of entries for several."""
-    entries = [LevelEntry.of(state).to_json() for state in states]
+    entries = [dataclasses.asdict(LevelEntry.of(state)) for state in states]
     save_json(path, entries[0] if len(entries) == 1 else entries)
 
 
@@ -201,11 +197,10 @@ def load_levels(path: Path) -> list[MazeState]:
         UserError: if there is no level, or a file is damaged; the message names file and entry.
     """
     if path.is_dir():
-        files = [file for file in path.glob("level_*.json") if re.fullmatch(
-            r"level_[0-9]+\.json", file.name)]
+        files = [file for file in path.glob("level_*.json") if file.stem[6:].isdecimal()]
         if not files:
             raise UserError(f"the folder {path} has no level file level_<seed>.json")
-        return [state for file in sorted(files, key=lambda file: int(file.stem[len("level_"):]))
+        return [state for file in sorted(files, key=lambda file: int(file.stem[6:]))
                 for state in load_levels(file)]
     content = read_json(path)
     entries = content if isinstance(content, list) else [content]
@@ -263,11 +258,7 @@ def from_text(text: str, distribution_mode: str, use_backgrounds: bool = False) 
     Raises:
         UserError: if the text is not a maze, or the mode has no maze of this size.
     """
-    grid = Grid.from_rows(text.split())
-    world_dim = WORLD_DIMS.get(distribution_mode)
-    if world_dim is None:
-        raise UserError(f"mazes have no distribution mode '{distribution_mode}'; choose from "
-                        f"{', '.join(WORLD_DIMS)}")
+    grid, world_dim = Grid.from_rows(text.split()), WORLD_DIMS[distribution_mode]
     if grid.maze_dim > world_dim:
         fitting = [mode for mode, size in WORLD_DIMS.items() if size >= grid.maze_dim]
         raise UserError(f"the maze has {grid.maze_dim} rows, but the world of {distribution_mode} "
@@ -287,8 +278,7 @@ def load_text(path: Path, distribution_mode: str, use_backgrounds: bool = False)
         UserError: if the file is missing or :func:`from_text` raises; the message names the file.
     """
     try:
-        return from_text(read_bytes(path).decode(), distribution_mode, use_backgrounds)
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no text") from None
+        return from_text(read_bytes(path).decode(errors="replace"), distribution_mode,
+                         use_backgrounds)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

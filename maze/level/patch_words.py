@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,14 @@ from common.errors import UserError, nearest
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 from interventions.patch_text import Opening, register_option
 from interventions.patches import Resample
+from interventions.resampling import draw_sources
 from maze.level.grid import CHEESE, FREE, Grid, Square
+from maze.level.levels import after_edit
 from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 
-MAPPINGS = ("published", "centred")
-PLACES = ("decision_square", "path", "off_path")
-CONDITIONS = ("same_cheese", "other_cheese")
+CHOICES = {"mapping": ("published", "centred"), "facing": ("0", "1"),
+           "at": ("decision_square", "path", "off_path"),
+           "condition": ("same_cheese", "other_cheese")}
 MAX_TRIES = 1000
 
 
@@ -43,7 +45,23 @@ def register_maze_words() -> None:
     """Register the patch options of this module."""
     for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
                             ("at", _at), ("facing", _facing), ("condition", _condition)):
-        register_option(name, functools.partial(open_word, name))
+        register_option(name, functools.partial(_open, name, open_word))
+
+
+def _open(name: str, open_word: Callable[[Patch, str, Opening, EnvConfig], Patch], patch: Patch,
+          value: str, opening: Opening) -> Patch:
+    """Apply an option, after checking the game and the value."""
+    if opening.env is None or opening.env.env_name != GAME:
+        where = "in the simulator" if opening.env is None else f"in {opening.env.env_name}"
+        raise UserError(f"'{name}' is a word for the game {GAME}, and has no meaning {where}; "
+                        "leave it out")
+    choices = CHOICES.get(name, (value,))
+    if value not in choices:
+        raise UserError(f"{name}={value} means nothing{nearest(value, choices)}")
+    mode = "hard" if opening.env.distribution_mode == "exploration" else (
+        opening.env.distribution_mode)
+    return open_word(patch, value, opening, dataclasses.replace(opening.env,
+                                                                distribution_mode=mode))
 
 
 def marked_squares(patches: Sequence[Patch]) -> list[Square]:
@@ -52,79 +70,55 @@ def marked_squares(patches: Sequence[Patch]) -> list[Square]:
             for word, value in patch.words if word == "square" for square in value.split("/")]
 
 
-def _env(word: str, opening: Opening) -> EnvConfig:
-    if opening.env is None or opening.env.env_name != GAME:
-        where = "in the simulator" if opening.env is None else f"in {opening.env.env_name}"
-        raise UserError(f"'{word}' is a word for the game {GAME}, and has no meaning {where}; "
-                        "leave it out")
-    return opening.env
-
-
-def _chosen(word: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{word}={value} means nothing{nearest(value, choices)}")
-
-
-def _squares_of(word: str, value: str, opening: Opening) -> list[Square]:
-    dim = WORLD_DIMS[_mode(_env(word, opening))]
+def _parse_squares(word: str, value: str, env: EnvConfig) -> list[Square]:
+    dim = WORLD_DIMS[env.distribution_mode]
     if not re.fullmatch(r"\d{1,3}\.\d{1,3}(/\d{1,3}\.\d{1,3})*", value):
         raise UserError(f"{word}={value} is not row.column of a square, such as 12.20, or several, "
                         "12.20/13.20")
     squares = [Square(*map(int, part.split("."))) for part in value.split("/")]
-    for square in squares:
-        if max(square) >= dim:
-            raise UserError(f"{word}={value} lies outside of the world: rows and columns go from 0 "
-                            f"to {dim - 1}")
+    if max(map(max, squares)) >= dim:
+        raise UserError(f"{word}={value} lies outside of the world: rows and columns go from 0 to "
+                        f"{dim - 1}")
     return squares
 
 
-def _square(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
-    squares = _squares_of(word, value, opening)
+def _square(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
+    squares = _parse_squares("square", value, env)
     if patch.cells is not None:
         raise UserError(f"the patch of {patch.layer} has cells and squares; leave one out")
-    mapping: Any = dict(patch.words).get("mapping", MAPPINGS[0])
-    _chosen("mapping", mapping, MAPPINGS)
-    dim = WORLD_DIMS[_mode(_env(word, opening))]
+    mapping: Any = dict(patch.words).get("mapping", "published")
     layer, *more = layers_named(opening.policy, patch.layer)
     if more:
-        raise UserError(f"{word}={value} needs one layer, not {patch.layer}, whose maps differ")
-    cells = dict.fromkeys(layer.cell(*square, dim, mapping) for square in squares)
+        raise UserError(f"square={value} needs one layer, not {patch.layer}, whose maps differ")
+    cells = dict.fromkeys(layer.cell(*square, WORLD_DIMS[env.distribution_mode], mapping)
+                          for square in squares)
     return dataclasses.replace(patch, cells=tuple(cells))
 
 
-def _mapping(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+def _mapping(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     if "square" not in dict(patch.words):
-        raise UserError(f"{word}={value} says which cell a square has, so it needs square=")
+        raise UserError(f"mapping={value} says which cell a square has, so it needs square=")
     return patch
 
 
-def _with_condition(patch: Patch, condition) -> Patch:
-    return dataclasses.replace(patch, conditions=(*patch.conditions, condition))
+def _squares(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
+    squares = np.array(_parse_squares("squares", value, env))  # (n, 2)
+    return dataclasses.replace(patch, conditions=(
+        *patch.conditions, lambda rows: _is_on(rows, squares)))
 
 
-def _squares(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
-    squares = np.array(_squares_of(word, value, opening))  # (n, 2)
-    return _with_condition(patch, lambda rows: _is_on(rows, squares))
-
-
-def _facing(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
-    _env(word, opening)
-    _chosen(word, value, ("0", "1"))
-
+def _facing(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     def faces(rows: BatchInfo) -> np.ndarray:
         _check_squares(rows)
         return np.asarray(rows.facing) == int(value)
-    return _with_condition(patch, faces)
+    return dataclasses.replace(patch, conditions=(*patch.conditions, faces))
 
 
-def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
-    _env(word, opening)
-    _chosen(word, value, PLACES)
-
+def _at(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     @functools.cache
     def squares_of(level: int) -> np.ndarray:
         """Return the decision square or the squares of the path of a level, int64 (n, 2)."""
-        grid = _grid(opening, level)
+        grid = _grid(opening, env, level)
         try:
             squares = ([grid.decision_square()] if value == "decision_square"
                        else grid.path(grid.start, grid.cheese))
@@ -133,50 +127,41 @@ def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
         return np.array(squares, dtype=np.int64).reshape(-1, 2)
 
     def holds(rows: BatchInfo) -> np.ndarray:
-        _check_squares(rows)
         on = np.array([_is_on(rows[row:row + 1], squares_of(int(level)))[0]
                        for row, level in enumerate(rows.level)])
         return ~on if value == "off_path" else on
-    return _with_condition(patch, holds)
+    return dataclasses.replace(patch, conditions=(*patch.conditions, holds))
 
 
-def _condition(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
-    env = _env(word, opening)
-    _chosen(word, value, CONDITIONS)
+def _condition(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     if not isinstance(patch, Resample):
-        raise UserError(f"{word}={value} says what the sources of resample have in common, and "
+        raise UserError(f"condition={value} says what the sources of resample have in common, and "
                         f"{patch.kind} has none")
 
-    def draw_sources(level: int, number: int, seed: int) -> np.ndarray:
-        cheese, rng = _grid(opening, level).cheese, np.random.default_rng([seed, level])
-        sources: list[MazeState] = []
-        for _ in range(MAX_TRIES):
-            if len(sources) == number:
-                return draw(sources)
-            state = stock_state(_mode(env), int(rng.integers(MAX_LEVEL)), env.use_backgrounds)
+    def sources(level: int, number: int, seed: int) -> np.ndarray:
+        cheese = _grid(opening, env, level).cheese
+
+        def propose(rng: np.random.Generator) -> tuple[Square, MazeState] | None:
+            state = stock_state(env.distribution_mode, int(rng.integers(MAX_LEVEL)),
+                                env.use_backgrounds)
             if value == "same_cheese" and state.grid.cells[cheese] in (FREE, CHEESE):
                 state = state.with_cheese(cheese)
             elif value == "same_cheese" or state.grid.cheese == cheese:
-                continue
+                return None
             free = state.grid.squares(without_cheese=True)
             mouse = free[rng.integers(len(free))]
-            sources.append(state if mouse == state.grid.mouse else state.with_mouse(mouse))
-        raise UserError(f"{word}={value}: of {MAX_TRIES} levels {len(sources)} have their cheese "
-                        f"where level {level} asks for it, and {number} are needed")
-    return dataclasses.replace(patch, sources=draw_sources)
+            return state.grid.cheese, (state if mouse == state.grid.mouse
+                                       else state.with_mouse(mouse))
+
+        return draw(draw_sources(propose, cheese, value == "same_cheese", number, MAX_TRIES,
+                                 np.random.default_rng([seed, level])))
+    return dataclasses.replace(patch, sources=sources)
 
 
-def _mode(env: EnvConfig) -> str:
-    return "hard" if env.distribution_mode == "exploration" else env.distribution_mode
-
-
-def _grid(opening: Opening, level: int) -> Grid:
+def _grid(opening: Opening, env: EnvConfig, level: int) -> Grid:
     """Return the maze of a level as it is played, at the start of the episode."""
-    env = _env("level", opening)
-    state = stock_state(_mode(env), level, env.use_backgrounds)
-    if opening.edit is not None:
-        state = MazeState.parse(opening.edit(state.to_bytes()))
-    return state.grid
+    state = stock_state(env.distribution_mode, level, env.use_backgrounds)
+    return after_edit(state, opening.edit).grid
 
 
 def _check_squares(rows: BatchInfo) -> None:

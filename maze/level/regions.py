@@ -40,10 +40,6 @@ class CheeseRegion:
 
     size: int
 
-    def __post_init__(self):
-        if self.size < 1:
-            raise UserError(f"the region of the cheese must be at least 1 wide, not {self.size}")
-
     def __call__(self, data: bytes) -> bytes:
         """Return the state bytes with the cheese moved.
 
@@ -102,9 +98,8 @@ def cheese_region(config: EnvConfig, size: int | None,
     if size is None:
         origin = (read_origin(agent_file) if agent_file is not None and config.env_name == GAME
                   else AgentOrigin())
-        size = min(origin.cheese_region or 0, _WORLD_DIMS[config.distribution_mode])
-        if origin.env_name != GAME:
-            size = 0
+        size = (min(origin.cheese_region or 0, _WORLD_DIMS[config.distribution_mode])
+                if origin.env_name == GAME else 0)
     if size == 0:
         return None
     if config.env_name != GAME:

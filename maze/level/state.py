@@ -278,6 +278,12 @@ def game_of(states: Collection[MazeState]) -> EnvConfig:
     return games.pop()
 
 
+def check_seeds(states: Collection[MazeState]) -> None:
+    """Raise UserError if two levels have the same seed, by which results are named."""
+    if len({state.level_seed for state in states}) < len(states):
+        raise UserError("two of the levels have the same seed; ask for one of them at a time")
+
+
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:
     """Return the state bytes of the level that is played instead of a stock level.
 

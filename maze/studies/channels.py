@@ -9,7 +9,8 @@ Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ CHEESE, MOUSE, A_WALL = "cheese", "mouse", "wall"
 OBJECTS = (CHEESE, MOUSE, A_WALL)
 CHOOSING, REPORTING = "choosing", "reporting"  # sets of levels
 PUBLISHED, CENTRED = "published", "centred"  # mappings of squares to cells
-_TRACKED: tuple[tuple[str, Any], ...] = ((CHEESE, PUBLISHED), (CHEESE, CENTRED),
-                                         (MOUSE, PUBLISHED), (A_WALL, PUBLISHED))
+_MAPPINGS: dict[str, tuple[Any, ...]] = {  # by object
+    CHEESE: (PUBLISHED, CENTRED), MOUSE: (PUBLISHED,), A_WALL: (PUBLISHED,)}
 OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("p_corner", "P(corner)", probability=True),
             Outcome("p_other", "P(other)", probability=True),
@@ -130,33 +131,23 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
     Returns:
         A row per layer, object, mapping of squares to cells, and channel; see TRACKING_COLUMNS.
     """
-    trackers = {(layer.name, *tracked): Tracker(layer.shape, seed)
-                for layer in layers for tracked in _TRACKED}
+    trackers = {(layer.name, thing, mapping): Tracker(layer.shape, seed) for layer in layers
+                for thing, mappings in _MAPPINGS.items() for mapping in mappings}
     for state in with_progress(states, len(states), "level"):
-        for thing in OBJECTS:
-            for layer, maps, without, squares in _maps(policy, compute, layers, thing, state):
-                for tracked, mapping in _TRACKED:
-                    if tracked == thing:
-                        cells = [layer.cell(*square, state.grid.world_dim, mapping)
-                                 for square in squares]
-                        trackers[layer.name, thing, mapping].add(maps, without, np.array(cells))
+        for thing, mappings in _MAPPINGS.items():
+            frames, without, squares = frames_with(thing, state)
+            shown = np.concatenate([frames, without])
+            with cached(policy, [layer.name for layer in layers]) as activations:
+                run_policy(policy, compute, shown, policy.initial_states(len(shown)))
+            for layer, mapping in itertools.product(layers, mappings):
+                maps = activations[layer.name].float().numpy()
+                cells = [layer.cell(*square, state.grid.world_dim, mapping) for square in squares]
+                trackers[layer.name, thing, mapping].add(
+                    maps[:len(squares)], maps[-1] if len(without) else maps.mean(axis=0),
+                    np.array(cells))
     tables = [tracker.table().assign(set=name, layer=layer_name, thing=thing, mapping=mapping)
               for (layer_name, thing, mapping), tracker in trackers.items()]
     return pd.concat(tables, ignore_index=True)[list(TRACKING_COLUMNS)]
-
-
-def _maps(policy: Policy, compute: Compute, layers: Sequence[Layer], thing: str, state: MazeState
-          ) -> Iterator[tuple[Layer, np.ndarray, np.ndarray, list[Square]]]:
-    """Yield each layer, its output with an object (Q, C, H, W) and without (C, H, W), and squares.
-    """
-    frames, without, squares = frames_with(thing, state)
-    frames = np.concatenate([frames, without])
-    with cached(policy, [layer.name for layer in layers]) as activations:
-        run_policy(policy, compute, frames, policy.initial_states(len(frames)))
-    for layer in layers:
-        maps = activations[layer.name].float().numpy()
-        yield (layer, maps[:len(squares)],
-               maps[-1] if len(without) else maps.mean(axis=0), squares)
 
 
 def choose_channels(scores: pd.DataFrame, number: int) -> list[tuple[str, int]]:
@@ -266,7 +257,7 @@ class Decisions:
     def __init__(self, policy: Policy, compute: Compute, states: Sequence[MazeState]):
         self.policy, self.compute = policy, compute
         self.states = [state for state in states if kind_of(state.grid) == FORK]
-        check_starts(len(self.states))
+        check_starts(len(self.states), "--num_mazes")
         self._steps = np.array([decision_steps(state.grid) for state in self.states])
         self._frames = frames_at(self.states, [state.grid.decision_square()
                                                for state in self.states])
@@ -279,8 +270,7 @@ class Decisions:
         values = at_decisions(logs, output.values.cpu().numpy(), *self._steps.T)
         probs = np.exp(logs)
         stay = probs[:, STAY] / probs.sum(axis=1)
-        names = [outcome.name for outcome in OUTCOMES[:-1]]
-        return np.column_stack([values[:, list(map(AT_DECISION.index, names))], stay])
+        return np.column_stack([np.delete(values, AT_DECISION.index("entropy"), axis=1), stay])
 
 
 def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
@@ -393,10 +383,8 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
             try:
                 fitted = probe(activations, np.array(values, float if is_coordinate else bool),
                                level, seed, regression=is_coordinate, num_shuffles=num_shuffles)
-            except UserError as error:
-                if target != GOT_CHEESE:
-                    raise
-                print(f"no probe of '{GOT_CHEESE}': {error}")  # too few levels of one outcome
+            except UserError as error:  # too few levels of one outcome
+                print(f"no probe of '{target}': {error}")
                 continue
             tables.append(fitted.scores.assign(layer=layer.name, target=target,
                                                penalty=fitted.penalty, num_levels=len(states)))

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from common.errors import UserError
 from common.files import read_description
-from common.results import ResultStore
+from common.results import ResultStore, Schema
 from maze.studies import behaviour
 from maze.studies.channels import (
     CHANNEL_FILES,
@@ -33,7 +31,7 @@ from maze.studies.channels import (
     PUBLISHED,
     REPORTING,
 )
-from maze.studies.retargeting import ALL, JUDGED_COLUMNS, MOVED_CHEESE, RETARGETING_FILES
+from maze.studies.retargeting import ALL, MOVED_CHEESE, RETARGETING_FILES
 from maze.studies.scrubbing import CONDITION_COLUMNS, CONTRAST_COLUMNS, SCRUBBING_FILES
 from maze.studies.steering import STEERING_FILES
 from stats.claims import Claim, ClaimsTable, Finding, read_rows
@@ -55,7 +53,6 @@ P_CHEESE, P_CORNER, P_OTHER = "p_cheese", "p_corner", "p_other"
 LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
           "log_odds": "log-odds of cheese against corner"}
 _NO_ENDS = (math.nan, math.nan)  # ends of a missing interval
-_NUM_FEATURES_SHOWN = 3
 
 CLAIMS = ClaimsTable({
     1: Claim("a trained agent reaches the cheese in nearly every episode of its region (a curve)",
@@ -144,32 +141,22 @@ class StudiesFolder:
         """Return the settings of a study."""
         return read_description(self.path / study / "settings.json")
 
-    def num_levels(self, study: str) -> int:
-        """Return the number of levels of a study; 0 if its settings do not list them."""
-        levels = self.settings(study).get("levels")
-        return len(levels) if isinstance(levels, list) else 0
+    def table(self, study: str, schema: Schema, name: str, columns: Iterable[str] = ()
+              ) -> tuple[pd.DataFrame, int]:
+        """Return a table of a study, and the number of levels; 0 if the settings do not list them.
 
-    def evaluation(self, cheese: str) -> dict:
-        """Return the result of evaluate.py with the cheese in one of PLACES; empty if missing."""
-        return read_description(self.path / EVALUATED / f"{cheese}.json")
+        Args:
+            columns: columns of the empty table that is returned if the study has no such table.
+        """
+        store, levels = ResultStore(self.path / study, schema), self.settings(study).get("levels")
+        table = store.read(name) if store.has(name) or not columns else pd.DataFrame(
+            columns=list(columns))
+        return table, len(levels) if isinstance(levels, list) else 0
 
-    def steering(self, study: str, fields: bool = False) -> pd.DataFrame:
-        """Return the effects of vectors at decision squares, or over fields (may be empty)."""
-        store = ResultStore(self.path / study, STEERING_FILES)
-        if fields and not store.has("field_effects"):
-            return store.read("effects").iloc[:0]
-        return store.read("field_effects" if fields else "effects")
-
-    @property
-    def channels(self) -> ResultStore:
-        return ResultStore(self.path / CHANNELS, CHANNEL_FILES)
-
-    def retargeting(self, study: str) -> ResultStore:
-        return ResultStore(self.path / study, RETARGETING_FILES)
-
-    @property
-    def scrubbing(self) -> ResultStore:
-        return ResultStore(self.path / SCRUBBING, SCRUBBING_FILES)
+    def steering(self, study: str, name: str = "effects") -> tuple[pd.DataFrame, int]:
+        """Return the effects of vectors, ``effects`` or ``field_effects``, and the number of forks.
+        """
+        return self.table(study, STEERING_FILES, name, EFFECT_COLUMNS)
 
 
 def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
@@ -197,9 +184,9 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
 
 def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 1: success rates from evaluate.py."""
-    for place, levels in ((REGION, "cheese in the region"), (ANYWHERE, "cheese anywhere"),
-                          (CORNER, "cheese in the corner")):
-        result = folder.evaluation(place)
+    for place, levels in zip(PLACES, ("cheese in the region", "cheese anywhere",
+                                      "cheese in the corner")):
+        result = read_description(folder.path / EVALUATED / f"{place}.json")
         if result:
             low, high = result["success_interval"]
             yield Finding(levels, f"success, {levels}", result["success_rate"], low, high,
@@ -207,82 +194,58 @@ def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _behaviour(row: int, folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of rows 2, 4 and 5; only numbers that were published are shown."""
-    findings = [finding for finding in behaviour.read_findings(folder.path / BEHAVIOUR)
-                if finding.row == row]
-    of_played = f"target: {behaviour.PLAYED_LABEL}"
-    best = itertools.islice(
-        (finding.measure for finding in findings if finding.measure.startswith("accuracy ")
-         and finding.levels == of_played), _NUM_FEATURES_SHOWN)
-    shown = {2: {behaviour.SUCCESS, behaviour.EXACT_LABEL, f"first is {behaviour.CHEESE}",
-                 f"first is {behaviour.REGION}"}, 4: set(best)}.get(row, set())
-    for finding in findings:
-        published_set = (row == 5 and finding.measure.startswith("three: ")
-                         and not finding.measure.endswith("log_loss"))
-        yield dataclasses.replace(
-            finding, measure=finding.measure.replace("three: ", ""),
-            shown=(row == 2 or finding.levels == of_played)
-            and (finding.measure in shown or published_set))
+    """Yield the findings of rows 2, 4 and 5."""
+    return (finding for finding in behaviour.read_findings(folder.path / BEHAVIOUR)
+            if finding.row == row)
 
 
-def _select(table: pd.DataFrame, label: str, outcome: str) -> Iterator[Any]:
-    """Yield the rows of an arm and outcome, without controls."""
-    rows = table[(table["label"] == label) & (table["outcome"] == outcome)
-                 & ~table["control"].astype(bool)]
-    yield from rows.itertuples()
-
-
-def _labels(table: pd.DataFrame) -> list[str]:
-    """Return the labels of the arms, without controls."""
-    return table.loc[~table["control"].astype(bool), "label"].drop_duplicates().tolist()
+def _own_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of effects without controls."""
+    return table[~table["control"].astype(bool)]
 
 
 def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_levels: int = 0,
             primary: bool = False, shown: bool = True) -> Iterator[Finding]:
     """Yield the effect of an arm on an outcome, if the table has it."""
-    for row in _select(table, label, outcome):
+    own = _own_rows(table)
+    for row in own[(own["label"] == label) & (own["outcome"] == outcome)].itertuples():
         yield Finding.of_effect("forks", measure, row, num_levels, primary=primary,
                                 shown=shown or primary)
 
 
-def _contrast(measure: str, row: Any, num_levels: int) -> Finding:
-    """Return a primary finding without a meaningful base."""
-    return Finding("forks", measure, row.effect, row.low_95, row.high_95, num_levels,
-                   p_holm=row.p_holm, p=row.p, p_control=row.p_control, primary=True, shown=True)
-
-
 def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of rows 6 and 7: a level's own vector; the first outcome is primary."""
-    table, num = folder.steering(STEERING), folder.num_levels(STEERING)
+    table, num = folder.steering(STEERING)
+    medians = table.assign(effect=table["median_altered"] - table["median_unaltered"],
+                           unaltered=table["median_unaltered"], altered=table["median_altered"],
+                           **dict.fromkeys(("low_95", "high_95", "p", "p_holm", "p_control"),
+                                           math.nan))
     label = f"own {coefficient}"
-    for row in _select(table, label, P_CHEESE):
-        yield Finding("forks", f"median {LABELS[P_CHEESE]}",
-                      row.median_altered - row.median_unaltered, *_NO_ENDS, num,
-                      row.median_unaltered, altered=row.median_altered, shown=True)
+    yield from _effect(medians, label, P_CHEESE, f"median {LABELS[P_CHEESE]}", num)
     for outcome in outcomes:
         yield from _effect(table, label, outcome, LABELS[outcome], num, outcome == outcomes[0])
 
 
 def _random_vectors(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 8: means over Gaussian vectors, with the range over vectors."""
-    table, num = folder.steering(FIELDS, fields=True), folder.num_levels(FIELDS)
+    table, num = folder.steering(FIELDS, "field_effects")
+    gaussian = table[table["label"].str.startswith("own -1, gaussian")]
     for outcome, measure in (("mean_total_variation", "mean total variation"),
                              ("into_walls", "moves into walls"), ("stay", "stays")):
-        draws = table[table["label"].str.startswith("own -1, gaussian")
-                      & (table["outcome"] == outcome)]
+        draws = gaussian[gaussian["outcome"] == outcome]
         if len(draws):
-            effect = draws["effect"]
             yield Finding(f"{len(draws)} Gaussian vectors", f"{measure}, Gaussian vectors",
-                          effect.mean(), effect.min(), effect.max(), num,
-                          draws["unaltered"].mean(), altered=draws["altered"].mean(), shown=True)
+                          draws["effect"].mean(), draws["effect"].min(), draws["effect"].max(),
+                          num, draws["unaltered"].mean(), altered=draws["altered"].mean(),
+                          shown=True)
         yield from _effect(table, "own -1", outcome, f"{measure}, the cheese vector", num,
                            outcome == "mean_total_variation")
 
 
 def _sources(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 9: vectors of other levels."""
-    table, num = folder.steering(SOURCES), folder.num_levels(SOURCES)
-    for label in _labels(table):
+    table, num = folder.steering(SOURCES)
+    for label in _own_rows(table)["label"].unique():
         source = label.removesuffix(" -1")
         words = {"own": "its own", "same_square": "cheese at the same square",
                  "other": "cheese anywhere else", "mean": "mean of other levels"}.get(
@@ -293,55 +256,54 @@ def _sources(folder: StudiesFolder) -> Iterator[Finding]:
 
 def _without_cheese(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the finding of row 10: distance from the field of the level without cheese."""
-    yield from _effect(folder.steering(FIELDS, fields=True), "own -1", "distance_to_other_level",
-                       "mean total variation from the level without cheese",
-                       folder.num_levels(FIELDS), primary=True)
+    table, num = folder.steering(FIELDS, "field_effects")
+    return _effect(table, "own -1", "distance_to_other_level",
+                   "mean total variation from the level without cheese", num, primary=True)
 
 
 def _layers(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 11 for single layers; the count and the strongest are shown."""
-    table, num = folder.steering(LAYERS), folder.num_levels(LAYERS)
-    table = table[~table["control"] & (table["outcome"] == P_CHEESE)]
-    if len(table):
-        yield Finding("layers", f"layers at which P(cheese) falls, claimed, of {len(table)}",
-                      float((table["claimed"] & (table["effect"] < 0)).sum()), *_NO_ENDS, num,
-                      shown=True)
-    for place, row in enumerate(table.sort_values("effect").itertuples()):
-        layer = row.label.partition(" at ")[2]
-        yield from _effect(table, row.label, P_CHEESE, f"P(cheese), {layer}", num,
+    table, num = folder.steering(LAYERS)
+    own = _own_rows(table)
+    own = own[own["outcome"] == P_CHEESE]
+    yield Finding("layers", f"layers at which P(cheese) falls, claimed, of {len(own)}",
+                  float((own["claimed"] & (own["effect"] < 0)).sum()), *_NO_ENDS, num, shown=True)
+    for place, label in enumerate(own.sort_values("effect")["label"]):
+        yield from _effect(own, label, P_CHEESE, f"P(cheese), {label.partition(' at ')[2]}", num,
                            shown=place == 0)
 
 
 def _all_layers(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the finding of row 11 for all layers at once."""
-    table = folder.steering(ALL_LAYERS)
+    table, num = folder.steering(ALL_LAYERS)
     label = table["label"].iloc[0]
-    yield from _effect(table, label, P_CHEESE, f"P(cheese), all layers at {label.split()[1]}",
-                       folder.num_levels(ALL_LAYERS), primary=True)
+    return _effect(table, label, P_CHEESE, f"P(cheese), all layers at {label.split()[1]}", num,
+                   primary=True)
 
 
 def _corner(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 12: the top right vector."""
-    table, num = folder.steering(TOP_RIGHT), folder.num_levels(TOP_RIGHT)
-    for label in _labels(table):
+    table, num = folder.steering(TOP_RIGHT)
+    for label in _own_rows(table)["label"].unique():
         yield from _effect(table, label, P_CORNER, f"P(corner) at {label.removeprefix('own ')}",
                            num, label == "own +1")
-    yield from _effect(folder.steering(TOP_RIGHT, fields=True), "own +1", "exact_region_first",
-                       "exact P(region before cheese) at +1")
+    yield from _effect(folder.steering(TOP_RIGHT, "field_effects")[0], "own +1",
+                       "exact_region_first", "exact P(region before cheese) at +1")
 
 
 def _both(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 13: cheese and top right vector together."""
-    table, num = folder.steering(BOTH), folder.num_levels(BOTH)
+    table, num = folder.steering(BOTH)
     for label in ("cheese -1", "top right +1", "both"):
         yield from _effect(table, label, P_CORNER, f"P(corner), {label}", num)
-    for row in _select(table, "interaction", "log_odds"):
-        yield _contrast("interaction in log-odds", row, num)
+    for finding in _effect(table, "interaction", "log_odds", "interaction in log-odds", num,
+                           primary=True):
+        yield dataclasses.replace(finding, base=math.nan, altered=math.nan)  # without meaning
 
 
 def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 14 by layer; the layer of the other studies is shown."""
-    table = folder.channels.read("channels")
+    table, _ = folder.table(CHANNELS, CHANNEL_FILES, "channels")
     main_layer = str(folder.settings(CHANNELS).get("layer"))
     table = table[(table["thing"] == CHEESE) & (table["mapping"] == PUBLISHED)
                   & (table["set"] == REPORTING)]
@@ -360,19 +322,17 @@ def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
 
 def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 15: the best channel, and all chosen channels together."""
-    store = folder.channels
-    table = (store.read("effects") if store.has("effects")
-             else pd.DataFrame(columns=list(EFFECT_COLUMNS)))
-    first = table["label"].iloc[0].partition(" times ")[0] if len(table) else ""
-    num = int(folder.settings(CHANNELS).get("num_forks") or 0)
-    for label in _labels(table):
+    table, _ = folder.table(CHANNELS, CHANNEL_FILES, "effects", EFFECT_COLUMNS)
+    labels, num = _own_rows(table)["label"].unique(), int(folder.settings(CHANNELS)["num_forks"])
+    for label in labels:
+        first = labels[0].partition(" times ")[0]
         yield from _effect(table, label, P_CHEESE, f"P(cheese), {label}", num,
                            label == f"{first} times -1", label.startswith(f"{first} times"))
 
 
 def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 16: the strongest channel (primary), or all chosen channels."""
-    store, is_primary = folder.retargeting(study), study == RETARGETING
+    store, is_primary = ResultStore(folder.path / study, RETARGETING_FILES), study == RETARGETING
     for arm in store.keys("parts"):
         parts = store.read("parts", arm)
         name = "moved cheese" if arm == MOVED_CHEESE else patch
@@ -384,40 +344,33 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
                 altered=row.patched, shown=row.outcome == "path" and (
                     row.by == ALL or (is_primary and row.by.startswith("off")
                                       and arm != MOVED_CHEESE)))
-        tested = (store.read("effects", arm) if store.has("effects", arm)
-                  else pd.DataFrame(columns=list(JUDGED_COLUMNS)))
-        tested = tested[~tested["control"].astype(bool)]
-        if len(tested):  # of the two kinds of controls, the weaker evidence counts
+        if store.has("effects", arm):  # of the two kinds of controls, the weaker evidence counts
             yield Finding.of_effect(
                 "targets with controls", f"path probability, {name}, tested",
-                tested.sort_values("p_control").iloc[-1], int(parts["levels"].max()),
-                primary=is_primary, shown=True)
+                _own_rows(store.read("effects", arm)).sort_values("p_control").iloc[-1],
+                int(parts["levels"].max()), primary=is_primary, shown=True)
 
 
 def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 17: causal scrubbing."""
-    store, num = folder.scrubbing, folder.num_levels(SCRUBBING)
-    if store.has("table"):
-        conditions, contrasts = store.read("conditions"), store.read("contrasts")
-    else:
-        conditions = pd.DataFrame(columns=list(CONDITION_COLUMNS))
-        contrasts = pd.DataFrame(columns=list(CONTRAST_COLUMNS), dtype=object)
-    for row in conditions[conditions["outcome"].isin(("total_variation",
-                                                      "published_size"))].itertuples():
+    conditions, num = folder.table(SCRUBBING, SCRUBBING_FILES, "conditions", CONDITION_COLUMNS)
+    contrasts, _ = folder.table(SCRUBBING, SCRUBBING_FILES, "contrasts", CONTRAST_COLUMNS)
+    sizes = {"total_variation": "total variation", "published_size": "published norm"}
+    for row in conditions[conditions["outcome"].isin(sizes)].itertuples():
         channels = "these channels" if row.channels == "hypothesis" else "random channels"
-        size = "total variation" if row.outcome == "total_variation" else "published norm"
-        yield Finding("forks", f"{size}, {channels}, cheese at "
+        yield Finding("forks", f"{sizes[row.outcome]}, {channels}, cheese at "
                       f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
                       row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
-    rows = contrasts[~contrasts["control"].astype(bool)
-                     & (contrasts["outcome"] == "total_variation")]
-    for row in rows.itertuples():
-        yield _contrast("(another - same square) of these less of random channels", row, num)
+    own = _own_rows(contrasts)
+    for row in own[own["outcome"] == "total_variation"].itertuples():
+        yield dataclasses.replace(Finding.of_effect(
+            "forks", "(another - same square) of these less of random channels", row, num,
+            primary=True, shown=True), base=math.nan, altered=math.nan)  # without meaning
 
 
 def _probes(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 18: probes of every layer; the best per target are shown."""
-    table = folder.channels.read("probes")
+    table, _ = folder.table(CHANNELS, CHANNEL_FILES, "probes")
     table = table[table["metric"].isin(("auc", "r2")) | (
         (table["target"] == GOT_CHEESE) & (table["metric"] == "accuracy"))]
     best = set(table.groupby(["target", "metric"], sort=False)["score"].idxmax())

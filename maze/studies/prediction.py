@@ -10,11 +10,11 @@ Symbols in shapes: N levels, F features, S scores, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from sklearn import config_context
+from sklearn import clone, config_context
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
@@ -43,9 +43,13 @@ COLUMNS = {"target": str, "model": str, "features": str, "quantity": str, "featu
 _SMALLEST = 1e-15  # smallest probability in a log-loss
 _NONE = "-"  # feature name in rows that do not belong to a feature
 
-Fit = Callable[[np.ndarray, np.ndarray, np.ndarray], LogisticRegression]
+_SINGLE_MODEL = LogisticRegression()  # with scikit-learn's default L2 penalty
+# The solver penalises the intercept, too; ``intercept_scaling`` makes this negligible.
+_L1_MODEL = LogisticRegression(penalty="l1", solver="liblinear", intercept_scaling=10,
+                               max_iter=1000, random_state=0)
 
 
+@config_context(assume_finite=True, skip_parameter_validation=True)  # halves the time
 def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strata: np.ndarray,
                 seed: int, sets: Mapping[str, Sequence[str]] = SETS) -> pd.DataFrame:
     """Fit and score all regressions for every target.
@@ -77,39 +81,31 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
           contain the feature, the share in which its coefficient has this sign.
 
     Raises:
-        UserError: if there are too few levels of one outcome, a feature is not finite, or a target
-            is not between 0 and 1.
+        UserError: if there are fewer than MIN_LEVELS levels of one outcome.
     """
-    with config_context(assume_finite=True, skip_parameter_validation=True):  # halves the time
-        return _regressions(features, targets, strata, seed, sets)
-
-
-def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strata: np.ndarray,
-                 seed: int, sets: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    check_outcomes(strata, "the target")
-    for name, target in targets.items():
-        if not np.isfinite(target).all() or target.min() < 0 or target.max() > 1:
-            raise UserError(f"the target {name} of a regression is no number between 0 and 1")
-        check_outcomes(target, name)
-    if not np.isfinite(features.to_numpy(np.float64)).all():
-        raise UserError("the features of a regression hold NaN or infinity")
+    for name, target in {"the target": strata, **targets}.items():
+        either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
+        if min(either) < MIN_LEVELS:
+            raise UserError(f"a regression needs at least {MIN_LEVELS} levels of either outcome; "
+                            f"of {name} there are {either[0]:.3g} and {either[1]:.3g}: take more "
+                            "levels")
     folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(features, strata))
     bootstrap = ClusterBootstrap(np.arange(len(features)), seed)
     rows, gains = [], []  # gains: gain of each level (N,) for every row with a gain
     for target_name, target in targets.items():
         base = _scores(_held_out(np.zeros((len(target), 0)), target, folds, None), target)
-        models = {(SINGLE, name): ([name], _fit_single) for name in features.columns}
-        models |= {(SET, name): (list(chosen), _fit_l1) for name, chosen in sets.items()}
-        for (model, name), (chosen, fit) in models.items():
+        models = {(SINGLE, name): ([name], _SINGLE_MODEL) for name in features.columns}
+        models |= {(SET, name): (list(chosen), _L1_MODEL) for name, chosen in sets.items()}
+        for (kind, name), (chosen, model) in models.items():
             values = features[chosen].to_numpy(np.float64)
-            scores = _scores(_held_out(values, target, folds, fit), target)
+            scores = _scores(_held_out(values, target, folds, model), target)
             found, gain = _score_rows(scores, base, bootstrap)
             gains += gain
-            found += _coefficient_rows(values, chosen, target, fit,
-                                       seed if model == SET else None)
-            if model == SET:
+            found += _coefficient_rows(values, chosen, target, model,
+                                       seed if kind == SET else None)
+            if kind == SET:
                 found += _inflation_rows(values, chosen)
-            rows += [{"target": target_name, "model": model, "features": name, **row}
+            rows += [{"target": target_name, "model": kind, "features": name, **row}
                      for row in found]
         values = features.to_numpy(np.float64)
         rows += [{"target": target_name, "model": ALL, "features": ALL, **row} for row in (
@@ -123,33 +119,6 @@ def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], stra
     return table
 
 
-def check_outcomes(target: np.ndarray, name: str) -> None:
-    """Check that there are enough levels of each outcome for fitting and testing.
-
-    Raises:
-        UserError: if there are fewer than MIN_LEVELS levels of one outcome.
-    """
-    either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
-    if min(either) < MIN_LEVELS:
-        raise UserError(f"a regression needs at least {MIN_LEVELS} levels of either outcome; of "
-                        f"{name} there are {either[0]:.3g} and {either[1]:.3g}: take more levels")
-
-
-def _fit_single(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
-    """Fit a logistic regression with scikit-learn's default L2 penalty."""
-    return LogisticRegression().fit(*_twice(values, target, counts))
-
-
-def _fit_l1(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
-    """Fit an L1 logistic regression with scikit-learn's default penalty weight.
-
-    The solver penalises the intercept, too; ``intercept_scaling`` makes this negligible.
-    """
-    model = LogisticRegression(penalty="l1", solver="liblinear", intercept_scaling=10,
-                               max_iter=1000, random_state=0)
-    return model.fit(*_twice(values, target, counts))
-
-
 def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each level as a 1 and as a 0 with weights; examples of weight 0 are left out."""
@@ -159,7 +128,7 @@ def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
     return np.tile(values, (2, 1))[some], labels[some], weights[some]
 
 
-def _fitted(values: np.ndarray, target: np.ndarray, fit: Fit,
+def _fitted(values: np.ndarray, target: np.ndarray, model: LogisticRegression,
             counts: np.ndarray | None = None) -> tuple[StandardScaler, LogisticRegression]:
     """Standardise the features and fit the regression.
 
@@ -168,21 +137,22 @@ def _fitted(values: np.ndarray, target: np.ndarray, fit: Fit,
     """
     counts = np.ones(len(target)) if counts is None else counts
     scaler = StandardScaler().fit(values, sample_weight=counts)
-    return scaler, fit(scaler.transform(values), target, counts)
+    return scaler, clone(model).fit(*_twice(scaler.transform(values), target, counts))
 
 
-def _held_out(values: np.ndarray, target: np.ndarray, folds: list, fit: Fit | None) -> np.ndarray:
+def _held_out(values: np.ndarray, target: np.ndarray, folds: list,
+              model: LogisticRegression | None) -> np.ndarray:
     """Predict the probability of 1 for each level from the other folds, float64 (N,).
 
-    Without ``fit`` the prediction is the mean of their targets.
+    Without ``model`` the prediction is the mean of their targets.
     """
     found = np.empty(len(target))
     for train, test in folds:
-        if fit is None:
+        if model is None:
             found[test] = target[train].mean()
         else:
-            scaler, model = _fitted(values[train], target[train], fit)
-            found[test] = model.predict_proba(scaler.transform(values[test]))[:, 1]
+            scaler, fitted = _fitted(values[train], target[train], model)
+            found[test] = fitted.predict_proba(scaler.transform(values[test]))[:, 1]
     return found
 
 
@@ -207,14 +177,14 @@ def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstra
             ], list(gains)
 
 
-def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray, fit: Fit,
-                      seed: int | None) -> list[dict]:
+def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
+                      model: LogisticRegression, seed: int | None) -> list[dict]:
     """Return rows of intercept and standardised coefficients, with intervals if seeded."""
     def coefficients(counts: np.ndarray | None = None) -> np.ndarray:
         if counts is not None and not 0 < counts @ target < len(target):
             return np.full(1 + len(names), np.nan)  # only one outcome was drawn
-        model = _fitted(values, target, fit, counts)[1]
-        return np.concatenate([model.intercept_, model.coef_[0]])  # (1 + F,)
+        fitted = _fitted(values, target, model, counts)[1]
+        return np.concatenate([fitted.intercept_, fitted.coef_[0]])  # (1 + F,)
 
     found, ends = coefficients(), np.full((2, 1 + len(names)), np.nan)
     if seed is not None:
@@ -246,7 +216,7 @@ def _sign_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
     for row in signs:
         size = rng.integers(2, len(names) + 1)
         chosen = np.sort(rng.choice(len(names), size, replace=False))
-        row[chosen] = np.sign(_fitted(values[:, chosen], target, _fit_l1)[1].coef_[0])
+        row[chosen] = np.sign(_fitted(values[:, chosen], target, _L1_MODEL)[1].coef_[0])
     counted = np.isfinite(signs).sum(axis=0)  # (F,)
     return [{"quantity": f"share_{word}", "feature": name,
              "value": (signs[:, number] == sign).sum() / counted[number]}

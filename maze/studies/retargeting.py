@@ -105,10 +105,6 @@ class _Trial:
     patch: CellPatch
     cell: tuple[int, int]
 
-    def rows(self, num_squares: int) -> np.ndarray:
-        """Return the indices of the frames, facing by facing, in a level of ``num_squares``."""
-        return np.concatenate([self.squares + facing * num_squares for facing in self.facings])
-
 
 def draw_targets(grid: Grid, number: int | None, rng: np.random.Generator) -> list[Square]:
     """Return squares that the mouse can reach, except its own, ordered by row, then column.
@@ -219,7 +215,8 @@ class RetargetedLevel:
         """Yield the fields of each trial, one per facing."""
         batch: list[tuple[_Trial, np.ndarray]] = []
         for number, trial in enumerate(trials, 1):
-            batch.append((trial, trial.rows(len(self.field.squares))))
+            first = np.array(trial.facings) * len(self.field.squares)  # frame of each facing
+            batch.append((trial, np.add.outer(first, trial.squares).ravel()))
             sizes = [len(rows) for _, rows in batch]
             if sum(sizes) < PASSES_PER_BATCH and number < len(trials):
                 continue

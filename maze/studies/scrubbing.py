@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from common.results import Entry, File, Schema, Table, Text
 from envs.procgen_env import EnvConfig
 from interventions.partial_forward import PartialForward
@@ -112,21 +111,17 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
     Raises:
         UserError: if the level is not a fork, or too few sources are found.
     """
-    rng = np.random.default_rng([seed, state.level_seed])
-    grid = state.grid
-    try:
-        to_cheese, _ = decision_steps(grid)
-        free = grid.squares(without_cheese=True)
-        chosen = np.arange(len(free))
-        if num_squares is not None and num_squares < len(free):
-            chosen = np.sort(rng.choice(len(free), num_squares, replace=False))
-        frames = [pool.frames(grid.cheese, same, num_sources, rng) for same in (True, False)]
-    except UserError as error:
-        raise UserError(f"level {state.level_seed}: {error}") from None
+    rng, grid = np.random.default_rng([seed, state.level_seed]), state.grid
+    to_cheese, _ = decision_steps(grid)
+    free = grid.squares(without_cheese=True)
+    chosen = np.arange(len(free))
+    if num_squares is not None and num_squares < len(free):
+        chosen = np.sort(rng.choice(len(free), num_squares, replace=False))
     field = ResumedField(forward, state,
                          [grid.decision_square(), *(free[place] for place in chosen)])
     with torch.no_grad():
-        same, other = (forward.run_to(of_sources).activations for of_sources in frames)
+        same, other = (forward.run_to(pool.frames(grid.cheese, is_same, num_sources, rng)
+                                      ).activations for is_same in (True, False))
     before = _probs(field.resume()[0])  # (1 + B, 5)
 
     def measure(activations: Tensor) -> np.ndarray:

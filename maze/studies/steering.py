@@ -22,9 +22,10 @@ A arms, K outcomes, … a layer's shape.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -189,19 +190,21 @@ class _SteeredPass:
 
     def __init__(self, policy: Policy, compute: Compute, layer: str, frames: np.ndarray,
                  std: Mapping[str, Tensor]):
-        self._policy, self._compute, self._frames, self._std = policy, compute, frames, std
+        self._policy, self._num_frames, self._std = policy, len(frames), std
+        self._run_all = functools.partial(run_policy, policy, compute, frames,
+                                          policy.initial_states(len(frames)))
         self._prefix = (None if layer == ALL
                         else PartialForward(policy, compute, layer).run_to(frames))
 
     def unpatched(self) -> PolicyOutput:
-        return self._prefix.run_from() if self._prefix is not None else self._run_all()
+        return self._prefix.run_from() if self._prefix else self._run_all()
 
     def with_added(self, added: Mapping[str, Tensor]) -> tuple[PolicyOutput, np.ndarray]:
         """Add vectors (B, …) by layer; return the output and the sizes of the change (B, 3)."""
         if self._prefix is None:
             with patched(self._policy, [Add(ALL, vector=added)], self._std) as patches:
                 output = self._run_all()
-            return output, np.tile(patches.total_change(), (len(self._frames), 1))
+            return output, np.tile(patches.total_change(), (self._num_frames, 1))
         layer = self._prefix.forward.layer.name
         activations, change, std = (self._prefix.activations.float(), added[layer],
                                     self._std[layer])
@@ -211,10 +214,6 @@ class _SteeredPass:
         relative = torch.where(total > 0, norm / total, torch.zeros_like(norm))
         return (self._prefix.run_from(activations + change),
                 torch.stack([in_std, norm, relative], dim=1).cpu().numpy())
-
-    def _run_all(self) -> PolicyOutput:
-        return run_policy(self._policy, self._compute, self._frames,
-                          self._policy.initial_states(len(self._frames)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,10 +275,9 @@ class Experiment:
         frames = np.concatenate([source(squares, np.full(len(squares), facing))
                                  for facing in facings])
         passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
-        memory, kind, other = START if self.policy.recurrent else NO_MEMORY, None, None
-        if any(outcome.name == _TO_OTHER_LEVEL for outcome in chosen):
-            kind = arms.sources[0].kind
-        if kind is not None:
+        memory, kind = START if self.policy.recurrent else NO_MEMORY, arms.sources[0].kind
+        other = None
+        if kind and any(outcome.name == _TO_OTHER_LEVEL for outcome in chosen):
             other = vector_field(self.policy, self.compute, kind.pair(state)[kind.changed])
 
         def fields(output: PolicyOutput):
@@ -291,7 +289,7 @@ class Experiment:
         def measure(output: PolicyOutput) -> np.ndarray:
             sides = fields(output)
             values = outcomes(sides[0], unpatched[0], sides[1] if self.exact else None,
-                              min(self.region, grid.world_dim), state.timeout - state.time)
+                              self.region, state.timeout - state.time)
             if other is not None:
                 values[_TO_OTHER_LEVEL] = difference(other, sides[0]).mean_total_variation
             return np.array([[values[outcome.name] for outcome in chosen]])
@@ -388,46 +386,37 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
                        for result in _results(*pair, 1 + place * num_controls + number,
                                               f"{kind}_{number:02d}")]
                 for place, kind in enumerate(kinds)}
-    by_kind = {}
+    own, others = [], []
     for kind, drawn in controls.items():
-        results = [*directions, *drawn]
-        by_kind[kind] = compare_conditions(
-            [result.condition for result in results], chosen, before,
-            np.stack([result.outcomes for result in results]), seed,
-            moved={result.condition.name: float(result.size[0]) for result in results},
+        conditions, values, sizes = zip(*directions, *drawn)
+        table = compare_conditions(
+            conditions, chosen, before, np.stack(values), seed, moved={
+                condition.name: float(size[0]) for condition, size in zip(conditions, sizes)},
             verdicts=False)
-    own = [table[~table["control"]].reset_index(drop=True) for table in by_kind.values()]
-    first = own[0].copy()
-    for kind, table in zip(kinds, own):
-        first[f"p_{kind}"] = table["p_control"]
-    for name, join in (("control_low", min), ("control_high", max), ("num_controls", min),
-                       ("p_control", max), ("claimed", min)):
-        first[name] = [join(values) for values in zip(*(table[name] for table in own))]
-    table = pd.concat([first, *(table[table["control"]].assign(controls=kind)
-                                for kind, table in by_kind.items())], ignore_index=True)
-    results = [*directions, *(result for drawn in controls.values() for result in drawn)]
-    table = with_verdicts(table, chosen, before,
-                          np.stack([result.outcomes for result in results]), seed)
+        own.append(table[~table["control"]].reset_index(drop=True))
+        others.append(table[table["control"]].assign(controls=kind))
+    worst = pd.concat(own).groupby(level=0).agg({
+        "control_low": "min", "control_high": "max", "num_controls": "min", "p_control": "max",
+        "claimed": "min"})
+    by_kind = {f"p_{kind}": table["p_control"] for kind, table in zip(kinds, own)}
+    table = pd.concat([own[0].assign(**by_kind).assign(**worst), *others], ignore_index=True)
+    conditions, values, sizes = zip(*directions, *itertools.chain(*controls.values()))
+    table = with_verdicts(table, chosen, before, np.stack(values), seed)
     for place, name in enumerate(SIZES[1:], start=1):
-        table[name] = table["arm"].map({result.condition.name: result.size[place]
-                                        for result in results})
+        table[name] = table["arm"].map({condition.name: size[place]
+                                        for condition, size in zip(conditions, sizes)})
     return table
 
 
-class _Result(NamedTuple):
-    """A condition with its outcomes (N, K) and the mean sizes of its change (3,), see SIZES."""
-
-    condition: Condition
-    outcomes: np.ndarray
-    size: np.ndarray
-
-
 def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
-             ) -> list[_Result]:
-    """Return the results of each condition of a draw, and of the contrast.
+             ) -> list[tuple[Condition, np.ndarray, np.ndarray]]:
+    """Return each condition of a draw, and the contrast, with its results.
 
     Args:
         control: name of the control; empty for the vectors themselves.
+
+    Returns:
+        Conditions with their outcomes (N, K) and the mean sizes of their change (3,), see SIZES.
     """
     conditions: list[Condition] = [*arms.conditions]
     after = [*measured.after[draw]]
@@ -438,9 +427,9 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
         after.append(measured.before + both - one - other + measured.before)
         conditions.append(arms.contrast)
         sizes.append(sizes[-1])
-    return [_Result(Condition(f"{condition.name}_{control}" if control else condition.name,
-                              f"{condition.label}, {control}" if control else condition.label,
-                              condition.name, bool(control)), values, size)
+    return [(Condition(f"{condition.name}_{control}" if control else condition.name,
+                       f"{condition.label}, {control}" if control else condition.label,
+                       condition.name, bool(control)), values, size)
             for condition, values, size in zip(conditions, after, sizes)]
 
 
@@ -450,10 +439,10 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
     best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
     for group, result in zip(arms, measured):
         changes = np.abs((result.after[0] - result.before)[..., place].mean(axis=1))
-        arm = int(changes.argmax())
-        if group.sources not in best or changes[arm] > best[group.sources][0]:
-            best[group.sources] = float(changes[arm]), dataclasses.replace(
-                group, conditions=(group.conditions[arm],), contrast=None)
+        for change, condition in zip(changes, group.conditions):
+            if group.sources not in best or change > best[group.sources][0]:
+                best[group.sources] = change, dataclasses.replace(
+                    group, conditions=(condition,), contrast=None)
     return [group for _, group in best.values()]
 
 

@@ -28,18 +28,17 @@ from agents.patch import BatchInfo
 from agents.reference_set import activations_of
 from common.cli import Parser
 from common.errors import UserError
-from envs.procgen_env import EnvConfig
 from interventions.patches import Add
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
 from maze.field.fields import frames_at
 from maze.level.grid import Grid, Square
-from maze.level.state import MazeState, stock_state
+from maze.level.state import MazeState, check_seeds, game_of
 
 LAYER = "embedder.block2.res1.resadd"  # the published layer
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # source of a given vector, which is the same for all levels
-_OFFSET = "offset_"
+OFFSET = "offset_"  # prefix of sources: levels whose place is that many squares off
 Pair = tuple[MazeState, MazeState]
 
 
@@ -113,21 +112,15 @@ def pair_frames(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
 
 def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                  states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """Return the mean vector over levels, by layer; levels without a pair are left out.
+    """Return the mean vector over levels, by layer; levels without room are left out.
 
     Raises:
-        UserError: if no level has a pair.
+        UserError: if no level has room.
     """
-    pairs, kept = [], []
-    for state in states:
-        try:
-            pairs.append(kind.pair(state))
-            kept.append(state)
-        except UserError:
-            continue
-    if not pairs:
-        raise UserError(f"none of {len(states)} levels can have a {kind.name} vector")
-    return vectors_of_pairs(policy, layers, *pair_frames(pairs),
+    kept = [state for state in states if kind is CHEESE or state.grid.margin]
+    if not kept:
+        raise UserError(f"none of {len(states)} levels has room for a {kind.name} vector")
+    return vectors_of_pairs(policy, layers, *pair_frames([kind.pair(state) for state in kept]),
                             np.array([(state.level_seed, state.level_seed) for state in kept]),
                             kind.name, sorted({state.distribution_mode for state in kept}))
 
@@ -142,12 +135,9 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
     if len(states) != 2:
         raise UserError(f"--vector takes two levels as a pair, not {len(states)}")
     one, other = states
-    if one.distribution_mode != other.distribution_mode:
-        raise UserError(f"a pair needs two levels of one mode, not of {one.distribution_mode} and "
-                        f"{other.distribution_mode}")
-    seeds = one.level_seed, other.level_seed
+    mode, seeds = game_of(states).distribution_mode, (one.level_seed, other.level_seed)
     return vectors_of_pairs(policy, layers, *pair_frames([(one, other)]), np.array([seeds]),
-                            "{} - {}".format(*seeds), [one.distribution_mode])
+                            "{} - {}".format(*seeds), [mode])
 
 
 def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
@@ -171,30 +161,6 @@ def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
 # ----------------------------------------------------------------------------------- source levels
 
 
-def offset_source(squares: int) -> str:
-    """Return the name of a source: levels whose place is offset by a number of squares.
-
-    Args:
-        squares: offset in rows or in columns, whichever is larger.
-    """
-    return f"{_OFFSET}{squares}"
-
-
-def draw_pool(env: EnvConfig, without: set[int], size: int, seed: int) -> list[MazeState]:
-    """Draw the levels from which vectors of other levels are computed.
-
-    Args:
-        env: environment configuration of the levels.
-        without: seeds of measured levels, which are excluded.
-        size: number of levels.
-        seed: seed of the random draw.
-    """
-    seeds = [number for number in env.draw_levels(size + len(without), seed)
-             if number not in without]
-    return [stock_state(env.distribution_mode, number, env.use_backgrounds)
-            for number in seeds[:size]]
-
-
 def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequence[MazeState],
                  seed: int, draw: int = 0) -> MazeState | None:
     """Return the level from which the vector for a target is computed; None if the pool has none.
@@ -204,7 +170,8 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
 
     Args:
         kind: kind of the vector.
-        source: OWN, SAME_SQUARE, OTHER (any other square), or from :func:`offset_source`.
+        source: OWN, SAME_SQUARE, OTHER (any other square), or OFFSET and a number of squares, in
+            rows or columns, whichever is larger.
         target: level on which the vector is used.
         pool: levels to draw from.
         seed: seed of the draw, combined with the target's seed and ``draw``.
@@ -223,7 +190,7 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
             squares = np.array([level.grid.corner] if level.grid.margin else []).reshape(-1, 2)
         offset = np.abs(squares - place).max(axis=1)
         fits = offset > 0 if source == OTHER else offset == (
-            0 if source == SAME_SQUARE else int(source.removeprefix(_OFFSET)))
+            0 if source == SAME_SQUARE else int(source.removeprefix(OFFSET)))
         if fits.any():
             square = Square(*map(int, rng.choice(squares[fits])))
             return level.with_cheese(square) if kind is CHEESE else level
@@ -252,20 +219,16 @@ def own_vectors(args: argparse.Namespace, policy: Policy,
 
     Raises:
         UserError: if two levels have the same seed, the numbers of coefficients and vectors differ,
-            a vector is repeated with the same coefficient, or the agent does not have the layer.
+            or the agent does not have the layer.
     """
-    if args.vectors and len({state.level_seed for state in states}) < len(states):
-        raise UserError("two of the levels have the same seed, and --vectors are told apart by "
-                        "them; ask for one of them at a time")
+    if args.vectors:
+        check_seeds(states)
     coefficients = args.coefficients or [VECTOR_KINDS[name].coefficient for name in args.vectors]
     if len(coefficients) != len(args.vectors):
         raise UserError(f"there are {len(coefficients)} --coefficients for {len(args.vectors)} "
                         "--vectors")
-    arms = list(zip(args.vectors, coefficients))
-    if len(set(arms)) < len(arms):
-        raise UserError("a vector is asked for twice with the same coefficient")
     return {f"{name} {c:+g}": own_vector(policy, args.layer, VECTOR_KINDS[name], states, c)
-            for name, c in arms}
+            for name, c in zip(args.vectors, coefficients)}
 
 
 def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],
