@@ -103,8 +103,8 @@ def main(argv: list[str] | None = None) -> None:
         causes: Counter[str] = Counter()
 
         def with_causes() -> Iterator[Episode]:
-            for episode, outcome in attribute_failures(config, play):
-                causes.update([outcome.cause] if outcome.cause else [])
+            for episode, cause, _ in attribute_failures(config, play):
+                causes.update([cause] if cause else [])
                 yield episode
 
         episodes = with_causes() if args.causes else play()

@@ -3,43 +3,63 @@
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
 """
+# Letters in shape comments: B frames, T steps of a trajectory, L lags, C H W a layer, F features.
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
-from attribution.advantages import AUTO, find_advantage_settings
-from attribution.along_trajectories import TrajectoryAttributor
 from attribution.context import (
     AttributionContext,
     add_agent_flags,
     add_integral_flags,
     add_output_flags,
 )
-from attribution.integrated_gradients import GAUSS_LEGENDRE, RIEMANN_RIGHT, RULES, Integration
-from attribution.recordings import batches
-from attribution.results import INPUT, AttributionStore, finished_layers
+from attribution.integrated_gradients import (
+    GAUSS_LEGENDRE,
+    GRADIENT_ACTIVATION,
+    RIEMANN_RIGHT,
+    RULES,
+    IntegratedGradientsOverTime,
+    Integration,
+    LayerIntegratedGradients,
+    frame_gradients,
+)
+from attribution.layers import Bottleneck
+from attribution.recordings import batches, check_finite_frames, concatenate
+from attribution.reduction import Reducer, flatten_cells
+from attribution.results import (
+    INPUT,
+    AttributionStore,
+    LayerFeatures,
+    error_quantiles,
+    finished_layers,
+)
 from attribution.trajectories import (
+    AUTO,
     CHOICES,
     FAILURES,
     IN_ORDER,
-    Trajectories,
+    find_advantage_settings,
     gather_trajectories,
 )
 from common.cli import Parser, count, from_zero, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
+from common.progress import with_progress
 from common.shards import WHOLE, add_shard_flags
 
 NUM_REFERENCE = 1024  # observations over which the standard deviation of an output is computed
 PUBLISHED = Integration(10, RIEMANN_RIGHT, None)
+Arrays = dict[str, np.ndarray]
 
 
 def parser() -> Parser:
@@ -86,7 +106,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
-    outputs, integration = select_outputs(args)
+    integration = PUBLISHED if args.published_mode else Integration(
+        args.integrate_steps, args.integration, args.tolerance)
+    outputs = outputs_named([PUBLISHED_POLICY if args.published_mode and name == POLICY else name
+                             for name in args.outputs])
     if args.memory_steps and not context.policy.recurrent:
         raise UserError("--memory_steps is for agents with memory, which this one has not; leave "
                         "it out")
@@ -104,9 +127,6 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         print(description)
         return
-    if len(trajectories) < args.num_trajectories:
-        print(f"the recording has episodes for {len(trajectories)} of {args.num_trajectories} "
-              "trajectories")
     store = AttributionStore(args.output_dir)
     store.open(
         {**context.provenance, "num_trajectories": args.num_trajectories,
@@ -121,14 +141,15 @@ def main(argv: list[str] | None = None) -> None:
         [*items_of(args, layers, outputs, len(trajectories))])
     is_whole = args.shard == WHOLE
     if is_whole and not store.has("trajectories"):
-        store.write("trajectories", value=vars(without_noise(context, steps)))
+        if context.recording.description.get("action_noise"):  # as without it
+            steps = dataclasses.replace(steps, log_probs=np.concatenate([
+                context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]))
+        store.write("trajectories", value=vars(steps))
     trajectories = {number: trajectories[number] for number in args.shard.of([*trajectories])}
     attributor = TrajectoryAttributor(
         context, store, outputs, output_deviations(context, outputs, args.seed), trajectories)
     if context.wants_frame:
         attributor.differentiate_frames()
-        if is_whole:
-            print(attributor.summarise(INPUT, integration.tolerance))
     for bottleneck in context.bottlenecks:
         layer = features[bottleneck.name]
         store.check_features(layer)
@@ -142,20 +163,10 @@ def main(argv: list[str] | None = None) -> None:
             attributor.attribute_over_time(bottleneck, layer, integration, args.memory_steps)
         if args.gradient_activation:
             attributor.multiply_gradients(bottleneck, layer)
-        if is_whole:
-            print(attributor.summarise(layer.name, integration.tolerance))
+    if is_whole:
+        print(*(attributor.summarise(layer, integration) for layer in layers), sep="\n")
     store.finish()
-    print(f"wrote {args.output_dir}: {description}" if is_whole else
-          f"attributed along {len(trajectories)} trajectories in {args.output_dir}")
-
-
-def select_outputs(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
-    """Return the outputs and the integration that the flags select."""
-    if not args.published_mode:
-        return outputs_named(args.outputs), Integration(args.integrate_steps, args.integration,
-                                                        args.tolerance)
-    return outputs_named([PUBLISHED_POLICY if name == POLICY else name for name in args.outputs]
-                         ), PUBLISHED
+    print(f"wrote {args.output_dir}: {description}")
 
 
 def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[Output],
@@ -171,14 +182,6 @@ def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[
                     yield "gradient_activation", layer, output.name, number
 
 
-def without_noise(context: AttributionContext, steps: Trajectories) -> Trajectories:
-    """Replace the log-probabilities by those of the policy without action noise."""
-    if not context.recording.description.get("action_noise"):
-        return steps
-    log_probs = [context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]
-    return dataclasses.replace(steps, log_probs=np.concatenate(log_probs))
-
-
 def output_deviations(context: AttributionContext, outputs: Sequence[Output],
                       seed: int) -> dict[str, float]:
     """Return the standard deviation of each output over recorded observations, by output name."""
@@ -188,6 +191,178 @@ def output_deviations(context: AttributionContext, outputs: Sequence[Output],
         scalars.append(torch.stack([output(run, actions) for output in outputs]).double().cpu())
     return dict(zip((output.name for output in outputs),
                     torch.cat(scalars, dim=1).numpy().std(axis=1).tolist()))
+
+
+class TrajectoryAttributor:
+    """Attributes outputs along trajectories and writes the results missing from a store.
+
+    Args:
+        context: the agent and its recording.
+        store: the open folder.
+        outputs: the outputs.
+        deviations: standard deviation of each output, by output name.
+        trajectories: frame ids of each trajectory's steps (T, 2), by trajectory number.
+    """
+
+    def __init__(self, context: AttributionContext, store: AttributionStore,
+                 outputs: Sequence[Output], deviations: Mapping[str, float],
+                 trajectories: Mapping[int, np.ndarray]):
+        self._context, self._store, self._outputs = context, store, outputs
+        self._deviations, self._trajectories = deviations, trajectories
+
+    def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
+                  integration: Integration) -> None:
+        """Attribute unfinished outputs to a layer; also write the activations of its features."""
+        outputs = self.unfinished(bottleneck.name)
+        if outputs:
+            attributor = LayerIntegratedGradients(
+                self._context.policy, self._context.compute, bottleneck, outputs, integration,
+                features.baseline)
+            self._write(
+                [("activations", bottleneck.name),
+                 *(("attributions", bottleneck.name, output.name) for output in outputs)],
+                functools.partial(self._attribute_batch, attributor, features.reducer),
+                f"{bottleneck.name} trajectory")
+
+    def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
+                            integration: Integration, lags: int) -> None:
+        """Attribute all outputs to a layer at each of the last ``lags`` steps."""
+        attributor = IntegratedGradientsOverTime(
+            self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
+        self._write(
+            [("over_time", bottleneck.name, output.name, lags) for output in self._outputs],
+            functools.partial(self._attribute_batch_over_time, attributor, features, lags),
+            f"{bottleneck.name} trajectory over time")
+
+    def multiply_gradients(self, bottleneck: Bottleneck, features: LayerFeatures) -> None:
+        """Compute gradient times activation of all outputs at a layer."""
+        attributor = LayerIntegratedGradients(
+            self._context.policy, self._context.compute, bottleneck, self._outputs,
+            GRADIENT_ACTIVATION)
+
+        def multiply(frame_ids: np.ndarray) -> list[Arrays]:
+            _, *products = self._attribute_batch(attributor, features.reducer, frame_ids)
+            return [{name: product[name] for name in ("cells", "totals")} for product in products]
+
+        self._write([("gradient_activation", bottleneck.name, output.name)
+                     for output in self._outputs],
+                    multiply, f"{bottleneck.name} trajectory, gradient times activation")
+
+    def differentiate_frames(self) -> None:
+        """Compute gradients of unfinished outputs with respect to the frames."""
+        outputs = self.unfinished(INPUT)
+
+        def differentiate(frame_ids: np.ndarray) -> list[Arrays]:
+            items = []
+            for gradients, output in zip(*frame_gradients(
+                    self._context.policy, self._context.compute, outputs,
+                    self._context.recording.read(frame_ids))):
+                check_finite_frames(gradients, frame_ids, "gradients by the frame")
+                largest = np.abs(gradients).max(axis=(1, 2, 3))
+                shares = gradients / np.where(largest > 0, largest, 1)[:, None, None, None]
+                items.append({"gradients": shares.astype(np.float16), "largest": largest,
+                              "output": output})
+            return items
+
+        self._write([("gradients", output.name) for output in outputs], differentiate,
+                    f"{INPUT} trajectory")
+
+    def unfinished(self, layer: str) -> list[Output]:
+        """Return the outputs that have no summary for a layer yet."""
+        return [output for output in self._outputs
+                if not self._store.has("summary", layer, output.name)]
+
+    def summarise(self, layer: str, integration: Integration) -> str:
+        """Write the missing summaries of a layer, which mark its outputs as finished.
+
+        Returns:
+            One line of text on the completeness errors of all outputs.
+        """
+        frames = sum(map(len, self._trajectories.values()))
+        allowed = integration.tolerance or Integration().tolerance
+        for output in self.unfinished(layer):
+            summary: dict = {"deviation": self._deviations[output.name], "frames": frames}
+            if layer != INPUT:
+                errors = self._store.read_all("attributions", layer, output.name, name="gap")
+                summary |= {**error_quantiles(errors), "above": int((errors > allowed).sum())}
+            self._store.write("summary", layer, output.name, value=summary)
+        if layer == INPUT:
+            return f"{INPUT}: plain gradients with respect to the frame (no completeness check)"
+        summaries = [self._store.read("summary", layer, output.name) for output in self._outputs]
+        return (f"{layer}: gap median {max(each['gap_median'] for each in summaries):.2%}, 99 % "
+                f"{max(each['gap_99'] for each in summaries):.2%} of the worst output; above the "
+                f"tolerance in {sum(each['above'] for each in summaries)} of "
+                f"{sum(each['frames'] for each in summaries)} frames and outputs")
+
+    def _write(self, items: Sequence[tuple], compute: Callable[[np.ndarray], Sequence[Arrays]],
+               title: str) -> None:
+        """Compute and write items of each trajectory, unless all of them are already stored.
+
+        Args:
+            items: entry and key of each item, without the number of the trajectory.
+            compute: function that returns each item's arrays for a batch of frame ids (B, 2).
+            title: title of the progress bar.
+        """
+        for number, trajectory in with_progress(self._trajectories.items(),
+                                                len(self._trajectories), title):
+            if not all(self._store.has(*item, number) for item in items):
+                pieces = zip(*map(compute, batches(trajectory)))
+                for item, arrays in zip(items, pieces):
+                    self._store.write(*item, number, value=concatenate(arrays))
+
+    def _attribute_batch(self, attributor: LayerIntegratedGradients, reducer: Reducer,
+                         frame_ids: np.ndarray) -> list[Arrays]:
+        """Compute the activations of features in frames with the given ids (B, 2), and the
+        attributions of each output."""
+        layer = attributor.bottleneck
+        frames = self._context.recording.read(frame_ids)
+        prefix = attributor.run_prefix(frames.frames, frames.entering)
+        maps = prefix.activations.cpu().numpy().reshape(len(frame_ids), *layer.shape)
+        check_finite_frames(maps, frame_ids, f"activations of the layer {layer.name}")
+        activations = flatten_cells(maps)
+        shape = (len(frame_ids), *layer.shape[1:], -1)
+        items = [{"cells": reducer.activations(activations).reshape(shape).astype(np.float16)}]
+        result = attributor.attribute(prefix, frames.actions, self._deviations_of(attributor))
+        for number, values in enumerate(result.values):
+            check_finite_frames(values, frame_ids, f"attributions to the layer {layer.name}")
+            cells = reducer.attributions(flatten_cells(values), activations).reshape(shape)
+            items.append({"cells": cells.astype(np.float16),
+                          "totals": cells.sum(axis=(1, 2)).astype(np.float32),
+                          **result.integral(number)})
+        return items
+
+    def _attribute_batch_over_time(self, attributor: IntegratedGradientsOverTime,
+                                   features: LayerFeatures, lags: int,
+                                   frame_ids: np.ndarray) -> list[Arrays]:
+        """Compute the attributions over time of each output in frames with the given ids (B, 2)."""
+        layer = attributor.bottleneck
+        rows = frame_ids[:, 1:] - np.arange(lags)  # (B, L)
+        steps = np.stack([np.broadcast_to(frame_ids[:, :1], rows.shape), np.maximum(rows, 0)],
+                         axis=-1).reshape(-1, 2)
+        unique, index = np.unique(steps, axis=0, return_inverse=True)
+        index = index.reshape(rows.shape)
+        frames = self._context.recording.read(unique)
+        prefix = attributor.run_prefix(frames.frames, frames.entering).activations
+        exists, places, entering = (
+            torch.from_numpy(array).to(prefix.device)
+            for array in (rows >= 0, index, frames.entering[index[:, -1]]))
+        activations = prefix[places] * exists.reshape(*rows.shape, *[1] * (prefix.ndim - 1))
+        result = attributor.attribute_over_time(activations, exists, entering,
+                                                frames.actions[index[:, 0]],
+                                                self._deviations_of(attributor))
+        cells = flatten_cells(activations.flatten(0, 1).cpu().numpy().reshape(-1, *layer.shape))
+        items = []
+        for number, values in enumerate(result.values):
+            check_finite_frames(values, frame_ids,
+                                f"attributions over time to the layer {layer.name}")
+            reduced = features.reducer.attributions(
+                flatten_cells(values.reshape(-1, *layer.shape)), cells)
+            totals = reduced.reshape(*rows.shape, -1, features.number + 1).sum(axis=2)
+            items.append({"totals": totals, **result.integral(number)})
+        return items
+
+    def _deviations_of(self, attributor: LayerIntegratedGradients) -> np.ndarray:
+        return np.array([self._deviations[output.name] for output in attributor.outputs])
 
 
 if __name__ == "__main__":

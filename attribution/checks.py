@@ -8,20 +8,17 @@ A killed run resumes after the last layer; more checks, layers and outputs can b
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from agents.outputs import VALUE, outputs_named
-from attribution.checking.agent_checks import (
-    CHECK_FILES,
-    CHECKS,
-    compute_checks,
-    report,
-    write_results,
+from attribution.checking.agent_checks import CHECK_FILES, CHECKS, report, run_checks
+from attribution.checking.check import (
+    CheckContext,
+    Subject,
 )
-from attribution.checking.check import CheckContext, CheckedFrames, Subject
 from attribution.context import AttributionContext, add_agent_flags, add_output_flags
-from attribution.layers import find_bottlenecks
 from attribution.results import AttributionStore
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
@@ -61,22 +58,29 @@ def main(argv: list[str] | None = None) -> None:
                     attributions.layers())
     attributions.check_source(context.agents, context.recording.sha256)
     subjects = attributed_subjects(args.features_dir, context, attributions)
-    chosen = choose_subjects(args, context, subjects)
-    frames = CheckedFrames.draw(attributions, args.num_frames, args.seed)
-    what = (f"{len(frames.step)} frames of {len(set(frames.episodes))} episodes of "
+    outputs = [output.name for output in outputs_named(args.outputs)]
+    chosen = [subject for subject in subjects if subject.output.name in outputs and (
+        not args.layers
+        or {subject.bottleneck.name, subject.bottleneck.layer.name} & set(args.layers))]
+    if not chosen:
+        raise UserError(f"{args.attribution_dir} holds no attributions of "
+                        f"{', '.join(args.outputs)} to {', '.join(args.layers or ('any layer',))} "
+                        "with cells; python -m attribution.attribute makes them")
+    steps = attributions.trajectories()
+    rows = np.sort(np.random.default_rng(args.seed).permutation(len(steps))[:args.num_frames])
+    checked = CheckContext(context, attributions, rows, steps.frame_ids[rows], args.seed)
+    what = (f"{len(rows)} frames of {len(set(checked.episodes))} episodes of "
             f"{args.agent_file.name}")
     if args.dry_run:
-        explained = [f"{output} at {layer}" for layer, output in (each.name for each in chosen)]
-        print(f"{what}; {', '.join(explained)}; checks: {', '.join(args.checks)}")
+        print(f"{what}; {', '.join(' at '.join(subject.name[::-1]) for subject in chosen)}; "
+              f"checks: {', '.join(args.checks)}")
         return
     store = ResultStore(args.output_dir, CHECK_FILES)
     store.open({**context.provenance, "attributions": attributions.settings(),
                 "trajectories_sha256": sha256(attributions.file_of("trajectories")),
                 "num_frames": args.num_frames, "seed": args.seed, "versions": versions()},
                args.overwrite)
-    checked = CheckContext(context, attributions, frames, args.seed)
-    compute_checks(store, checked, args.checks, chosen)
-    tables = write_results(store, checked, subjects)
+    tables = run_checks(store, checked, args.checks, chosen, subjects)
     store.write("report", value=report(tables, f"{what}."))
     for name, table in tables.items():
         print(f"{name}: {CHECKS[name].verdict(table)}")
@@ -91,35 +95,12 @@ def attributed_subjects(features_dir: Path, context: AttributionContext,
         UserError: if attributions to a layer use other features than the given ones.
     """
     subjects = []
-    for layer in context.bottlenecks:
-        if not layer.layer.is_map:
-            continue
+    for layer in (layer for layer in context.bottlenecks if layer.layer.is_map):
         features = context.features(features_dir, layer)
         attributions.check_features(features)
         subjects += [Subject(layer, features, output)
                      for output in outputs_named(attributions.outputs(layer.name))]
     return subjects
-
-
-def choose_subjects(args: argparse.Namespace, context: AttributionContext,
-                    subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the subjects selected by the flags.
-
-    Raises:
-        UserError: if the flags select no subject with attributions.
-    """
-    outputs = [output.name for output in outputs_named(args.outputs)]
-    layers = [layer.name for layer in (
-        find_bottlenecks(context.policy, args.layers, allow_bypassed=True) if args.layers else
-        [subject.bottleneck for subject in subjects])]
-    chosen = [subject for subject in subjects
-              if subject.output.name in outputs and subject.bottleneck.name in layers]
-    if not chosen:
-        where = ", ".join(dict.fromkeys(layers)) or "a layer with cells"
-        raise UserError(f"{args.attribution_dir} holds no attributions of "
-                        f"{', '.join(args.outputs)} to {where}; python -m attribution.attribute "
-                        "makes them")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -6,36 +6,48 @@ feature together with each other feature of its layer, and so on while the resul
 writes the edit that most increases failures by the hazard, relative to other failures, as an agent
 file.
 
+The columns of candidates.csv are the layer, the features that are ablated together (from 0), the
+strength, and numbers of levels: on which the edit was tried, and failed by the hazard and by other
+causes, without (before) and with the edit.
+
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.config import add_env_flags, env_config
-from agents.edits import with_edits
+from agents.edits import Edit, with_edits
 from agents.provenance import agent_digests, agent_sha256
-from attribution.failures.conditions import (
+from attribution.failures.causes import (
     Levels,
     Run,
     agent_conditions,
     find_hazards,
+    invisible_hazards,
     play_condition,
     run_of,
 )
-from attribution.failures.edit_search import EditSearch, Trial
-from attribution.failures.results import ORIGINAL, failure_files
+from attribution.failures.results import ORIGINAL, SOLVED, failure_files
 from attribution.layers import find_bottlenecks
-from attribution.results import load_features, read_features
+from attribution.results import (
+    FEATURES_SCRIPT,
+    LayerFeatures,
+    finished_layers,
+    load_features,
+    read_features,
+)
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -50,9 +62,11 @@ from common.errors import UserError, script_main
 from common.files import read_bytes, versions
 from common.results import ResultStore
 from common.tables import write_table
+from envs.objects import GameObject
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
+MIN_LEVELS = 10  # with fewer levels on which the hazard must be seen, all levels are played
 
 
 def parser() -> Parser:
@@ -99,8 +113,8 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args, args.agent_file).unseen_levels()
     hazards = find_hazards(args.hazards, config.env_name)
     table = args.output_dir / TABLE
-    check_output(table, lambda path: "by_hazard_before" in read_bytes(path).decode(errors="ignore")
-                 .partition("\n")[0].split(","), args.overwrite, "--output_dir")
+    check_output(table, lambda path: b"by_hazard_before" in read_bytes(path).partition(b"\n")[0],
+                 args.overwrite, "--output_dir")
     agents = {hazard.name: args.output_dir / f"blind_to_{hazard.name}.pth" for hazard in hazards}
     for path in agents.values():
         check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
@@ -108,9 +122,14 @@ def main(argv: list[str] | None = None) -> None:
     [original] = agent_conditions([args.agent_file], [ORIGINAL], compute.device)
     origin, checksum = read_origin(args.agent_file), agent_sha256(args.agent_file)
     root = origin.edited_from or checksum
-    features = {layer: load_features(args.features_dir, layer, {
-        *agent_digests(args.agent_file), root}, config.env_name) for layer in find_bottlenecks(
-            run_of(original).policy, args.layers or layers_in(args.features_dir))}
+    names = args.layers or sorted(name for name in finished_layers(args.features_dir)
+                                  if read_features(args.features_dir, name).facts["stride"])
+    if not names:
+        raise UserError(f"{args.features_dir} holds no features of a layer with cells; "
+                        f"{FEATURES_SCRIPT} finds them")
+    features = {bottleneck.name: load_features(args.features_dir, bottleneck, {
+        *agent_digests(args.agent_file), root}, config.env_name)
+                for bottleneck in find_bottlenecks(run_of(original).policy, names)}
     levels = Levels(config, compute, list(enumerate(config.draw_levels(
         args.num_episodes, args.seed))), args.seed, args.num_envs)
     rows = []
@@ -118,25 +137,23 @@ def main(argv: list[str] | None = None) -> None:
         store = ResultStore(args.output_dir / PLAYED / hazard.name, failure_files(config.env_name))
         store.open({
             "agent_sha256": checksum, "features_sha256": {
-                layer.name: each.checksum for layer, each in features.items()},
+                name: each.checksum for name, each in features.items()},
             "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
             "precision": compute.precision, "versions": versions(), "arms": {}}, args.overwrite)
-        search = EditSearch(original, {
-            layer.name: (layer.layer.name, each.reducer.directions)
-            for layer, each in features.items()}, functools.partial(play, store, levels))
-        best, trials = search.search(hazard, config.env_name, levels.levels, args.strengths,
-                                     args.num_features)
+        best, trials = search_edits(args, original, features, hazard, levels,
+                                    functools.partial(play, store, levels))
         store.finish()
-        rows += [{"hazard": hazard.name, **flatten(trial), "chosen": trial is best}
+        rows += [{"hazard": hazard.name, **trial,
+                  "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
                  for trial in trials]
         path = agents[hazard.name]
-        save_agent(path, with_edits(load_agent(args.agent_file), [search.edit(best.candidate)]),
+        save_agent(path, with_edits(load_agent(args.agent_file), [edit_of(
+            features, best["layer"], best["features"], best["strength"])]),
                    origin=dataclasses.replace(origin, edited_from=root))
-        row = flatten(best)
-        print(f"wrote {path}: without {row['layer']}'s features {row['features']}, strength "
-              f"{row['strength']:g}: fails {best.by_hazard} of {best.levels} levels by "
-              f"{hazard.name} ({best.by_hazard_before} before) and {best.by_others} by others "
-              f"({best.by_others_before})")
+        print(f"wrote {path}: without {best['layer']}'s features {best['features']}, strength "
+              f"{best['strength']:g}: fails {best['by_hazard']} of {best['levels']} levels by "
+              f"{hazard.name} ({best['by_hazard_before']} before) and {best['by_others']} by "
+              f"others ({best['by_others_before']})")
     write_table(table, pd.DataFrame(rows))
 
 
@@ -147,26 +164,73 @@ def play(store: ResultStore, levels: Levels, condition: Condition[Run],
     return store.read("episodes", condition.name)["cause"].to_numpy(str)
 
 
-def flatten(trial: Trial) -> dict:
-    """Convert a trial to a row of the table."""
-    row = dataclasses.asdict(trial)
-    candidate = row.pop("candidate")
-    return {**candidate, "features": " ".join(map(str, candidate["features"])), **row}
+def edit_of(features: Mapping[str, LayerFeatures], layer: str, numbers: Sequence[int],
+            strength: float) -> Edit:
+    """Return the edit that ablates features of a layer, given by its short name."""
+    directions = features[layer].reducer.directions[list(numbers)]
+    return Edit(features[layer].settings["layer"], torch.from_numpy(directions), strength)
 
 
-def layers_in(path: Path) -> list[str]:
-    """Return the short names of the layers with cells whose features are in a folder.
+def search_edits(args: argparse.Namespace, original: Condition[Run],
+                 features: Mapping[str, LayerFeatures], hazard: GameObject, levels: Levels,
+                 play: Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray]
+                 ) -> tuple[dict, list[dict]]:
+    """Search for the edit that blinds the agent to a hazard.
 
-    Raises:
-        UserError: if the folder has no features of a layer with cells.
+    Each feature of each layer is ablated alone, then the best feature together with each other
+    feature of its layer, and so on while the result improves. The best edit has the largest rise in
+    failures by the hazard minus the rise in other failures.
+
+    Args:
+        args: the parsed flags.
+        original: condition of the unedited agent.
+        features: features by layer.
+        hazard: the hazard.
+        levels: levels. Edits are tried on the levels that the agent fails by the hazard when the
+            hazard is invisible, or on all levels if these are fewer than MIN_LEVELS.
+        play: plays N levels under a condition and returns each one's cause of failure, or SOLVED
+            (N,).
+
+    Returns:
+        The trial of the best edit, and all trials: the columns of the table.
     """
-    names = sorted(file.parent.name for file in path.glob("*/directions.npy"))
-    names = [name for name in names
-             if read_features(path, name).mean_activations[0].size > 1]
-    if not names:
-        raise UserError(f"{path} holds no features of a layer with cells; python -m "
-                        "attribution.features finds them")
-    return names
+    tried, before = levels.levels, play(original, levels.levels)
+    if not hazard.cells:  # hazards drawn from cells cannot be made invisible
+        [hidden] = invisible_hazards([hazard.name], levels.config.env_name, original, None)
+        needed = play(hidden, tried) == hazard.name
+        if needed.sum() >= MIN_LEVELS:
+            tried, before = [tried[place] for place in np.flatnonzero(needed)], before[needed]
+
+    def try_edit(layer: str, numbers: tuple[int, ...], strength: float) -> dict:
+        label = f"{layer}_{'_'.join(map(str, numbers))}_strength_{strength:g}"
+        edited = with_edits(run_of(original).policy, [edit_of(features, layer, numbers, strength)])
+        after = play(Condition(f"edited_{label}", label, label, value=Run(edited)), tried)
+        hazard_before, hazard_after = ((causes == hazard.name).sum() for causes in (before, after))
+        return {"layer": layer, "features": numbers, "strength": strength, "levels": len(tried),
+                "by_hazard_before": hazard_before, "by_hazard": hazard_after,
+                "by_others_before": (before != SOLVED).sum() - hazard_before,
+                "by_others": (after != SOLVED).sum() - hazard_after}
+
+    trials = [try_edit(layer, (number,), strength) for layer, each in features.items()
+              for number in range(each.number) for strength in dict.fromkeys(args.strengths)]
+    best = max(trials, key=margin_of)
+    for _ in range(args.num_features - 1):
+        more = [try_edit(best["layer"], tuple(sorted((*best["features"], number))),
+                         best["strength"])
+                for number in range(features[best["layer"]].number)
+                if number not in best["features"]]
+        trials += more
+        better = max(more, key=margin_of, default=best)
+        if margin_of(better) <= margin_of(best):
+            break
+        best = better
+    return best, trials
+
+
+def margin_of(trial: Mapping[str, int]) -> int:
+    """Return the rise in failures by the hazard, minus the rise in other failures."""
+    return (trial["by_hazard"] - trial["by_hazard_before"]
+            - (trial["by_others"] - trial["by_others_before"]))
 
 
 if __name__ == "__main__":

@@ -16,17 +16,17 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from agents.outputs import VALUE
-from attribution.advantages import AdvantageSettings, advantages_of
 from attribution.checking.agent_checks import CHECK_FILES
-from attribution.checking.object_files import OBJECT_FILES, RATES, read_names
+from attribution.checking.object_removal import OBJECTS_AT_STAKE
+from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from attribution.results import AttributionStore, read_features
-from attribution.trajectories import Trajectories, value_spikes
+from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
 from common.errors import UserError
 from common.results import ResultStore, Table
 from stats.association import explained
 from stats.bootstrap import ClusterBootstrap
-from stats.claims import Claim, ClaimsTable, Finding, read_rows
+from stats.claims import Claim, ClaimsTable, Finding
 
 CLAIMS = ClaimsTable({
     1: Claim("value attribution lies on objects: coins raise the value, enemies and saws lower it",
@@ -73,7 +73,6 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            12: "the attributions do not say the unit of rewards; run python -m "
                "attribution.attribute again with the same flags, which adds it"}
 PAIRS = 10  # number of pairs of cell and feature in row 2
-OBJECTS_AT_STAKE = ("coin", "saw")  # objects that decide whether row 1 holds
 SHOWN_OBJECTS = (*OBJECTS_AT_STAKE, "enemy_left", "enemy_right")
 _TINY = np.finfo(np.float32).tiny
 _NO_INTERVAL = (np.nan, np.nan)
@@ -99,8 +98,7 @@ class AgentStudies:
         self.features = {layer: read_features(path / "features", layer)
                          for layer in self.attributions.layers()
                          if (path / "features" / layer).is_dir()}
-        self.layers = list(self.features)
-        if not self.layers:
+        if not self.features:
             raise UserError(f"{path} has attributions, but features of none of their layers")
 
     def value_cells(self, layer: str) -> Iterator[np.ndarray]:
@@ -109,23 +107,6 @@ class AgentStudies:
         for number in range(self.attributions.trajectories().num_trajectories):
             yield self.attributions.read("attributions", layer, VALUE, number)["cells"].astype(
                 np.float32)
-
-
-def read_findings(studies: AgentStudies, layer: str, seed: int
-                  ) -> tuple[list[Finding], dict[int, str]]:
-    """Return all findings on an agent, and the reason for each row of the table without findings.
-
-    Args:
-        studies: results of the agent's studies.
-        layer: layer that the table shows for findings that exist per layer.
-        seed: seed of the bootstraps.
-
-    Raises:
-        UserError: if a file is missing or damaged.
-    """
-    findings = read_rows(_ROWS.items(), studies, layer, seed)
-    rows = {finding.row for finding in findings}
-    return findings, {row: reason for row, reason in NOT_RUN.items() if row not in rows}
 
 
 def _table(store: ResultStore, name: str) -> pd.DataFrame:
@@ -138,7 +119,7 @@ def _table(store: ResultStore, name: str) -> pd.DataFrame:
 def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.checks, "objects_table")
     table = table[(table["output"] == VALUE) & table["density"].notna()]
-    rows = [row for name in studies.layers for row in table[table["layer"] == name].itertuples()]
+    rows = [row for name in studies.features for row in table[table["layer"] == name].itertuples()]
     for row in rows:
         shown = row.layer == layer and row.kind in SHOWN_OBJECTS
         yield Finding("frames", f"{row.kind}, {row.layer}: density", row.density,
@@ -150,19 +131,15 @@ def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
 
 
 def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    for name in studies.layers:
-        shares = np.concatenate([_largest_pairs(cells) for cells in studies.value_cells(name)])
+    for name in studies.features:
+        sizes = np.concatenate([np.abs(cells[..., :-1]).reshape(len(cells), -1)
+                                for cells in studies.value_cells(name)])  # (N, H W F)
+        number = min(PAIRS, sizes.shape[1])
+        largest = np.partition(sizes, -number, axis=1)[:, -number:].sum(axis=1)
+        shares = largest / np.maximum(sizes.sum(axis=1), _TINY)
         low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75))
         yield Finding("frames", f"share of the {PAIRS} largest pairs, {name}", middle, low, high,
                       len(shares), shown=name == layer)
-
-
-def _largest_pairs(cells: np.ndarray) -> np.ndarray:
-    """Compute the share of the PAIRS largest pairs in the |attribution| to all features (T,)."""
-    sizes = np.abs(cells[..., :-1]).reshape(len(cells), -1)
-    number = min(PAIRS, sizes.shape[1])
-    largest = np.partition(sizes, -number, axis=1)[:, -number:].sum(axis=1)
-    return largest / np.maximum(sizes.sum(axis=1), _TINY)
 
 
 def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
@@ -246,13 +223,12 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the value, the episode's index and the number of steps until its end, (N,) each, for
     all steps of episodes that end."""
-    number = np.cumsum((np.diff(steps.episode, prepend=-1) != 0)
-                       | (np.diff(steps.trajectory, prepend=-1) != 0))
-    last = np.full(number.max(initial=0) + 1, -1)
-    last[number[steps.ended]] = np.flatnonzero(steps.ended)
-    known = last[number] >= 0
-    left = (last[number] - np.arange(len(number)))[known]
-    return steps.value[known].astype(np.float64), number[known], left.astype(np.float64)
+    index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
+    ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
+    last = ends.transform("max").to_numpy()
+    known = last >= 0
+    return (steps.value[known].astype(np.float64), ends.ngroup().to_numpy()[known],
+            (last - index)[known].astype(np.float64))
 
 
 def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
@@ -271,17 +247,13 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
     settings = AdvantageSettings(**unit)
     sizes = np.abs(advantages_of(studies.attributions.trajectories(), settings.reward_scale,
                                  settings.gamma, settings.lmbda))
-    for name in studies.layers:
-        shares = np.concatenate([_residual_shares(cells) for cells in studies.value_cells(name)])
+    for name in studies.features:
+        totals = np.concatenate([np.abs(cells).sum(axis=(1, 2))
+                                 for cells in studies.value_cells(name)])  # (N, F + 1)
+        shares = totals[:, -1] / np.maximum(totals.sum(axis=1), _TINY)
         yield Finding("steps", f"rank correlation, {name}",
                       float(spearmanr(shares, sizes).statistic), *_NO_INTERVAL, len(shares),
                       shown=name == layer)
-
-
-def _residual_shares(cells: np.ndarray) -> np.ndarray:
-    """Compute the share of the residual in the total |attribution| of each frame (T,)."""
-    sizes = np.abs(cells).sum(axis=(1, 2))
-    return sizes[:, -1] / np.maximum(sizes.sum(axis=1), _TINY)
 
 
 _ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {

@@ -6,10 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from attribution.checking.agent_checks import CHECKS
-from common.errors import UserError
-from common.parameters import one_of, positive
-
 
 @dataclasses.dataclass(frozen=True)
 class AttributionConfig:
@@ -45,16 +41,6 @@ class AttributionConfig:
     num_maps: int
     compare_activations: bool
 
-    def __post_init__(self):
-        positive(self, "num_episodes", "num_observations", "nmf_features", "num_trajectories",
-                 "num_steps", "num_masked", "num_checked")
-        if self.num_maps < 0:
-            raise UserError(f"num_maps must not be negative, as {self.num_maps} is")
-        if not self.outputs:
-            raise UserError("outputs must name what is attributed, such as value")
-        for check in self.checks:
-            one_of("checks", check, CHECKS)
-
 
 @dataclasses.dataclass(frozen=True)
 class FailureCausesConfig:
@@ -83,9 +69,3 @@ class FailureCausesConfig:
     num_controls: int
     num_films: int
     reference_size: int
-
-    def __post_init__(self):
-        positive(self, "choosing_episodes", "num_episodes", "reference_size")
-        if min(self.feature, self.num_films, self.num_controls) < 0 or self.num_controls == 1:
-            raise UserError("feature and num_films must not be negative, and num_controls must be "
-                            "0 or at least 2")

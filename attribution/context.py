@@ -41,22 +41,11 @@ def add_agent_flags(parser: Parser) -> None:
                              "is then ignored")
 
 
-def tolerance(text: str) -> float:
-    """argparse type: a number above 0 and at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, not '{text}'")
-    return value
-
-
 def add_integral_flags(parser: Parser) -> None:
     """Add the flags for the precision of the integrals."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
                         help="initial number of nodes per path")
-    parser.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
+    parser.add_argument("--tolerance", type=float, default=Integration().tolerance,
                         help="relative completeness error above which a path is refined")
 
 
@@ -104,10 +93,9 @@ class AttributionContext:
                             "--precision at float32")
         self.compute = resolve_compute(args.device, args.gpu_device, "float32")
         self.policy = load_agent(args.agent_file, self.compute.device)
-        self.policy.requires_grad_(False)
         self.agents = agent_digests(args.agent_file)
         origin = read_origin(args.agent_file).edited_from
-        self._feature_agents = self.agents | ({origin} if origin else set())
+        self._feature_agents = {*self.agents, *([origin] if origin else [])}
         self.recording = Recording(args.data_dir, self.policy, args.agent_file,
                                    args.check_contents)
         names = args.layers or layers

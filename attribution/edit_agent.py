@@ -7,7 +7,6 @@ the plain published layout.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from pathlib import Path
 
@@ -15,13 +14,12 @@ import torch
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.edits import Edit, with_edits
-from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of
-from attribution.editing import RandomEdit, in_weights, pool_behind, random_edits
+from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
-from attribution.results import LayerFeatures, load_features
+from attribution.results import load_features
 from common.cli import (
     Parser,
     add_log_flag,
@@ -33,8 +31,6 @@ from common.cli import (
 )
 from common.errors import UserError, script_main
 
-MAX_FEATURES = 1000
-
 
 def parser() -> Parser:
     flags = Parser(__doc__)
@@ -43,7 +39,7 @@ def parser() -> Parser:
                        help="features of the agent, from python -m attribution.features")
     flags.add_argument("--layer", required=True,
                        help="short name (such as block3) or path of the layer to edit")
-    flags.add_argument("--features", nargs="+", type=whole(0, MAX_FEATURES), required=True,
+    flags.add_argument("--features", nargs="+", type=whole(0, 1000), required=True,
                        metavar="NUMBER", help="numbers of the features to ablate, counted from 0")
     flags.add_argument("--strength", type=float, default=1.0,
                        help="share of the features that is removed; 1 removes them, 2 reverses "
@@ -76,10 +72,9 @@ def main(argv: list[str] | None = None) -> None:
     root = origin.edited_from or agent_sha256(args.agent_file)
     [bottleneck] = find_bottlenecks(policy, [args.layer], allow_bypassed=True)
     features = load_features(args.features_dir, bottleneck, {*agent_digests(args.agent_file), root})
-    for number in args.features:
-        if number >= features.number:
-            raise UserError(f"there is no feature {number} of {bottleneck.name}: they are numbered "
-                            f"0 to {features.number - 1}")
+    if max(args.features) >= features.number:
+        raise UserError(f"there is no feature {max(args.features)} of {bottleneck.name}: they are "
+                        f"numbered 0 to {features.number - 1}")
     path = bottleneck.layer.name
     layer = pool_behind(policy, path) if args.behind_pool else path
     edit = Edit(layer, torch.from_numpy(features.reducer.directions[args.features]), args.strength)
@@ -88,7 +83,13 @@ def main(argv: list[str] | None = None) -> None:
         if args.data_dir is None:
             raise UserError("--random_directions needs --data_dir, the recording that the features "
                             "were found in")
-        control = draw_control(edit, policy, features, args)
+        recording = Recording(args.data_dir, policy, args.agent_file)
+        if features.settings.get("recording_sha256") != recording.sha256:
+            raise UserError(f"the features in {args.features_dir} were found in another recording "
+                            f"than {args.data_dir}; give that one as --data_dir")
+        rows = recording.read(features.observations)
+        activations = activations_of(policy, rows.frames, [layer], rows.entering)[layer]
+        [control] = random_edits(edit, activations, 1, args.random_directions)
         edit = control.edit
         removed = (f"random directions in the place of {removed} (changing {control.relative:.2f} "
                    "times as much at the same strength, the same at this one)")
@@ -96,22 +97,6 @@ def main(argv: list[str] | None = None) -> None:
     save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
     print(f"wrote {args.output}: {args.agent_file} without {removed}, strength {edit.strength:g}, "
           f"{'in its weights' if args.in_weights else 'as an edit'}")
-
-
-def draw_control(edit: Edit, policy: Policy, features: LayerFeatures,
-                 args: argparse.Namespace) -> RandomEdit:
-    """Draw a random edit of the same size, measured on the recording of the features.
-
-    Raises:
-        UserError: if the features were found in another recording.
-    """
-    recording = Recording(args.data_dir, policy, args.agent_file)
-    if features.settings.get("recording_sha256") != recording.sha256:
-        raise UserError(f"the features in {args.features_dir} were found in another recording than "
-                        f"{args.data_dir}; give that one as --data_dir")
-    rows = recording.read(features.observations)
-    activations = activations_of(policy, rows.frames, [edit.layer], rows.entering)[edit.layer]
-    return random_edits(edit, activations, 1, args.random_directions)[0]
 
 
 if __name__ == "__main__":

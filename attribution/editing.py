@@ -56,10 +56,9 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
     channels = find_layer(policy, edit.layer).shape[0]
     name, module = _module_behind(policy, edit.layer)
     if not isinstance(module, nn.Conv2d | nn.Linear):
-        pool = "; --behind_pool takes the features out behind that pool" if isinstance(
-            module, L2Pool) else ""
         raise UserError(f"{edit.layer} is read by {name}, which is no linear map alone, so that "
-                        f"the edit is none of weights{pool}; leave --in_weights out")
+                        "the edit is none of weights; leave --in_weights out, or give "
+                        "--behind_pool if it is an L2 pool")
     if edit.signed(channels):
         raise UserError(f"the features of {edit.layer} are of activations of both signs, which "
                         "are no linear function of them, so that the edit is none of weights; "
@@ -153,13 +152,14 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
         raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} pictures, "
                         "so it has no controls of its size; edit other features")
     rng = np.random.default_rng(seed)
-    controls, seen = [], {_key(edit.directions)}
+    controls, seen = [], {edit.directions.numpy().tobytes()}
     for _ in range(_NUM_DRAWN):
         directions = edit.directions[:, torch.from_numpy(rng.permutation(
             edit.directions.shape[1]))]
-        if _key(directions) in seen:
+        key = directions.numpy().tobytes()
+        if key in seen:
             continue
-        seen.add(_key(directions))
+        seen.add(key)
         control = dataclasses.replace(edit, directions=directions)
         relative = sizes.of(control) / size
         if relative:
@@ -171,7 +171,3 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
                         "--num_controls")
     controls.sort(key=lambda each: 0.0 if each.near else abs(np.log(each.relative)))
     return controls[:number]
-
-
-def _key(directions: Tensor) -> bytes:
-    return directions.numpy().tobytes()

@@ -11,38 +11,35 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.config import add_env_flags, env_config
+from agents.episodes import last_steps, write_beside
 from agents.reference_set import MIN_FRAMES, played_reference
-from attribution.failures.causes import causes_of, unknown_hazards
-from attribution.failures.conditions import (
+from attribution.failures.causes import (
     Levels,
     Run,
     agent_conditions,
+    causes_of,
     invisible_hazards,
     label_agents,
     match_controls,
     play_condition,
     run_of,
-)
-from attribution.failures.report import (
-    discordant_levels,
-    first_failures,
-    last_frames_of,
-    plot_last_frames,
-    plot_rates,
-    report,
-    write_film,
+    unknown_hazards,
 )
 from attribution.failures.results import (
-    ANY,
     ORIGINAL,
-    Failures,
     blindness,
+    discordant_levels,
     effects,
     failure_files,
+    first_failures,
+    plot_rates,
     rates,
+    report,
 )
 from common.cli import (
     Parser,
@@ -61,8 +58,12 @@ from common.files import versions
 from common.palette import DPI
 from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
+from common.video import FRAMES_PER_SECOND, mark_action
 from interventions.flags import REFERENCE_SIZE
 from stats.effects import Condition, check_starts
+
+LAST_STEPS = 150  # number of last steps of an episode shown in a film
+NUM_FRAMES = 8  # last frames per failure in the figure of the original's failures
 
 
 def parser() -> Parser:
@@ -150,10 +151,9 @@ def main(argv: list[str] | None = None) -> None:
         *tables, [str(film.relative_to(store.path)) for film in films],
         store.file_of("last_frames").name if len(failed) else "", description,
         describe_controls(controls)))
-    print_rates(tables[0])
-    names = [store.file_of(name).name for name in ("figure", "rates", "effects")]
-    print(f"wrote {store.file_of('report')}, {', '.join(names[:2])}, {names[2]} and {len(films)} "
-          "films")
+    failed_by = tables[0][~tables[0]["control"] & (tables[0]["failures"] > 0)]
+    print(failed_by[["label", "cause", "failures", "levels"]].to_string(index=False))
+    print(f"wrote {store.file_of('report')}, tables, figures and {len(films)} films")
 
 
 def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Levels
@@ -172,24 +172,21 @@ def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Lev
                                         pattern)], controls
 
 
-Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # rates, effects, blindness
-
-
 def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game: str,
-                 seed: int) -> Tables:
+                 seed: int
+                 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Compute and write the tables from the stored episodes."""
     causes = causes_of(game)
-    failures = {condition.name: Failures.of(store.read("episodes", condition.name), causes)
-                for condition in conditions}
+    episodes = {condition.name: store.read("episodes", condition.name) for condition in conditions}
     hidden = {condition.settings["invisible"]: condition.name for condition in conditions
               if "invisible" in condition.settings}
     edited = [condition for condition in conditions[1:]
               if not condition.control and condition.name not in hidden.values()]
     tables = (
-        rates(conditions, failures, causes, seed),
-        effects(conditions[1:], {each.name: run_of(each).moved for each in conditions}, failures,
+        rates(conditions, episodes, causes, seed),
+        effects(conditions[1:], {each.name: run_of(each).moved for each in conditions}, episodes,
                 causes, seed),
-        blindness(edited, hidden, failures, causes, seed))
+        blindness(edited, hidden, episodes, seed))
     for name, table in zip(("rates", "effects", "blindness"), tables):
         store.write(name, value=table)
     return tables
@@ -215,22 +212,76 @@ def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Lev
 
 def describe_controls(controls: Sequence[Condition[Run]]) -> str:
     """Describe the sizes of the controls; return an empty string if there are none."""
-    if not controls:
-        return ""
     far = sum(not control.matched for control in controls)
-    return ("The controls have the entries of the edit's directions at other channels, and a "
-            "strength with which they change as much of the layer's output on average.") + (
+    return "" if not controls else (
+        "The controls have the entries of the edit's directions at other channels, and a strength "
+        "with which they change as much of the layer's output on average.") + (
         f" At the edit's own strength {far} of {len(controls)} would change more or less by over "
         "a quarter: they are the nearest there are." if far else "")
 
 
-def print_rates(table: pd.DataFrame) -> None:
-    """Print the failures of each condition by cause, without the controls."""
-    for _, part in table[~table["control"]].groupby("arm", sort=False):
-        some = [f"{row.cause} {100 * row.rate:.2f} %" for row in part.itertuples()
-                if row.failures and row.cause != ANY]
-        print(f"{part['label'].iloc[0]}: fails {part['failures'].iloc[-1]} of "
-              f"{part['levels'].iloc[0]} levels" + (f": {', '.join(some)}" if some else ""))
+def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequence[str],
+               levels: Levels, level: tuple[int, int]) -> None:
+    """Replay a level under each condition, and write a film of all of them side by side.
+
+    Args:
+        path: video file to write.
+        conditions: the conditions.
+        causes: cause of failure under each condition, for the titles.
+        levels: settings for playing levels.
+        level: number and seed of the level.
+    """
+    films = {}
+    for condition, cause in zip(conditions, causes):
+        run = run_of(condition)
+        [episode] = levels.play(condition, [level])()
+        films[f"{condition.label}: {cause}"] = last_steps(
+            levels.config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, run.edit,
+            run.edit_every_step)
+    write_beside(path, films, FRAMES_PER_SECOND)
+
+
+def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Levels
+                   ) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Replay failed episodes, and return their last frames.
+
+    Args:
+        condition: the condition under which the episodes failed.
+        failed: rows of the condition's table of episodes.
+        levels: settings for playing levels.
+
+    Returns:
+        For each episode: a title; its last frames, uint8 (T, 64, 64, 3), each marked with the
+        action taken in it; and the value estimates, float32 (T,).
+    """
+    again = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
+    episodes = {episode.number: episode
+                for episode in levels.play(condition, again, keep_frames=True)()}
+    endings = []
+    for (number, level), cause in zip(again, failed["cause"]):
+        episode = episodes[number]
+        end = len(episode.actions) - 1  # the terminal frame, which is black
+        begin = max(0, end - NUM_FRAMES)
+        endings.append((
+            f"{cause}: level {level}, steps {begin} to {end - 1}",
+            np.stack([mark_action(episode.frames[step], episode.actions[step])
+                      for step in range(begin, end)]), episode.values[begin:end]))
+    return endings
+
+
+def plot_last_frames(endings: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
+    """Plot the last frames of episodes from ``last_frames_of``, one row per episode."""
+    figure = Figure(figsize=(1.3 * NUM_FRAMES, 1.9 * len(endings)), layout="constrained")
+    for part, (title, frames, values) in zip(
+            figure.subfigures(len(endings), squeeze=False).flat, endings):
+        part.suptitle(title, x=0.01, ha="left", fontsize=9)
+        panels = part.subplots(1, NUM_FRAMES)
+        for panel in panels:
+            panel.axis("off")
+        for panel, frame, value in zip(panels, frames, values):
+            panel.imshow(frame, interpolation="nearest")
+            panel.set_title(f"V {value:.1f}", fontsize=8)
+    return figure
 
 
 if __name__ == "__main__":

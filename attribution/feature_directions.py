@@ -1,38 +1,48 @@
-"""Features of a layer: directions over its slots (channels by sign) that span its attributions.
+"""Features of a layer: directions over its slots (channels by sign) that span its attributions, and
+dataset examples of each feature.
 
-They are found by non-negative matrix factorisation of the value's attributions in many
+Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
-al. 2020, "Understanding RL vision", "Feature directions").
+al. 2020, "Understanding RL vision", "Feature directions"). Examples are one observation per
+position of the frame, and the observations in which a feature is strongest, as in their interface,
+but stored as numbers: the observation, a box in it, and the strength of the feature in the box.
 
-Letters in shape comments: O observations, C H W a layer, N rows, M slots, F features.
+Letters in shape comments: O observations, C H W a layer, N rows (or patches of a thumbnail), M
+slots, F features, R C positions in the frame.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 from sklearn.decomposition import NMF, non_negative_factorization
 from sklearn.exceptions import ConvergenceWarning
 
+from attribution.layers import Bottleneck
 from attribution.recordings import batches
 from attribution.reduction import (
     Reducer,
     flatten_cells,
     nnls,
-    num_slots,
     split_activations,
     split_signs,
 )
 from common.errors import UserError
+from common.game_constants import FRAME_SIZE
 
 MAX_ROWS = 300_000  # maximum number of rows to which directions are fitted
 MAX_HELD_OUT = 100_000
 HELD_OUT = 0.1  # minimum held-out share of all rows
 ROWS_PER_FEATURE = 10
-OBSERVATIONS_PER_FEATURE = 16
+SUBDIVISIONS = (0.25, 0.5, 1, 2)  # positions per cell of a layer, along each axis
+REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as with equal shares
+THUMBNAIL = 4  # patches of a thumbnail along each side
+_PATCHES_PER_CELL = 4  # maximum number of patches of a thumbnail from one cell
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")
 _MAX_ITERATIONS = 400
 _MORE_ITERATIONS = 10  # extra iterations without convergence, to measure the remaining gain
@@ -72,6 +82,7 @@ class _Rows:
 
     Attributes:
         numbers: indices of the non-zero rows (N,).
+        cells: number of cells of the layer.
 
     Raises:
         UserError: if all attributions are zero, or there are too few slots or rows for the
@@ -85,31 +96,22 @@ class _Rows:
                                       (samples.attributions < 0).any(axis=1)])  # (2 O, H, W)
         else:
             nonzero = (samples.activations != 0).any(axis=1)
-        self._cells = nonzero[0].size
+        self.cells = nonzero[0].size
         self.numbers = np.flatnonzero(nonzero)
-        size = (f"{len(samples.episodes)} observations of {samples.activations.shape[1]} channels")
-        if not samples.attributions.any():
-            raise UserError(f"the value's attribution to the layer {samples.name} is zero "
-                            f"everywhere in {size}: nothing behind it changes the value; choose "
-                            "another of --layers, or a trained agent")
         if number > slots:
             raise UserError(f"the layer {samples.name} has {slots} slots, which {number} features "
                             f"are too many for; give --nmf_features {slots} or fewer")
-        if len(self.numbers) < ROWS_PER_FEATURE * number:
+        if len(self.numbers) < ROWS_PER_FEATURE * number or not samples.attributions.any():
             raise UserError(f"the layer {samples.name} has {len(self.numbers)} rows of {kind} that "
-                            f"are not zero in {size}, and {number} features need "
-                            f"{ROWS_PER_FEATURE * number}; give more --num_observations, or fewer "
-                            "--nmf_features")
-
-    def episodes(self) -> np.ndarray:
-        """Return the episode of each row (N,)."""
-        return self._samples.episodes[
-            self.numbers // self._cells % len(self._samples.episodes)]
+                            f"are not zero in {len(samples.episodes)} observations, and {number} "
+                            f"features need {ROWS_PER_FEATURE * number}; give more "
+                            "--num_observations or fewer --nmf_features, or another of --layers if "
+                            "the value does not depend on this one")
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rows with the given indices (n,) as an array (n, M)."""
-        sign, index = np.divmod(numbers, self._cells * len(self._samples.episodes))
-        frame, cell = np.divmod(index, self._cells)
+        sign, index = np.divmod(numbers, self.cells * len(self._samples.episodes))
+        frame, cell = np.divmod(index, self.cells)
         activations, attributions = (
             array.reshape(*array.shape[:2], -1)[frame, :, cell]
             for array in (self._samples.activations, self._samples.attributions))  # (n, C)
@@ -137,7 +139,7 @@ def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATT
         UserError: if the layer has fewer slots than features, or too few non-zero rows, for example
             because the value does not depend on it.
     """
-    rows = _Rows(samples, kind, number, num_slots(samples.activations.shape[1], samples.signed))
+    rows = _Rows(samples, kind, number, samples.activations.shape[1] * (1 + samples.signed))
     drawn = np.random.default_rng([seed, _ROWS]).permutation(rows.numbers)
     num_fitted = min(MAX_ROWS, round((1 - HELD_OUT) * len(drawn)))
     fitted = np.sort(drawn[:num_fitted])
@@ -219,13 +221,12 @@ def _rank(samples: LayerSamples, directions: np.ndarray) -> tuple[np.ndarray, di
     """Return the order of features by descending |attribution| (F,), and statistics of the features
     in this order."""
     reducer = Reducer(directions, samples.signed)
-    sums, residual = np.zeros(len(directions)), 0.0
+    sums = np.zeros(len(directions) + 1)
     for attributions, activations in zip(batches(samples.attributions),
                                          batches(samples.activations)):
-        coefficients, rest = reducer.attributions(flatten_cells(attributions),
-                                                  flatten_cells(activations))
-        sums += np.abs(coefficients).sum(axis=0)
-        residual += np.abs(rest).sum()
+        sums += np.abs(reducer.attributions(
+            flatten_cells(attributions), flatten_cells(activations))).sum(axis=0)
+    residual, sums = sums[-1], sums[:-1]
     order = np.argsort(-sums, kind="stable")
     return order, {
         "residual_share": float(residual / (residual + sums.sum())),
@@ -244,7 +245,8 @@ def _fit_halves(rows: _Rows, samples: LayerSamples, number: int,
     """Fit directions to each half of the episodes; return None if there are too few rows."""
     rng = np.random.default_rng([seed, _HALVES])
     episodes = rng.permutation(np.unique(samples.episodes))
-    first = np.isin(rows.episodes(), episodes[:len(episodes) // 2])
+    of_rows = samples.episodes[rows.numbers // rows.cells % len(samples.episodes)]
+    first = np.isin(of_rows, episodes[:len(episodes) // 2])
     fits = []
     for half in (rows.numbers[first], rows.numbers[~first]):
         if len(half) < ROWS_PER_FEATURE * number:
@@ -265,14 +267,131 @@ def stability(directions: np.ndarray, half: np.ndarray, other: np.ndarray) -> li
     Returns:
         F cosines.
     """
-    matched = []
-    for unordered in (half, other):
-        _, columns = linear_sum_assignment(-_cosines(directions, unordered))
-        matched.append(unordered[columns])
-    return np.diag(_cosines(*matched)).tolist()
+    matched = [unordered[linear_sum_assignment(cdist(directions, unordered, "cosine"))[1]]
+               for unordered in (half, other)]
+    return (1 - np.diag(cdist(*matched, "cosine"))).tolist()
 
 
-def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the cosines between the rows of two matrices (F, M), as a matrix (F, F)."""
-    a, b = (array / np.linalg.norm(array, axis=1, keepdims=True) for array in (a, b))
-    return a @ b.T
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Example observations of each feature.
+
+    Attributes:
+        observations: number of the observation at each position, int32 (F, R, C); for a thumbnail
+            (F, N), from left to right and then downwards. -1 for none.
+        strengths: strength of the feature at each position, float32, with the same shape.
+        boxes: box around each position, int32, with the same shape and a last dimension of 4: top,
+            left, bottom, right in pixels of the frame, with exclusive ends. A box has the size of a
+            cell and may lie partly outside the frame; larger boxes have the same centre.
+    """
+
+    observations: np.ndarray
+    strengths: np.ndarray
+    boxes: np.ndarray
+
+
+def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
+                     subdivision: float) -> Examples:
+    """Choose, for each feature and position, the observation in which the feature is strongest.
+
+    Each observation is shown at most ten times as often as with equal shares, rounded up; if other
+    positions with stronger activations exhaust this limit, a position gets its next best
+    observation.
+
+    Args:
+        activations: activations of the features (O, F, H, W).
+        bottleneck: the layer.
+        subdivision: positions per cell, along each axis; strengths between cells are interpolated.
+    """
+    sizes = activations.shape[2:]
+    rows, columns = (max(1, round(size * subdivision)) for size in sizes)
+    capacity = math.ceil(rows * columns / (REUSE * len(activations)))
+    positions = [(np.arange(number) + 0.5) * size / number - 0.5  # 0 is the first cell's centre
+                 for size, number in zip(sizes, (rows, columns))]
+    vertical, horizontal = map(_interpolation, positions, sizes)
+    chosen, strengths = [], []
+    for feature in range(activations.shape[1]):
+        claims = (vertical @ activations[:, feature] @ horizontal.T).reshape(
+            len(activations), -1).T
+        numbers = stable_matching(claims, capacity)
+        chosen.append(numbers.reshape(rows, columns))
+        strengths.append(np.take_along_axis(claims, numbers[:, None], 1).reshape(rows, columns))
+    cells = np.stack(np.meshgrid(*positions, indexing="ij"), axis=-1)  # (R, C, 2)
+    boxes = np.broadcast_to(_boxes(cells, bottleneck), (len(chosen), rows, columns, 4))
+    return Examples(np.stack(chosen).astype(np.int32), np.stack(strengths).astype(np.float32),
+                    boxes)
+
+
+def thumbnail_examples(activations: np.ndarray, bottleneck: Bottleneck) -> Examples:
+    """Choose at most 16 observations in which each feature is strongest, each at its strongest
+    cell.
+
+    At most four observations are shown at one cell; weaker ones move to their next best cell.
+    Observations are ordered by the rows of their cells, and within each row of the thumbnail by the
+    columns of their cells.
+
+    Args:
+        activations: activations of the features (O, F, H, W).
+        bottleneck: the layer.
+    """
+    number = min(THUMBNAIL**2, len(activations), activations[0, 0].size * _PATCHES_PER_CELL)
+    width = activations.shape[3]
+    chosen, strengths, cells = [], [], []
+    for feature in range(activations.shape[1]):
+        claims = activations[:, feature].reshape(len(activations), -1)  # (O, H W)
+        cell = stable_matching(claims, _PATCHES_PER_CELL)
+        strength = np.where(cell < 0, -np.inf, np.take_along_axis(claims, cell[:, None], 1)[:, 0])
+        strongest = np.argsort(-strength, kind="stable")[:number]
+        by_row = strongest[np.lexsort((cell[strongest] % width, cell[strongest] // width))]
+        lines = np.arange(number) // THUMBNAIL
+        ordered = by_row[np.lexsort((cell[by_row] % width, lines))]
+        chosen.append(ordered)
+        strengths.append(strength[ordered])
+        cells.append(np.stack(np.divmod(cell[ordered], width), axis=-1))
+    return Examples(np.stack(chosen).astype(np.int32), np.stack(strengths).astype(np.float32),
+                    _boxes(np.stack(cells), bottleneck))
+
+
+def stable_matching(claims: np.ndarray, capacity: int) -> np.ndarray:
+    """Compute a stable matching of rows to columns, in which stronger claims win (Gale and Shapley
+    1962).
+
+    Ties are broken in favour of the first column or row.
+
+    Args:
+        claims: strength of each row's claim to each column (A, B).
+        capacity: maximum number of rows per column.
+
+    Returns:
+        Index of the column matched to each row (A,); -1 without a match.
+    """
+    order = np.argsort(-claims, axis=1, kind="stable")
+    refusals = np.zeros(len(claims), np.int64)  # per row
+    proposing = np.arange(len(claims))
+    match = np.full(len(claims), -1)
+    while len(proposing):
+        match[proposing] = order[proposing, refusals[proposing]]
+        matched = np.flatnonzero(match >= 0)
+        strengths = claims[matched, match[matched]]
+        matched = matched[np.lexsort((matched, -strengths, match[matched]))]
+        groups = match[matched]
+        rank = np.arange(len(matched)) - np.searchsorted(groups, groups)  # within each column
+        refused = matched[rank >= capacity]
+        match[refused] = -1
+        refusals[refused] += 1
+        proposing = refused[refusals[refused] < claims.shape[1]]
+    return match
+
+
+def _interpolation(positions: np.ndarray, size: int) -> np.ndarray:
+    """Compute linear interpolation weights of cells (positions, size), constant beyond the edge."""
+    inside = np.clip(positions, 0, size - 1)
+    return np.maximum(0, 1 - np.abs(inside[:, None] - np.arange(size))).astype(np.float32)
+
+
+def _boxes(cells: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
+    """Compute boxes around cells (…, 2), as in ``Examples``, int32 (…, 4)."""
+    stride, first_pixel = bottleneck.layer.stride or FRAME_SIZE, bottleneck.layer.first_pixel or 0
+    middles = first_pixel + stride * cells + 0.5  # the middle of pixel p is at p + 1/2
+    corners = np.round(middles - stride / 2)
+    return np.concatenate([corners, corners + stride], axis=-1).astype(np.int32)

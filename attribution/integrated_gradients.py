@@ -26,7 +26,7 @@ from attribution.layers import Bottleneck
 from attribution.recordings import RecordedFrames
 from common.devices import Compute
 from common.errors import UserError
-from interventions.partial_forward import PartialForward
+from interventions.partial_forward import PartialForward, Prefix
 
 GAUSS_LEGENDRE, RIEMANN_RIGHT = RULES = ("gauss", "right")
 MAX_STEPS = 256
@@ -62,6 +62,10 @@ class Integration:
         return (positions + 1) / 2, weights / 2
 
 
+# One node, at the end of the path: gradient times activation.
+GRADIENT_ACTIVATION = Integration(1, RIEMANN_RIGHT, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Attributions:
     """Attributions of K outputs in B frames.
@@ -73,7 +77,8 @@ class Attributions:
         baselines: G(a0), float64 (K, B).
         errors: completeness errors, float64 (K, B); see :func:`completeness_errors`.
         steps: number of nodes per path, int16 (K, B).
-        older: attribution over time to the state that entered the earliest step, float32 (K, B).
+        older: attribution over time to the state that entered the earliest step, float32 (K, B);
+            otherwise None.
     """
 
     values: np.ndarray
@@ -82,6 +87,12 @@ class Attributions:
     errors: np.ndarray
     steps: np.ndarray
     older: np.ndarray | None = None
+
+    def integral(self, number: int) -> dict[str, np.ndarray]:
+        """Return the arrays (B,) of an output other than its attributions, by name in files."""
+        older = {} if self.older is None else {"older": self.older[number]}
+        return {"output": self.outputs[number], "baseline": self.baselines[number],
+                "gap": self.errors[number], "steps": self.steps[number], **older}
 
 
 def completeness_errors(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
@@ -107,26 +118,13 @@ def _error_scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrefixActivations:
-    """Output of the part of the network up to a layer.
-
-    Attributes:
-        activations: activations of the layer (B, …).
-        also_read: other inputs of the rest of the network, such as hidden states that enter (B, …).
-    """
-
-    activations: Tensor
-    also_read: tuple[Tensor, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Paths:
     """Straight paths of B frames at the output of the stem of :class:`LayerIntegratedGradients`.
 
     Attributes:
         start: start points (B, …).
         line: end points minus start points (B, …).
-        also_read: see :class:`PrefixActivations`.
+        also_read: other inputs of the rest of the network, such as hidden states (B, …).
         actions: actions taken, int64 (B,).
     """
 
@@ -205,7 +203,6 @@ class LayerIntegratedGradients:
                             "not add up to the output; give --precision float32")
         policy.requires_grad_(False)
         self.bottleneck, self.outputs, self.integration = bottleneck, tuple(outputs), integration
-        self._compute = compute
         self._head = PartialForward(policy, compute, bottleneck.layer.name)
         self._baseline = None if baseline is None else torch.as_tensor(
             np.asarray(baseline, np.float32).reshape(bottleneck.layer.shape)).to(compute.device)
@@ -213,29 +210,21 @@ class LayerIntegratedGradients:
         self._stem = nn.Sequential(*map(policy.get_submodule, names))
         self._tail = PartialForward(policy, compute, names[-1]) if names else self._head
 
-    def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> PrefixActivations:
-        """Run the part of the network up to the layer.
-
-        Args:
-            frames: frames, uint8 (B, H, W, C).
-            entering: hidden states that enter, float32 (B, D).
-        """
+    def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> Prefix:
+        """Run the part of the network up to the layer, on frames, uint8 (B, H, W, C), and hidden
+        states that enter, float32 (B, D)."""
         with torch.no_grad():
-            half = self._head.run_to(frames, torch.from_numpy(entering))
-        return PrefixActivations(half.activations, half.also_read)
+            return self._head.run_to(frames, torch.from_numpy(entering))
 
-    def outputs_at(self, prefix: PrefixActivations, actions: np.ndarray) -> np.ndarray:
-        """Compute the outputs at given activations, float64 (K, B).
-
-        Args:
-            prefix: activations of the layer, and the network's other inputs.
-            actions: actions taken (B,).
-        """
+    def outputs_at(self, prefix: Prefix, actions: np.ndarray) -> np.ndarray:
+        """Compute the outputs at given activations of the layer and other inputs of the network,
+        float64 (K, B), for the actions taken (B,)."""
         with torch.no_grad():
-            return self._scalars(self._head.run_from(prefix.activations, prefix.also_read),
-                                 self._to_device(actions)).double().cpu().numpy()
+            output = self._head.run_from(prefix.activations, prefix.also_read)
+            return self._scalars(output, torch.from_numpy(actions).to(output.logits.device)
+                                 ).double().cpu().numpy()
 
-    def attribute(self, prefix: PrefixActivations, actions: np.ndarray,
+    def attribute(self, prefix: Prefix, actions: np.ndarray,
                   deviations: np.ndarray) -> Attributions:
         """Attribute all outputs in a batch of frames.
 
@@ -252,30 +241,53 @@ class LayerIntegratedGradients:
             deviations: standard deviation of each output over many observations (K,), for the
                 completeness errors.
         """
-        start = PrefixActivations(
-            torch.zeros_like(prefix.activations) if self._baseline is None
-            else self._baseline.expand_as(prefix.activations), prefix.also_read)
-        baselines, outputs = (self.outputs_at(end, actions) for end in (start, prefix))
-        end = prefix.activations.detach().requires_grad_()
+        end = prefix.activations
+        start = torch.zeros_like(end) if self._baseline is None else self._baseline.expand_as(end)
+        result = self._attribute(start, end, prefix.also_read, actions, deviations)
+        return dataclasses.replace(result, values=result.values[:, :, 0])
+
+    def _attribute(self, start: Tensor, end: Tensor, also_read: tuple[Tensor, ...],
+                   actions: np.ndarray, deviations: np.ndarray, states: Tensor | None = None
+                   ) -> Attributions:
+        """Attribute all outputs to the layer at L steps, with values (K, B, L, C, H, W).
+
+        Args:
+            start, end: activations of the layer at both ends of the paths (B L, …).
+            also_read: see :class:`Paths`.
+            actions, deviations: see :meth:`attribute`.
+            states: hidden states at both ends, if they are a part of the paths (2, B, D).
+        """
+        end = end.detach().requires_grad_()
         with torch.enable_grad():
             stem_end = self._stem(end)
         with torch.no_grad():
-            stem_start = self._stem(start.activations)
-        paths = Paths(stem_start, stem_end.detach() - stem_start, prefix.also_read,
-                      self._to_device(actions))
-        tail_gradients, steps = self._mean_gradients(paths, baselines, outputs, deviations)
-        gradients = [*tail_gradients] if not self._stem else [
-            torch.autograd.grad(stem_end, end, gradient, retain_graph=True)[0]
-            for gradient in tail_gradients]
-        change = (end - start.activations).detach()
-        values = np.stack([(gradient * change).cpu().numpy() for gradient in gradients])
-        values = values.reshape(*outputs.shape, *self.bottleneck.shape)
+            ends = [self._stem(start), stem_end.detach()]
+        if states is not None:
+            ends = [torch.cat([point.reshape(len(state), -1), state], dim=1)
+                    for point, state in zip(ends, states)]
+        paths = Paths(ends[0], ends[1] - ends[0], also_read,
+                      torch.from_numpy(actions).to(end.device))
+        with torch.no_grad():
+            baselines, outputs = (
+                self._scalars(self._run_tail(point, also_read), paths.actions).double().cpu()
+                .numpy() for point in ends)
+        gradients, steps = self._mean_gradients(paths, baselines, outputs, deviations)
+        older = None
+        if states is not None:
+            units = states.shape[2]
+            older = (gradients[..., -units:] * paths.line[:, -units:]).sum(dim=-1).cpu().numpy()
+            gradients = gradients[..., :-units]
+        pieces = []
+        for gradient in gradients:
+            gradient = gradient.reshape(stem_end.shape)
+            if self._stem:
+                (gradient,) = torch.autograd.grad(stem_end, end, gradient, retain_graph=True)
+            pieces.append((gradient * (end - start)).detach().cpu().numpy())
+        values = np.stack(pieces).reshape(*outputs.shape, -1, *self.bottleneck.shape)
         sums = values.reshape(*outputs.shape, -1).sum(axis=-1, dtype=np.float64)
-        return Attributions(values, outputs, baselines,
-                            completeness_errors(sums, outputs, baselines, deviations), steps)
-
-    def _to_device(self, actions: np.ndarray) -> Tensor:
-        return torch.from_numpy(actions).to(self._compute.device)
+        errors = completeness_errors(sums if older is None else sums + older, outputs, baselines,
+                                     deviations)
+        return Attributions(values, outputs, baselines, errors, steps, older)
 
     def _scalars(self, output: PolicyOutput, actions: Tensor) -> Tensor:
         """Compute the attributed outputs (K, rows)."""
@@ -377,6 +389,57 @@ class LayerIntegratedGradients:
                          np.concatenate([active, active], axis=1))
 
 
+class IntegratedGradientsOverTime(LayerIntegratedGradients):
+    """Attributes outputs of an agent with memory to the last L steps of one layer and older memory.
+
+    The steps are unrolled; lag 0 is the last one. Along the integration path, the layer's
+    activations at all of these steps are scaled together from zero, and the hidden state that
+    entered the first of them moves from an episode's initial state to its actual value. The
+    attributions sum to the output minus the output at the start of the path.
+
+    Args:
+        policy, *args: as for :class:`LayerIntegratedGradients`, for an agent with memory and
+            without a baseline.
+    """
+
+    def __init__(self, policy: Policy, *args):
+        super().__init__(policy, *args)
+        self._initial = policy.initial_state().detach()
+
+    def attribute_over_time(self, activations: Tensor, exists: Tensor, entering: Tensor,
+                            actions: np.ndarray, deviations: np.ndarray) -> Attributions:
+        """Attribute all outputs to the last L steps up to each of B frames, with values
+        (K, B, L, C, H, W).
+
+        Args:
+            activations: activations of the layer (B, L, C, H, W); 0 before an episode's first step.
+            exists: whether the episode has the step, bool (B, L).
+            entering: hidden states that entered the earliest existing step (B, D).
+            actions: actions taken (B,).
+            deviations: standard deviation of each output over many observations (K,), for the
+                completeness errors.
+        """
+        end = activations.flatten(0, 1)
+        states = torch.stack([self._initial.expand_as(entering), entering])
+        return self._attribute(torch.zeros_like(end), end, (exists,), actions, deviations, states)
+
+    def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
+        """Unroll the last steps; a step that does not exist leaves the hidden state unchanged.
+
+        Args:
+            points: outputs of the stem at each step, and the entering state (rows, L n + D).
+            also_read: one array: whether each step exists, bool (rows, L).
+        """
+        (exists,) = also_read
+        units = len(self._initial)
+        activations = points[:, :-units].reshape(*exists.shape, *self._tail.layer.shape)
+        state = points[:, -units:]
+        for lag in reversed(range(exists.shape[1])):
+            output = self._tail.run_from(activations[:, lag], (state,))
+            state = torch.where(exists[:, lag, None], output.hidden_states, state)
+        return output
+
+
 def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str]:
     """Return the first modules of a chain that map straight paths of a layer's activations to
     straight paths.
@@ -397,11 +460,8 @@ def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> 
                 constant = 1 if constant == 0 and isinstance(module, nn.Conv2d) else 2
             case nn.Flatten():
                 constant = constant and 2
-            case nn.ReLU() if constant == 0:
-                pass
-            case nn.MaxPool2d() if constant < 2:
-                pass
-            case _:
+            case _ if not ((isinstance(module, nn.ReLU) and constant == 0)
+                           or (isinstance(module, nn.MaxPool2d) and constant < 2)):
                 break
         names.append(name)
     return names

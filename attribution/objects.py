@@ -12,22 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from agents.replay import recorded_game
-from attribution.checking.object_files import (
+from attribution.checking.object_scores import (
     OBJECT_FILES,
+    cells_of,
     finite_or_none,
     has_names,
     kinds_in,
     packed,
     read_names,
     rendered_without,
-    unpacked,
-    write_names,
-)
-from attribution.checking.object_scores import (
-    cells_of,
-    hallucinations,
-    object_scores,
     score_difference,
+    score_features,
+    unpacked,
 )
 from attribution.context import (
     AttributionContext,
@@ -87,7 +83,6 @@ def main(argv: list[str] | None = None) -> None:
             pictures.masks for _, pictures in rendered_without(
                 context.recording.folder, observations, kinds)]))})
     observations, masks = arrays["observations"], unpacked(arrays["masks"])
-    episodes = observations[:, 0]
     for layer in layers:
         own, other = features[layer.name], others.get(layer.name)
         has_scores = has_names(store, layer.name, own.checksum)
@@ -95,37 +90,21 @@ def main(argv: list[str] | None = None) -> None:
             activations = feature_activations(context, layer, own, observations)
             touched = np.moveaxis(cells_of(masks, layer), 1, -1)
         if not has_scores:
-            scores = object_scores(activations, touched, episodes, args.seed)
-            write_names(
-                store, layer.name, {"layer": layer.layer.name, "features_sha256": own.checksum},
-                names, scores, {int(feature): hallucinations(
-                    activations[..., feature], touched[..., scores.best[feature]], episodes,
-                    args.seed) for feature in np.flatnonzero(scores.named)}, observations)
+            score_features(store, layer, own.checksum, names, activations, touched, observations,
+                           args.seed)
         if other:
             difference, low, high = map(finite_or_none, score_difference(
                 activations, feature_activations(context, layer, other, observations), touched,
-                episodes, args.seed))
+                observations[:, 0], args.seed))
             store.write("compared", layer.name, value={
                 "features_sha256": own.checksum, "other_features_sha256": other.checksum,
                 "difference": difference, "low_95": low, "high_95": high})
-        print(format_scores(layer.name, read_names(store, layer.name), store.read(
-            "compared", layer.name) if store.has("compared", layer.name) else {}))
-    print(f"wrote {args.output_dir}: {len(observations)} observations of "
-          f"{len(np.unique(episodes))} episodes")
-
-
-def format_scores(layer: str, names: dict, compared: dict) -> str:
-    """Format the scores of a layer in one line."""
-    features = [
-        "none" if feature["score"] is None else
-        f"{feature['name'] or 'no object'} {feature['score']:.2f}" for feature in names["features"]]
-    mean = "unknown" if names["score"] is None else (
-        f"{names['score']:.3f} ({names['score_low_95']:.3f} to {names['score_high_95']:.3f}), by "
-        f"chance {names['score_chance']:.3f}")
-    difference = "" if compared.get("difference") is None else (
-        f"; {compared['difference']:+.3f} ({compared['low_95']:+.3f} to "
-        f"{compared['high_95']:+.3f}) against the other features")
-    return f"{layer}: object score {mean}; features: {', '.join(features)}{difference}"
+        scores = read_names(store, layer.name)
+        score, low, high, chance = (np.nan if scores[key] is None else scores[key] for key in (
+            "score", "score_low_95", "score_high_95", "score_chance"))
+        print(f"{layer.name}: object score {score:.3f} ({low:.3f} to {high:.3f}), by chance "
+              f"{chance:.3f}; features: {', '.join(str(f['name']) for f in scores['features'])}")
+    print(f"wrote {args.output_dir}: {len(observations)} observations")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ import numpy as np
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_digests, agent_sha256
-from attribution.advantages import AdvantageSettings, Calibration, advantages_of, calibration_of
-from attribution.checking.object_files import OBJECT_FILES, has_names, read_names
+from attribution.checking.object_scores import OBJECT_FILES, has_names, read_names
 from attribution.failures.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
-from attribution.feature_examples import SUBDIVISIONS, Examples
-from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
+from attribution.feature_directions import SUBDIVISIONS, Examples
+from attribution.feature_directions import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.page_files import (
     ACTIVATION,
     ATTRIBUTION,
@@ -41,7 +40,16 @@ from attribution.results import (
     LayerFeatures,
     read_features,
 )
-from attribution.trajectories import Trajectories, best_of_episodes, failed_ends, value_spikes
+from attribution.trajectories import (
+    AdvantageSettings,
+    Calibration,
+    Trajectories,
+    advantages_of,
+    best_of_episodes,
+    calibration_of,
+    failed_ends,
+    value_spikes,
+)
 from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE

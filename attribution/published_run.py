@@ -19,8 +19,6 @@ from attribution.layers import short_names
 from attribution.results import INPUT
 from common.errors import UserError, nearest
 
-ROOT = Path(__file__).parents[1]
-FIRST_EPISODES = 32
 # Published keywords that are not supported, with the reasons.
 _LEFT_OUT = {
     "obs_every": "observations are drawn evenly from all episodes",
@@ -84,7 +82,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
                                             "input_layer_include": False})
 
     def script(*words: object) -> None:
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (
+            str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         start([sys.executable, "-m", *map(str, words)], check=True,
               env={**os.environ, "PYTHONPATH": path})
 
@@ -97,7 +96,7 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     if use_backgrounds is None:
         use_backgrounds = bool(read_origin(agent).use_backgrounds)
     needed = trajectories["num_envs"] * trajectories["num_steps"]
-    data, episodes = RolloutFolder(folder / "recording" / "data"), FIRST_EPISODES
+    data, episodes = RolloutFolder(folder / "recording" / "data"), 32
     while loading["resample"]:
         script("record", "--model_file", agent, "--logdir", data.path.parent, "--num_episodes",
                episodes, "--env_name", env_name, "--distribution_mode", distribution_mode,
@@ -111,8 +110,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
            observations["num_envs"] * observations["num_obs"], "--nmf_features", nmf_features,
            "--output_dir", folder / "features")
     features = ("--features_dir", folder / "features")
-    frame = [INPUT] if filters["input_layer_include"] else []
-    script("attribution.attribute", *inputs, *features, "--layers", *frame, *layers, "--outputs",
+    script("attribution.attribute", *inputs, *features, "--layers",
+           *([INPUT] if filters["input_layer_include"] else []), *layers, "--outputs",
            "value", *(["policy"] if attr_policy else []),
            "--num_trajectories", trajectories["num_envs"],
            "--num_steps", trajectories["num_steps"], "--integrate_steps", attr_integrate_steps,
@@ -148,8 +147,8 @@ def _select_layers(agent: Path, filters: Mapping) -> list[str]:
     """
     names, words = list(short_names(load_agent(agent))), filters["name_contains_one_of"]
     words = [words] if isinstance(words, str) else words
-    selected = [name for name in names if words is None or any(word in name for word in words)]
-    selected = selected[filters["discard_first_n"]:]
+    selected = [name for name in names if words is None or any(word in name for word in words)
+                ][filters["discard_first_n"]:]
     if not selected:
         raise UserError(f"no layer is left of {', '.join(names)}; change 'layer_kwargs'")
     return selected

@@ -75,14 +75,12 @@ class Recording:
         for number, length in zip(*(array.tolist() for array in np.unique(
                 episodes, return_counts=True))):
             files = self._files[number] = self.folder.array_files(number)
-            if files.frames.shape[0] != length:
-                raise UserError(f"{files.frames.path} has {files.frames.shape[0]} frames, not "
-                                f"{length} as {self.folder.index_file.name} says; {_AGAIN}")
-            units = files.hidden_states.shape[1]
-            if units != policy.hidden_state_size:
-                raise UserError(f"the hidden states in {files.hidden_states.path} have {units} "
-                                f"units, but those of the agent have {policy.hidden_state_size}; "
-                                f"{_AGAIN}")
+            sizes = files.frames.shape[0], files.hidden_states.shape[1]
+            if sizes != (length, policy.hidden_state_size):
+                raise UserError(f"the arrays in {files.frames.path.parent} have {sizes[0]} frames "
+                                f"and {sizes[1]} hidden units, not {length} as "
+                                f"{self.folder.index_file.name} says and "
+                                f"{policy.hidden_state_size} as the agent has; {_AGAIN}")
             if length > 1:
                 self.lengths[number] = length - 1
         self._steps = self.folder.all_steps(self._files)
@@ -149,14 +147,12 @@ class Recording:
 def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndarray:
     """Divide ``number`` draws among episodes as evenly as their lengths permit; the first episodes
     in ``order`` get the remainder."""
-    low, high = 0, int(lengths.max())
-    while low < high:  # binary search for the largest share that does not exceed the number
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.minimum(lengths, middle).sum() <= number else (
-            low, middle - 1)
+    sizes = np.arange(lengths.max())
+    longer = len(lengths) - np.searchsorted(np.sort(lengths), sizes, "right")  # than each size
+    low = np.searchsorted(np.cumsum(longer), number, "right")  # the largest share for all
     shares = np.minimum(lengths, low)
-    longer = order[lengths[order] > low]
-    shares[longer[:number - shares.sum()]] += 1
+    unused = order[lengths[order] > low]
+    shares[unused[:number - shares.sum()]] += 1
     return shares
 
 

@@ -13,16 +13,12 @@ import dataclasses
 
 import numpy as np
 from numba import njit, prange
+from sklearn.utils import gen_batches
 
 from common.devices import give_numba_torchs_threads
 
 _ROWS_PER_BATCH = 2**16
 _DEPENDENT = 1e-10  # unspanned share of a squared length up to which a direction is dependent
-
-
-def num_slots(channels: int, signed: bool) -> int:
-    """Return the number of slots M of a layer."""
-    return 2 * channels if signed else channels
 
 
 def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
@@ -59,8 +55,7 @@ class Reducer:
     directions: np.ndarray
     signed: bool
 
-    def attributions(self, values: np.ndarray, activations: np.ndarray
-                     ) -> tuple[np.ndarray, np.ndarray]:
+    def attributions(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
         """Reduce attributions.
 
         Positive and negative parts are reduced separately. Since a direction has sum 1, its
@@ -71,33 +66,25 @@ class Reducer:
             activations: activations of the same cells (N, C).
 
         Returns:
-            Coefficients float64 (N, F) and residuals float64 (N,). Per cell, they add up exactly to
-            the sum of the attributions over channels.
+            Coefficients and, last, the residual, float64 (N, F + 1). Per cell, they add up exactly
+            to the sum of the attributions over channels.
         """
-        coefficients = np.empty((len(values), len(self.directions)))
-        for rows in _batches(len(values)):
+        coefficients = np.empty((len(values), len(self.directions) + 1))
+        for rows in gen_batches(len(values), _ROWS_PER_BATCH):
             slots = split_signs(values[rows], activations[rows], self.signed)
-            coefficients[rows] = nnls(np.maximum(slots, 0), self.directions)
-            coefficients[rows] -= nnls(np.maximum(-slots, 0), self.directions)
-        return coefficients, values.sum(axis=1, dtype=np.float64) - coefficients.sum(axis=1)
-
-    def with_residual(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
-        """Reduce attributions (N, C) at activations (N, C); return coefficients and, last, the
-        residual, float64 (N, F + 1)."""
-        coefficients, residual = self.attributions(values, activations)
-        return np.concatenate([coefficients, residual[:, None]], axis=1)
+            coefficients[rows, :-1] = nnls(np.maximum(slots, 0), self.directions)
+            coefficients[rows, :-1] -= nnls(np.maximum(-slots, 0), self.directions)
+        coefficients[:, -1] = (values.sum(axis=1, dtype=np.float64)
+                               - coefficients[:, :-1].sum(axis=1))
+        return coefficients
 
     def activations(self, activations: np.ndarray) -> np.ndarray:
         """Reduce activations (N, C) to coefficients, float64 (N, F)."""
         coefficients = np.empty((len(activations), len(self.directions)))
-        for rows in _batches(len(activations)):
+        for rows in gen_batches(len(activations), _ROWS_PER_BATCH):
             coefficients[rows] = nnls(split_activations(activations[rows], self.signed),
                                       self.directions)
         return coefficients
-
-
-def _batches(number: int) -> list[slice]:
-    return [slice(begin, begin + _ROWS_PER_BATCH) for begin in range(0, number, _ROWS_PER_BATCH)]
 
 
 def nnls(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
@@ -136,23 +123,17 @@ def _solve_row(gram, target, t):
     smallest = 1e-12 * np.abs(target).max()
     free = np.zeros(size, np.bool_)  # entries of t that may be positive
     barred = np.zeros(size, np.bool_)  # entries whose direction is dependent or gives no gain
-    chosen = np.empty(size, np.int64)
     solved = np.empty(size)
     factor = np.empty((size, size))
     for _ in range(10 * size):
-        best, index = smallest, -1
-        for i in range(size):
-            if not free[i] and not barred[i] and slope[i] > best:
-                best, index = slope[i], i
-        if index < 0:
+        gains = np.where(free | barred, 0.0, slope)
+        index = np.argmax(gains)
+        if gains[index] <= smallest:
             return
         free[index] = True
         while True:
-            count = 0
-            for i in range(size):
-                if free[i]:
-                    chosen[count] = i
-                    count += 1
+            chosen = np.flatnonzero(free)
+            count = len(chosen)
             if not _cholesky(gram, target, chosen, count, factor, solved):
                 free[index], barred[index] = False, True
                 break

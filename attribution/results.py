@@ -80,7 +80,8 @@ FEATURES = Schema(
     "features", FEATURES_SCRIPT, items={
         "part": Entry(f"{_PARTS}/{{:0>5}}.npz", Npz({
             "attributions": Array(np.float32, "B C H W", finite=False),
-            "outputs": Array(np.float64, "B"), "baselines": Array(np.float64, "B")}))},
+            "outputs": Array(np.float64, "B"), "baselines": Array(np.float64, "B"),
+            "errors": Array(np.float64, "B")}))},
     results={
         "directions": Entry("directions.npy", Npy(Array(np.float32, "F M"))),
         "mean_activations": Entry("mean_activations.npy", Npy(Array(np.float32, "C H W"))),
@@ -147,7 +148,7 @@ class LayerFeatures:
         return self.mean_activations if self.settings["baseline"] == "mean" else None
 
 
-def are_finished(store: ResultStore, settings: dict) -> bool:
+def is_finished(store: ResultStore, settings: dict) -> bool:
     """Return whether a store holds finished features that were found with these settings."""
     found = read_description(store.settings_file)
     return _FACTS in found and first_difference(found, settings, FEATURES.informative) is None
@@ -179,13 +180,10 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
                         f"{FEATURES_SCRIPT} finds them")
     names = "directions", "mean_activations", "observations"
     directions, mean_activations, observations = map(store.read, names)
-    try:
-        signed = bool(settings[_FACTS]["signed"])
-        fit = (directions.shape[1] == mean_activations.shape[0] * (1 + signed)
-               and list(mean_activations.shape[1:]) == list(settings[_FACTS]["grid"]))
-    except (KeyError, TypeError):
-        fit = False
-    if not fit:
+    facts = settings[_FACTS]
+    signed = bool(facts.get("signed"))
+    if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
+            or list(mean_activations.shape[1:]) != list(facts.get("grid", ()))):
         raise UserError(f"{store.path} is damaged: its files do not fit each other; "
                         f"{FEATURES_SCRIPT} --overwrite makes them again")
     digest = hashlib.sha256()

@@ -16,8 +16,8 @@ from agents.networks import Policy
 from agents.outputs import ANSWERS, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
-from attribution.checking.object_files import kinds_in
 from attribution.checking.object_removal import objects_table
+from attribution.checking.object_scores import kinds_in
 from attribution.checking.randomisation import (
     cascade,
     randomisation_table,
@@ -25,18 +25,15 @@ from attribution.checking.randomisation import (
     stages_of,
 )
 from attribution.checking.saliency_comparison import (
-    compare_agreements,
-    deletion_table,
-    plot,
-    report,
-)
-from attribution.checking.saliency_maps import (
     Map,
     attribution_maps,
+    compare_agreements,
+    deletion_table,
     frame_deletion_curves,
     hide_objects,
+    plot,
+    report,
     simulated_maps,
-    with_agent,
 )
 from attribution.layers import find_bottlenecks
 from attribution.recordings import RecordedFrames, Recording
@@ -50,6 +47,7 @@ from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.frozen_agent import FrozenAgent
 from generative.runs import open_simulator
 from generative.saliency.gradients import SaliencyFunction
 from generative.start_optimisation.recorded_starts import drawn_windows
@@ -108,11 +106,12 @@ def main(argv: list[str] | None = None) -> None:
     def maps_of(agent: Policy, rows: slice) -> list[Map]:
         part = RecordedFrames(recorded.frames[rows], recorded.entering[rows],
                               recorded.actions[rows])
-        with with_agent(simulator, agent):
-            return [*attribution_maps(agent, compute, layers, output, part),
-                    *simulated_maps(simulator, compute, dataset, windows[rows],
-                                    SaliencyFunction(args.output), lags,
-                                    saliency.gaussian_kernel_size, saliency.sigma)]
+        simulator.agent = FrozenAgent(agent, policy.hidden_state_size,
+                                      policy.fc_policy.out_features)
+        return [*attribution_maps(agent, compute, layers, output, part),
+                *simulated_maps(simulator, compute, dataset, windows[rows],
+                                SaliencyFunction(args.output), lags,
+                                saliency.gaussian_kernel_size, saliency.sigma)]
 
     maps = maps_of(policy, slice(None))
     masks, changes, ended = hide_objects(policy, compute, recording.folder, places,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attribution.claims import CLAIMS, AgentStudies, read_findings
+from attribution.claims import _ROWS, CLAIMS, NOT_RUN, AgentStudies
 from common.cli import Parser, seed
 from common.errors import UserError, nearest, script_main
-from stats.claims import FINDINGS_NAME, TABLE_NAME
+from stats.claims import FINDINGS_NAME, TABLE_NAME, read_rows
 
 
 def parser() -> Parser:
@@ -32,12 +32,9 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     names = args.labels or [folder.resolve().name for folder in args.studies]
-    if len(names) != len(args.studies):
-        raise UserError(f"--labels has {len(names)} names, but --studies has "
-                        f"{len(args.studies)} folders")
-    if len(set(names)) < len(names):
-        raise UserError(f"two agents have the same name; they are columns of the table: "
-                        f"{', '.join(names)}; give others with --labels")
+    if len(set(names)) != len(args.studies):
+        raise UserError(f"--labels must give {len(args.studies)} different names to the agents, "
+                        f"which are columns of the table, not {', '.join(names)}")
     shown = args.layers or [None]
     if len(shown) not in (1, len(names)):
         raise UserError(f"--layers names {len(shown)} layers for {len(names)} agents; give one, or "
@@ -45,12 +42,13 @@ def main(argv: list[str] | None = None) -> None:
     findings, reasons = {}, {}
     for name, folder, layer in zip(names, args.studies, shown * (len(names) // len(shown))):
         studies = AgentStudies(folder)
-        layer = layer or studies.layers[len(studies.layers) // 2]
-        if layer not in studies.layers:
+        layer = layer or [*studies.features][len(studies.features) // 2]
+        if layer not in studies.features:
             raise UserError(f"{folder} has no attributions to a layer '{layer}'"
-                            f"{nearest(layer, studies.layers)}")
-        findings[name], reasons[name] = read_findings(studies, layer, args.seed)
+                            f"{nearest(layer, studies.features)}")
+        findings[name] = read_rows(_ROWS.items(), studies, layer, args.seed)
         rows = {finding.row for finding in findings[name]}
+        reasons[name] = {row: reason for row, reason in NOT_RUN.items() if row not in rows}
         print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
     CLAIMS.write(args.output_dir, findings, reasons)
     print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "

@@ -36,6 +36,7 @@ class PartialForward:
     Attributes:
         chain: names of the modules that follow the layer in sequence: each reads only the output
             of its predecessor, which no other module reads.
+        bypassed: whether later modules also read the frame, or the output of an earlier module.
 
     Raises:
         UserError: if the policy has no such layer.
@@ -59,6 +60,7 @@ class PartialForward:
         later = set(nodes[place + 1:])
         self._earlier = nodes[:place + 1]
         self._also_read = [node for node in nodes[:place] if later & set(node.users)]
+        self.bypassed = any(node.target != "entering" for node in self._also_read)
 
         copies = list(before.nodes)
         same = dict(zip(nodes, copies))

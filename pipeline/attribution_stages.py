@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agents import rollout_files
-from attribution.checking.object_removal import ObjectRemoval
+from attribution.checking.agent_checks import OBJECTS as OBJECT_CHECK
 from attribution.claims import CLAIMS
 from attribution.config import AttributionConfig, FailureCausesConfig
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
@@ -64,7 +64,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
                "attribution": (f"{ATTRIBUTION}/**/*.*",)}
     known, objects = bool(objects_of(preset.env_name)), object_parameters(preset.env_name)
     named = {"attribution_objects": (f"{OBJECTS}/**/*.*",)} if known else {}
-    checks = [check for check in config.checks if known or check != ObjectRemoval.name]
+    checks = [check for check in config.checks if known or check != OBJECT_CHECK]
     sizes = ("--num_observations", str(config.num_observations), "--nmf_features",
              str(config.nmf_features))
     blinded = [name for name in failing.hazards if name in hazards]

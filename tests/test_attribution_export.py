@@ -6,9 +6,6 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from attribution_run import (
-    exported,
-)
 from attribution_view import (
     GAMMA,
     LAMBDA,
@@ -16,21 +13,19 @@ from attribution_view import (
     UNITS,
 )
 from conftest import tiny_config, tiny_policy
-from page_data import read_script
-from page_exports import HOSTILE_NAME as NAME
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
 from attribution import page as attribution_page
 from attribution import page_contents
-from attribution.advantages import (
+from attribution.page_contents import AttributedAgent, read_labels
+from attribution.page_files import AttributionPageFolder
+from attribution.results import ACTIVATIONS, read_features
+from attribution.trajectories import (
     AdvantageSettings,
     estimated_scale,
     find_advantage_settings,
 )
-from attribution.page_contents import AttributedAgent, read_labels
-from attribution.page_files import AttributionPageFolder
-from attribution.results import ACTIVATIONS, read_features
 from common.config import save_settings
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
@@ -102,31 +97,11 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run,
 @pytest.mark.parametrize(("labels", "words"), [
     ({"block4": {"1": "x"}}, r"a layer 'block4', which is not shown \(did you mean 'block3'\?\)"),
     ({MAP: {"6": "x"}}, "a name for feature '6' of block3, whose features are numbered 1 to 5"),
-    ({MAP: {"0": "x"}}, "feature '0'"), ({MAP: {"1": 3}}, "no text of at most 60 letters"),
     ({MAP: {"1": "x" * 61}}, "no text of at most 60 letters"), ([1], "holds no names of features")])
 def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path):
     (tmp_path / "labels.json").write_text(json.dumps(labels))
     with pytest.raises(UserError, match=words):
         read_labels(tmp_path / "labels.json", {MAP: read_features(run.folder / "features", MAP)})
-
-
-def test_a_reward_scale_is_positive(run, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        attribution_page.main(run.arguments(tmp_path / "x", "--reward_scale", "-1"))
-    assert "must be auto, raw or a number above 0, not '-1'" in capsys.readouterr().err
-
-
-def test_the_same_command_gives_the_same_files(run, folder, tmp_path):
-    labels = str(run.folder / "labels.json")
-    again = exported(run, tmp_path / "page", "--reward_scale", "0.5", "--labels", labels,
-                     "--exp_name", NAME)
-    names = sorted(path.relative_to(folder.path) for path in folder.path.rglob("*")
-                   if path.is_file())
-    assert len(names) > 15
-    for name in names:
-        assert (again.path / name).read_bytes() == (folder.path / name).read_bytes(), name
-    exported(run, tmp_path / "page")  # and takes the place of an earlier one
-    assert read_script(again.data_file("manifest"))["experiment"] == "Attribution"
 
 
 def test_rewards_have_the_unit_that_is_known(run, tmp_path):

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import av
 import numpy as np
+import pandas as pd
 import pytest
 from attribution_run import (
     LAGS,
@@ -41,14 +42,13 @@ from page_exports import needs_browser
 from PIL import Image
 
 from attribution import page as attribution_page
-from attribution.advantages import (
-    advantages_of,
-)
-from attribution.checking.object_files import OBJECT_FILES, write_names
-from attribution.checking.object_scores import ObjectScores
+from attribution.checking.object_scores import OBJECT_FILES
 from attribution.failures.causes import recorded_causes
 from attribution.page_files import AttributionPageFolder
 from attribution.results import INPUT, read_features
+from attribution.trajectories import (
+    advantages_of,
+)
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.results import ResultStore
 from tools.browser import SHOWN, opened_page
@@ -231,13 +231,18 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
 def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
     objects = ResultStore(tmp_path / "objects", OBJECT_FILES)
     objects.open({})
-    auc = np.array([[0.9, 0.6], [0.4, 0.81], [0.55, np.nan], [0.5, 0.52], [np.nan, np.nan]])
-    scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
-                          auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
+    auc = np.array([0.9, 0.6, 0.4, 0.81, 0.55, np.nan, 0.5, 0.52, np.nan, np.nan])
+    scores = pd.DataFrame({
+        "feature": np.repeat(range(5), 2), "kind": ["coin", "saw_blade"] * 5, "auc": auc,
+        "low_95": auc - 0.05, "high_95": auc + 0.05, "chance": 0.5, "chance_low": 0.45,
+        "chance_high": 0.55, "frames": [30, 20] * 5})
+    named = [{"name": name} for name in ("coin", "saw_blade", None, None, None)]
     checksum = read_features(run.folder / "features", MAP).checksum
     for layer, features in ((MAP, checksum), (UNITS, "0" * 64)):  # the latter are others
-        write_names(objects, layer, {"layer": layer, "features_sha256": features},
-                    ["coin", "saw_blade"], scores, {}, np.empty((0, 2)))
+        objects.write("scores", layer, value=scores)
+        objects.write("names", layer, value={
+            "features_sha256": features, "features": named, "score": 0.7, "score_low_95": 0.65,
+            "score_high_95": 0.75, "score_chance": 0.52})
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "report.md").write_text("all is well")
     (tmp_path / "checks" / "deletion.csv").write_text("layer,output")

@@ -35,10 +35,10 @@ from page_exports import HOSTILE_NAME as NAME
 from page_exports import needs_browser
 from PIL import Image
 
-from attribution.advantages import (
+from attribution.page_files import FORMAT, AttributionPageFolder
+from attribution.trajectories import (
     advantages_of,
 )
-from attribution.page_files import FORMAT, AttributionPageFolder
 from common.page_files import data_script
 from tools.browser import SHOWN, opened_page, served
 

@@ -12,10 +12,11 @@ from conftest import FLOAT32, killed_at, record_arguments, small_policy
 import record
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
+from agents.hooks import cached
 from agents.networks import ImpalaEmbedder, Policy
 from agents.rollout_files import RolloutFolder
 from attribution import attribute, features
-from attribution.feature_examples import SUBDIVISIONS
+from attribution.feature_directions import SUBDIVISIONS
 from attribution.results import FEATURES, AttributionStore, read_features
 from attribution.trajectories import gather_trajectories
 from common.files import sha256
@@ -81,7 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
             if path.is_file()}
 
 
-def test_features_of_a_recording_are_written_and_read(found, data, agent):
+def test_features_of_a_recording_are_written_and_read(found, data):
     read = read_features(found, "block3")
     assert read.reducer.directions.shape == (3, 5) and not read.reducer.signed
     assert read.number == 3 and read.mean_activations.shape == (5, 8, 8)
@@ -104,18 +105,6 @@ def test_features_of_a_recording_are_written_and_read(found, data, agent):
     assert (read.observations[:, 1] < lengths[read.observations[:, 0]]).all()
     spare = counts[counts < lengths]
     assert np.ptp(spare) <= 1 and counts.max() - spare.min() <= 1
-    frames = np.concatenate([
-        recording.episode(episode).frames[rows] for episode, rows in (
-            (episode, read.observations[read.observations[:, 0] == episode, 1])
-            for episode in range(len(lengths)))])
-    policy = load_agent(agent)
-    kept = {}
-    hook = policy.embedder.relu3.register_forward_hook(
-        lambda _, inputs, output: kept.update(mean=output.mean(dim=0)))
-    run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
-    hook.remove()
-    np.testing.assert_allclose(read.mean_activations, kept["mean"].numpy(), atol=1e-5)
-
 
 def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, data, agent):
     folder = AttributionStore(made)
@@ -125,49 +114,39 @@ def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, dat
     np.testing.assert_array_equal(steps.row, expected.row)
     episodes = {number: RolloutFolder(data).episode(number) for number in set(steps.episode)}
     for layer, grid in (("block3", (8, 8)), ("hidden_state", (1, 1))):
-        assert folder.outputs(layer) == ["taken", "value"]
-        for number in range(2):
-            part = steps.part(number)
-            at = list(zip(part.episode, part.row))
-            run = run_policy(policy, FLOAT32, np.stack([episodes[e].frames[r] for e, r in at]),
-                             torch.from_numpy(np.stack([episodes[e].hidden_states[r]
-                                                        for e, r in at])))
-            for output, said in (("value", run.values),
-                                 ("taken", run.log_probs[np.arange(len(at)), part.action])):
-                read = folder.read("attributions", layer, output, number)
-                assert read["cells"].shape == (80, *grid, 4)
-                np.testing.assert_allclose(read["output"], said.numpy(), atol=1e-5)
-                change = read["output"] - read["baseline"]
-                allowed = 0.01 * np.maximum(
-                    np.abs(change), 0.1 * folder.read("summary", layer, output)["deviation"]) + 1e-5
-                assert (np.abs(read["totals"].sum(axis=1) - change) <= allowed).all()
-                np.testing.assert_allclose(read["cells"].astype(np.float64).sum(axis=(1, 2)),
-                                           read["totals"], atol=2e-3 * np.abs(read["totals"]).max())
-            activations = folder.read("activations", layer, number)["cells"]
-            assert activations.shape == (80, *grid, 3) and (activations >= 0).all()
-            assert activations.any()
+        part = steps.part(1)
+        at = list(zip(part.episode, part.row))
+        run = run_policy(policy, FLOAT32, np.stack([episodes[e].frames[r] for e, r in at]),
+                         torch.from_numpy(np.stack([episodes[e].hidden_states[r] for e, r in at])))
+        for output, said in (("value", run.values),
+                             ("taken", run.log_probs[np.arange(len(at)), part.action])):
+            read = folder.read("attributions", layer, output, 1)
+            assert read["cells"].shape == (80, *grid, 4)
+            np.testing.assert_allclose(read["output"], said.numpy(), atol=1e-5)
+            change = read["output"] - read["baseline"]
+            allowed = 0.01 * np.maximum(
+                np.abs(change), 0.1 * folder.read("summary", layer, output)["deviation"]) + 1e-5
+            assert (np.abs(read["totals"].sum(axis=1) - change) <= allowed).all()
+            np.testing.assert_allclose(read["cells"].astype(np.float64).sum(axis=(1, 2)),
+                                       read["totals"], atol=2e-3 * np.abs(read["totals"]).max())
+        activations = folder.read("activations", layer, 1)["cells"]
+        assert activations.shape == (80, *grid, 3) and (activations >= 0).all()
     summary = folder.read("summary", "block3", "value")
     assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
 
 
-def test_the_same_command_again_changes_nothing_and_more_can_be_added(
-        made, found, agent, data, tmp_path, capsys):
+def test_more_can_be_added_to_what_is_there(made, found, agent, data, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(made, folder)
     before = contents(folder)
-    arguments = attribution_arguments(agent, data, found, folder, "--outputs")
-    assert attribute.main([*arguments, "value", "taken"]) == 0
-    assert contents(folder) == before
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*/taken/*")}
-    assert attribute.main([*arguments, "taken", "log_prob_up", "--layers",
-                             "hidden_state"]) == 0
+    assert attribute.main([*attribution_arguments(agent, data, found, folder), "--outputs", "taken",
+                           "log_prob_up", "--layers", "hidden_state"]) == 0
     after = contents(folder)
     assert written == {path: path.stat().st_mtime_ns for path in written}
     assert {name: after[name] for name in before} == before
     assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {
         "hidden_state/log_prob_up"}
-    assert features.main(features_arguments(agent, data, found)) == 0
-    assert "block3: already there" in capsys.readouterr().out
 
 
 def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, capsys):
@@ -176,7 +155,7 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     def run(folder, *more):
         return attribute.main(attribution_arguments(
             agent, data, found, folder, "--layers", "input", "hidden_state", "--num_trajectories",
-            "3", "--num_steps", "6", "--memory_steps", "2", "--gradient_activation", *more))
+            "3", "--num_steps", "3", "--memory_steps", "2", "--gradient_activation", *more))
 
     def written():
         return {path: path.stat().st_mtime_ns for path in output.rglob("trajectory_*")}
@@ -192,10 +171,7 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     for more, words in ((["--join"], "out lacks shards 1/2, 2/2"),
                         (["--shard", "2/2", "--memory_steps", "1"], "with another memory_steps"),
                         (["--shard", "2/2", "--features_dir", str(other)],
-                         "with another features"),
-                        (["--shard", "2/2", "--outputs", "taken"], "with another outputs"),
-                        (["--shard", "2/2", "--layers", "hidden_state"], "with another layers"),
-                        (["--shard", "2/2", "--tolerance", "0.02"], "with another tolerance")):
+                         "with another features")):
         assert run(output, *more) == 2
         assert words in capsys.readouterr().err
     for part, numbers in ((1, [0, 2]), (2, [0, 1, 2])):
@@ -210,22 +186,21 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     assert written() == pieces and contents(output) == contents(alone)
 
     # Shards also divide what a finished folder lacks.
-    for name in ("memory_2", "gradient_activation"):
-        (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
-        assert run(output, "--shard", "2/2") == 0
-        assert run(output, "--join") == 2
-        assert "out lacks shard 1/2" in capsys.readouterr().err
-        assert run(output, "--shard", "1/2") == run(output, "--join") == 0
-        assert contents(output) == contents(alone)
+    (output / "hidden_state" / "value" / "memory_2" / "trajectory_00002.npz").unlink()
+    assert run(output, "--shard", "2/2") == 0
+    assert run(output, "--join") == 2
+    assert "out lacks shard 1/2" in capsys.readouterr().err
+    assert run(output, "--shard", "1/2") == run(output, "--join") == 0
+    assert contents(output) == contents(alone)
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path):
     folder = attributed(agent, data, found, tmp_path / "out", "--layers", "block3",
-                        "--memory_steps", "3")
+                        "--memory_steps", "3", "--num_steps", "30")
     assert folder.lags("block3", "value") == [3] and folder.outputs("block3") == ["value"]
     read = folder.read("over_time", "block3", "value", 3, 0)
     plain = folder.read("attributions", "block3", "value", 0)
-    assert read["totals"].shape == (80, 3, 4)
+    assert read["totals"].shape == (30, 3, 4)
     np.testing.assert_allclose(read["output"], plain["output"], atol=1e-4)
     change = read["output"] - read["baseline"]
     np.testing.assert_allclose(read["totals"].sum(axis=(1, 2)) + read["older"], change,
@@ -238,33 +213,32 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
 def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, data, found,
                                                                           tmp_path, capsys):
     folder = attributed(agent, data, found, tmp_path / "out", "--layers", "input", "block3",
-                        "--outputs", "value", "taken", "--gradient_activation")
+                        "--outputs", "value", "taken", "--gradient_activation", "--num_steps",
+                        "20")
     assert "no completeness check" in capsys.readouterr().out
     assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
     assert "gap_median" not in folder.read("summary", "input", "value")
     steps, policy = folder.trajectories(), load_agent(agent)
     reducer = read_features(found, "block3").reducer
-    for at in (0, 7, 41):
+    for at in (0, 13):
         episode = RolloutFolder(data).episode(int(steps.episode[at]))
         row = int(steps.row[at])
         image = torch.from_numpy(episode.frames[row]).permute(2, 0, 1)[None].float().div(
             255).requires_grad_()
-        kept = []
-        hook = policy.embedder.relu3.register_forward_hook(
-            lambda _, inputs, output, kept=kept: kept.append(output))
-        run = policy.step(policy.embed(image), torch.from_numpy(episode.hidden_states[[row]]))
-        hook.remove()
+        with cached(policy, ["embedder.relu3"], graph=True) as kept:
+            run = policy.step(policy.embed(image), torch.from_numpy(episode.hidden_states[[row]]))
+        layer = kept["embedder.relu3"]
         for output, scalar in (("value", run.values[0]),
                                ("taken", run.log_probs[0, int(steps.action[at])])):
-            by_frame, by_layer = torch.autograd.grad(scalar, (image, kept[0]), retain_graph=True)
+            by_frame, by_layer = torch.autograd.grad(scalar, (image, layer), retain_graph=True)
             stored = folder.read("gradients", output, 0)
             ours = stored["gradients"][at].astype(np.float32) * stored["largest"][at]
             np.testing.assert_allclose(ours, by_frame[0].permute(1, 2, 0).numpy(),
                                        atol=1e-3 * by_frame.abs().max().item())
             assert stored["output"][at] == pytest.approx(scalar.item(), abs=1e-4)
-            activations = kept[0].detach().numpy()
+            activations = layer.detach().numpy()
             products = np.moveaxis(by_layer.numpy() * activations, 1, -1).reshape(64, -1)
-            expected = reducer.with_residual(
+            expected = reducer.attributions(
                 products, np.moveaxis(activations, 1, -1).reshape(64, -1))
             read = folder.read("gradient_activation", "block3", output, 0)
             np.testing.assert_allclose(read["cells"][at].reshape(64, -1), expected,
@@ -304,10 +278,6 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
     assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
         "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix_hx",
         "ica_mixing_matrix_hx")}
-    arrays = attributed(agent, data, tmp_path / "out", tmp_path / "a").read(
-        "attributions", "hidden_state", "value", 0)
-    np.testing.assert_allclose(arrays["totals"].sum(axis=1), arrays["output"] - arrays["baseline"],
-                               atol=0.02)
     capsys.readouterr()
     assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
                                             "--nmf_features", "9", "--overwrite")) == 2
@@ -316,10 +286,9 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
 
 def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
     folder = attributed(agent, data, found, tmp_path / "out", "--layers", "block3",
-                        "--published_mode", "--num_steps", "4", "--outputs", "value", "policy")
-    assert {"value", "logit_0", "logit_sum_right"} <= set(folder.outputs("block3"))
-    assert not any(name.startswith("log_prob") for name in folder.outputs("block3"))
-    read = folder.read("attributions", "block3", "value", 0)
+                        "--published_mode", "--num_steps", "4", "--outputs", "policy")
+    assert all(name.startswith("logit_") for name in folder.outputs("block3"))
+    read = folder.read("attributions", "block3", "logit_sum_right", 0)
     assert (read["steps"] == 10).all() and folder.settings()["rule"] == "right"
 
 
@@ -344,15 +313,10 @@ def test_dry_runs_write_nothing(agent, data, found, tmp_path, capsys):
                              "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert "160 observations of 8 episodes" in said and "2 trajectories of 80, 80 steps" in said
+    assert features.main([*features_arguments(agent, data, tmp_path / "a"), "--dry_run",
+                          "--num_observations", "100000"]) == 0
+    assert "frames, fewer than the 100000" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_fewer_observations_than_asked_for_are_said(agent, data, tmp_path, capsys):
-    arguments = [*features_arguments(agent, data, tmp_path / "out", "block3"), "--dry_run",
-                 "--num_observations", "100000"]
-    assert features.main(arguments) == 0
-    frames = len(RolloutFolder(data).index()) - 8
-    assert f"has {frames} frames, fewer than the 100000" in capsys.readouterr().err
 
 
 def copied(folder: Path, copy: Path, file: str, **changes) -> Path:
@@ -377,50 +341,38 @@ def damaged(agent, data, found, made, tmp_path_factory) -> dict[str, Path]:
     save_agent(paths["infinite.pth"], policy)
     save_agent(paths["memoryless.pth"], Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
     for name, changes in {
-            "swapped": {"swap": {"name": "1_to_2"}}, "patched": {"patches": {"name": "zero"}},
-            "units": {}, "short": {}, "again": {},
+            "swapped": {"swap": {"name": "1_to_2"}}, "units": {}, "again": {},
             "by_memoryless": {"agent_sha256": sha256(paths["memoryless.pth"])},
             "by_infinite": {"agent_sha256": sha256(paths["infinite.pth"])}}.items():
         paths[name] = copied(data, path / name, "recording.json", **changes)
     length = len(np.load(data / "episode_00003" / "ob.npy"))
-    np.save(paths["short"] / "episode_00003" / "hx.npy", np.zeros((5, 12), np.float32))
     np.save(paths["units"] / "episode_00003" / "hx.npy", np.zeros((length + 1, 7), np.float32))
     np.save(paths["again"] / "episode_00003" / "lp.npy",
             np.load(data / "episode_00003" / "lp.npy") - 1)
-    for name, changes in {"of_agent": {"agent_sha256": "f" * 64}, "of_game": {"game": "coinrun"},
-                          "of_layer": {"layer": "relu9"}, "moved": {}, "fewer": {}}.items():
+    for name, changes in {"of_agent": {"agent_sha256": "f" * 64}, "of_layer": {"layer": "relu9"},
+                          "moved": {}, "fewer": {}}.items():
         paths[name] = copied(found, path / name, "block3/settings.json", **changes)
     np.save(paths["moved"] / "block3" / "directions.npy", np.full((3, 5), 0.2, np.float32))
     np.save(paths["fewer"] / "block3" / "directions.npy", np.full((3, 4), 0.25, np.float32))
-    return {"agent": agent, "data": data, "found": found, "made": made, "none": path / "none",
-            **paths}
+    return {"agent": agent, "data": data, "found": found, "made": made, **paths}
 
 
 @pytest.mark.parametrize(("script", "changed", "more", "words"), (
     (features, {"agent": "other.pth"}, (), "was recorded with another agent than"),
     (features, {"data": "swapped"}, (), "swapped directions"),
-    (features, {"data": "patched"}, (), "patched"),
-    (features, {"data": "short"}, (), "hx.npy has 5 rows"),
-    (features, {"data": "units"}, (), "have 7 units"),
-    (features, {"data": "none"}, (), "record.py"),
+    (features, {"data": "units"}, (), "frames and 7 hidden units, not "),
     (features, {}, ("input",), "the layer 'input' is the frame itself"),
-    (features, {}, ("--nmf_features", "100"), "100 features need 1600"),
     (features, {"agent": "infinite.pth", "data": "by_infinite"}, ("block3",),
      "activations of the layer block3 are NaN or infinite in row "),
     (attribute, {"agent": "memoryless.pth", "data": "by_memoryless"}, ("--memory_steps", "3"),
      "--memory_steps is for agents with memory"),
     (attribute, {"found": "of_agent"}, (), "of the agent ffffffffffff"),
-    (attribute, {"found": "of_game"}, (), "of the game coinrun, and this one is fruitbot"),
     (attribute, {"found": "of_layer"}, (), "of the layer relu9"),
     (attribute, {"found": "fewer"}, (), "do not fit each other"),
-    (attribute, {"found": "none"}, (), "holds no finished features"),
     (attribute, {"found": "moved", "out": "made"}, (), "are of features with the checksum"),
     (attribute, {"data": "again", "out": "made"}, (), "episode 3 changed"),
-    (attribute, {}, ("--layers", "blok3"), "did you mean 'block3'"),
     (attribute, {}, ("--layers", "embedder.block1.res1.relu1"), "bypasses the layer"),
-    (attribute, {}, ("--layers", "block2"), "no finished features of the layer 'block2'"),
-    (attribute, {}, ("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
-    (attribute, {}, ("--episodes", "99"), "no episode 99"),
+    (attribute, {}, ("--episodes", "99"), "without [99]"),
     (attribute, {}, ("--precision", "bfloat16"), "float32")))
 def test_refusals_are_one_sentence_and_change_nothing(script, changed, more, words, damaged,
                                                       tmp_path, capsys):
@@ -429,8 +381,6 @@ def test_refusals_are_one_sentence_and_change_nothing(script, changed, more, wor
     before = contents(paths["out"])
     if script is features:
         del paths["found"]
-        if more[:1] == ("--nmf_features",):
-            more = ("block3", "--num_observations", "100000", *more)
     arguments = features_arguments if script is features else attribution_arguments
     assert script.main(arguments(*paths.values(), *more)) == 2
     message = capsys.readouterr().err
@@ -443,7 +393,7 @@ def test_refusals_are_one_sentence_and_change_nothing(script, changed, more, wor
 @pytest.mark.parametrize("script", (features, attribute))
 def test_a_killed_run_resumes_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
                                                            monkeypatch):
-    monkeypatch.setattr(features, "BATCHES_PER_PART", 1)
+    monkeypatch.setattr(features, "FRAMES_PER_PART", 64)
 
     def run(name):
         if script is features:

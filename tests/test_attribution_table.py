@@ -9,10 +9,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from attribution import table
-from attribution.advantages import advantages_of
 from attribution.claims import CLAIMS
 from attribution.results import FEATURES, AttributionStore, finish_features, read_features
-from attribution.trajectories import Trajectories
+from attribution.trajectories import Trajectories, advantages_of
 from common.files import save_json
 from common.results import ResultStore
 
@@ -94,7 +93,7 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
     assert found.loc[3, "largest entry, block3"]["value"] == pytest.approx(0.7)
     assert found.loc[10, "share of the residual, block3"]["value"] == 0.125
     known = slice(0, EPISODES[1])
-    left = np.concatenate([np.arange(15)[::-1], np.arange(15)[::-1]])
+    left = np.tile(np.arange(15)[::-1], 2)
     assert found.loc[10, "share of V's variance by the steps left"]["value"] == pytest.approx(
         np.corrcoef(steps.value[known], left)[0, 1] ** 2, rel=1e-5)
     value = steps.value.astype(float)
@@ -103,36 +102,22 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
     assert found.loc[6, "largest"]["value"] == pytest.approx(jump / value.std(), rel=1e-4)
 
 
-def test_a_row_without_a_study_says_which(studies, tmp_path):
-    path, *_ = studies
-    _, lines = made(path, tmp_path)
-    for row, script in ((1, "attribution.checks"), (5, "attribution.failure_causes"),
-                        (7, "failure_causes"), (8, "--invisible"), (9, "fewer than six agents"),
-                        (11, "attribution.objects")):
-        assert "no number, because " in lines[row - 1] and script in lines[row - 1]
-    assert lines[5].count("\\|V(t)") == 1
-
-
 def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, capsys):
     path, *_ = studies
-    _, lines = made(path, tmp_path)
-    assert "largest entry, block3" in lines[2] and "block2" not in lines[2]
-    _, lines = made(path, tmp_path, "--layers", "block2")
-    assert "largest entry, block2" in lines[2] and "block3" not in lines[2]
-    capsys.readouterr()
-    assert table.main(["--studies", str(path), "--layers", "blok2"]) == 2
-    assert "'block2'" in capsys.readouterr().err.replace("block2?", "'block2'")
-    two = ["--studies", str(path), str(path), "--labels", "one", "other"]
-    assert table.main([*two, "--layers", "block3", "block2", "--output_dir", str(tmp_path)]) == 0
-    third = (tmp_path / "table.md").read_text().split("\n## ")[3]
-    assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
-        ("one", "block3"), ("other", "block2")]
-    assert table.main([*two, "--layers", "block3", "block2", "block2"]) == 2
-    assert "3 layers for 2 agents" in capsys.readouterr().err
-    assert table.main(["--studies", str(path), str(path)]) == 2
-    assert "--labels" in capsys.readouterr().err
-    assert table.main(["--studies", str(tmp_path)]) == 2
-    assert "which python -m attribution.attribute writes" in capsys.readouterr().err
+    two = ["--studies", str(path), str(path), "--labels", "one", "other", "--output_dir",
+           str(tmp_path)]
+    for layers, shown in ((["--layers", "block3", "block2"], ["block3", "block2"]),
+                          ([], ["block3", "block3"])):
+        assert table.main([*two, *layers]) == 0
+        third = (tmp_path / "table.md").read_text().split("\n## ")[3]
+        assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
+            *zip(("one", "other"), shown)]
+    for argv, words in ((["--studies", str(path), "--layers", "blok2"], "block2"),
+                        ([*two, "--layers", "a", "b", "c"], "3 layers for 2 agents"),
+                        (["--studies", str(path), str(path)], "2 different names"),
+                        (["--studies", str(tmp_path)], "attribution.attribute writes")):
+        assert table.main(argv) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path):

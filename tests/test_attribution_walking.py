@@ -12,23 +12,20 @@ import record
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
 from agents.run_folder import TrainSettings
-from attribution.advantages import (
+from attribution.recordings import Recording
+from attribution.trajectories import (
     AUTO,
+    FAILURES,
     LAMBDA,
     AdvantageSettings,
     advantages_of,
+    best_of_episodes,
     calibration_of,
     estimated_scale,
-    find_advantage_settings,
-    normalising_scale,
-)
-from attribution.recordings import Recording
-from attribution.trajectories import (
-    FAILURES,
-    Trajectories,
-    best_of_episodes,
     failed_ends,
+    find_advantage_settings,
     gather_trajectories,
+    normalising_scale,
     select_episodes,
     value_spikes,
 )
@@ -97,7 +94,7 @@ def test_failures_come_first_when_they_are_asked_for(folder):
     assert select_episodes(folder) == [0, 1, 2, 3]
     assert select_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
     assert select_episodes(folder, (3, 1)) == [3, 1]
-    with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
+    with pytest.raises(UserError, match=r"has 4 finished episodes, without \[7\]"):
         select_episodes(folder, (7,))
 
 
@@ -116,20 +113,6 @@ def test_rewards_are_scaled_as_in_training():
     assert found == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-3)
     assert normalizer.scale == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-6)
     assert normalising_scale(pd.DataFrame({"episode": [0, 0], "reward": [0.0, 0]})) == 1
-
-
-def test_scale_of_rare_large_rewards_is_that_after_clipping():
-    """As in CoinRun: 10 for a coin, which is a value of 10 however rare coins are."""
-    normalizer = RewardNormalizer(1)
-    reward = np.zeros(200)
-    reward[-1] = 10
-    for _ in range(20):
-        last = [normalizer(reward[t:t + 1], np.array([t == 199])) for t in range(1, 200)][-1]
-    assert 1 / np.sqrt(normalizer.variance) > 1.3
-    assert normalizer.scale == last / 10 == 1
-    rows = pd.concat([pd.DataFrame({"episode": episode, "reward": reward})
-                      for episode in range(20)], ignore_index=True)
-    assert normalising_scale(rows) == 1
 
 
 def recording_of_values(values_of, length=40, episodes=30) -> pd.DataFrame:
@@ -151,29 +134,20 @@ def test_calibration_finds_values_of_another_unit():
     small = calibration_of(recording_of_values(lambda to_come: to_come / 5), 1.0, GAMMA)
     assert small.slope == pytest.approx(5) and small.is_off
     assert not calibration_of(recording_of_values(lambda to_come: to_come / 5), 0.2, GAMMA).is_off
-    noise = np.random.default_rng(2)
-    constant = calibration_of(recording_of_values(
-        lambda to_come: to_come.mean() + noise.normal(0, 0.01, len(to_come))), 1.0, GAMMA)
-    assert constant.slope == pytest.approx(1, abs=0.1) and constant.r2 < 0.9
     flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
     assert np.isnan(flat.slope) and flat.is_off
 
 
-def test_calibration_warns_of_a_unit_that_is_off_by_a_fifth():
-    rows = recording_of_values(lambda to_come: to_come)
-    right, off = (calibration_of(rows, scale, GAMMA) for scale in (1.0, 0.8))
-    assert right.low_95 == pytest.approx(1) and right.high_95 == pytest.approx(1)
-    assert off.slope == pytest.approx(0.8) and off.is_off
-    # Of two episodes one of which failed, no slope can be told: the interval says so.
-    few = rows[rows["episode"] < 2].copy()
-    few.loc[few["episode"] == 1, "reward"] = 0
-    uncertain = calibration_of(few, 1.0, GAMMA)
+def test_calibration_is_uncertain_with_few_episodes():
+    """Of two episodes one of which failed, no slope can be told: the interval says so."""
+    rows = recording_of_values(lambda to_come: to_come, episodes=2)
+    rows.loc[rows["episode"] == 1, "reward"] = 0
+    uncertain = calibration_of(rows, 1.0, GAMMA)
     assert uncertain.low_95 == 0 and uncertain.high_95 == pytest.approx(1)
     assert uncertain.slope < 0.9 and not uncertain.is_off
 
 
-@pytest.mark.parametrize("unit", [1.0, 0.74])
-def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit):
+def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit=0.74):
     """Also where half of the episodes fail, which makes values too high for the returns."""
     rows = recording_of_values(lambda to_come: unit * to_come, episodes=20)
     rows.loc[rows["episode"] % 2 == 0, "reward"] = 0
@@ -181,14 +155,12 @@ def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit):
     assert normalising_scale(rows) != pytest.approx(unit, rel=0.1)  # of this recording's rewards
 
 
-@pytest.mark.parametrize(("agent", "game"), [
-    ("coinrun_hard", ["--distribution_mode", "hard"]),
-    ("maze_anywhere", ["--env_name", "maze"])])
-def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_path):
-    """In the unit of its file, the value one step before a coin or cheese is the reward."""
-    file = PRETRAINED / agent / "model.pth"
-    assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
-                        "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
+def test_success_of_a_shipped_agent_is_no_unexpected_failure(tmp_path):
+    """In the unit of its file, the value one step before the cheese is the reward."""
+    file = PRETRAINED / "maze_anywhere" / "model.pth"
+    assert record.main(["--model_file", str(file), "--env_name", "maze", "--num_episodes", "8",
+                        "--seed", "5", "--no_action_noise", "--no_videos", "--logdir",
+                        str(tmp_path)]) == 0
     recording = Recording(tmp_path / "data", load_agent(file), file)
     unit = find_advantage_settings(file, AUTO, recording.all_steps())
     run = load_settings(file.parent, TrainSettings).agent
@@ -226,5 +198,4 @@ def test_spikes_are_within_episodes_and_failures_bring_nothing(folder):
     assert np.flatnonzero(found == 0).tolist() == [0, 4, 5, 7, 8, 9, 10, 13]
     assert failed_ends(steps, 16).tolist() == [7]
     nothing = dataclasses.replace(steps, earned=np.zeros_like(steps.earned))
-    assert isinstance(nothing, Trajectories)
     assert failed_ends(nothing, 2).tolist() == [4, 7]

@@ -26,7 +26,7 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
-from analysis import causal_stories, clustering
+from analysis import clustering
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
 from generative.config import SimulatorConfig, TrainingConfig
@@ -149,8 +149,6 @@ def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, ca
 
 @pytest.mark.parametrize(("main", "argv", "words"), [
     (evaluate.main, ["--output", ROOT], "--output: must be a file to write"),
-    (causal_stories.main, ["--behaviour_names", "0=a", "0=b"],
-     "--behaviour_names gives two names to one behaviour"),
     (saliency_experiments.main, ["--agent_file", "a", "--model_file", "m", "--sample_ids", "0",
                                  "to", "999999999999"], "sample_ids is a range of more than")])
 def test_numbers_and_names_out_of_range_are_refused_before_work_begins(main, argv, words, capsys):

@@ -1,7 +1,6 @@
 """Edits of an agent: hooks, files, weights, random ones, and the script that writes them."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ import train
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
 from agents.edits import Edit, with_edits
-from agents.hooks import patched
 from agents.outputs import outputs_named
-from agents.patch import Apply
 from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import EpisodeArrays, RolloutWriter
@@ -84,27 +81,13 @@ def test_an_edit_of_a_signed_layer_acts_on_slots_and_recombines_them():
     np.testing.assert_allclose(cut_off, expected, atol=1e-6)
 
 
-def test_a_patch_of_the_same_change_is_the_edit_and_patches_see_what_an_edit_leaves():
-    policy, edit = small_policy(), Edit(BLOCK3, directions(2, 5))
-    edited = with_edits(policy, [edit])
-    patch = Apply(BLOCK3, functools.partial(edit.changed, dim=1))
-    with patched(policy, [patch]):
-        np.testing.assert_allclose(answers(policy), answers(edited), atol=1e-5)
-    with patched(edited, [patch]) as scope:
-        answers(edited)
-    assert scope.changes()[0].norm < 1e-4  # nothing was left to take out
-    assert not policy.edits and np.abs(answers(policy) - answers(edited)).max() > 1e-3
-
-
 @pytest.mark.parametrize(("architecture", "layer"), [
-    ("impala", BLOCK3), ("nature", "embedder.relu1"), ("nature", "embedder.relu2"),
-    ("nature", "embedder.relu3"), ("clear", CLEAR_2A), ("clear", "embedder.pool2"),
+    ("impala", BLOCK3), ("nature", "embedder.relu3"), ("clear", CLEAR_2A),
     ("clear", "embedder.pool4"), ("impala", "embedder.block2.res1.relu2")])
-@pytest.mark.parametrize("strength", [1.0, 0.4])
-def test_an_edit_in_weights_is_the_edit_as_a_hook(architecture, layer, strength):
+def test_an_edit_in_weights_is_the_edit_as_a_hook(architecture, layer):
     policy = small_policy(architecture, recurrent=architecture != "clear")
     channels = outputs_of(policy, layer).shape[-1]
-    edit = Edit(layer, directions(2, channels), strength)
+    edit = Edit(layer, directions(2, channels), 0.4)
     hooked, weighted = with_edits(policy, [edit]), in_weights(policy, edit)
     assert not weighted.edits
     np.testing.assert_allclose(answers(weighted), answers(hooked), atol=1e-5 * np.abs(
@@ -128,8 +111,7 @@ def test_the_published_edit_behind_the_pool_is_the_one_before_it_for_one_channel
 
 @pytest.mark.parametrize(("architecture", "layer", "slots", "named"), [
     ("clear", "embedder.relu2b", 32, "pool2"), ("impala", "embedder.block1.res2.resadd", 8, "both"),
-    ("impala", "embedder.block2.maxpool", 6, "relu1"), ("impala", "hidden_state", 16, "one map"),
-    ("impala", "embedder.relufc", 16, "one map"), ("impala", "fc_policy", 15, "one map")])
+    ("impala", "embedder.block2.maxpool", 6, "relu1"), ("impala", "fc_policy", 15, "one map")])
 def test_an_edit_is_put_into_weights_only_where_that_is_the_same(architecture, layer, slots, named):
     with pytest.raises(UserError, match=named):
         in_weights(small_policy(architecture, recurrent=False), Edit(layer, torch.eye(slots)[:1]))
@@ -139,10 +121,8 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
     policy = small_policy()
     edited = with_edits(policy, [Edit(BLOCK3, directions(1, 5), 0.7),
                                  Edit("embedder.block1.res2.resadd", directions(2, 8))])
-    save_agent(tmp_path / "plain.pth", policy)
     save_agent(tmp_path / "edited.pth", edited)
     loaded = load_agent(tmp_path / "edited.pth")
-    np.testing.assert_array_equal(answers(loaded), answers(edited))
     assert weights_sha256(loaded) == weights_sha256(edited) != weights_sha256(policy)
     save_agent(tmp_path / "again.pth", loaded)  # as a tool that knows nothing of edits would
     np.testing.assert_array_equal(answers(load_agent(tmp_path / "again.pth")), answers(edited))
@@ -151,13 +131,10 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
 @pytest.mark.parametrize(("entries", "named"), [
     ([("embedder.relu9", torch.ones(1, 5), 1.0)], "entry 0 .* no layer 'embedder.relu9'"),
     ([(BLOCK3, torch.ones(1, 5), 1.0), (BLOCK3, torch.zeros(1, 5), 1.0)], "entry 1 .* zero"),
-    ([(BLOCK3, torch.tensor([[0, 0, torch.nan, 0, 1]]), 1.0)], "entry 0 .* NaN"),
     ([(BLOCK3, torch.ones(1, 5), torch.inf)], "entry 0 .* NaN or infinity"),
     ([(BLOCK3, torch.ones(1, 7), 1.0)], "entry 0 .* 7 slots, but the layer has 5 channels"),
     ([("gru", torch.ones(1, 12), 1.0)], "entry 0 .* memory"),
-    ([(BLOCK3, torch.ones(5), 1.0)], "entry 0 .* rows"),
-    ([(BLOCK3, 1.0)], "entry 0 .* a layer's name, directions and a strength"),
-    ({"layer": BLOCK3}, "no list")])
+    ([(BLOCK3, torch.ones(5), 1.0)], "entry 0 .* rows"), ({"layer": BLOCK3}, "no list")])
 def test_an_edit_in_a_file_that_cannot_be_is_named(entries, named, tmp_path):
     path = tmp_path / "edited.pth"
     save_agent(path, small_policy())
@@ -187,8 +164,7 @@ def test_random_edits_change_as_much_as_the_edit_and_have_its_entries(layer):
     assert len({each.edit.directions.numpy().tobytes() for each in drawn}) == 12
     assert [each.near for each in drawn] == sorted((each.near for each in drawn), reverse=True)
     fewer = random_edits(edit, activations, 4, 3)
-    assert all(torch.equal(one.edit.directions, other.edit.directions)
-               for one, other in zip(fewer, drawn))
+    assert torch.equal(fewer[0].edit.directions, drawn[0].edit.directions)
     with pytest.raises(UserError, match="7 controls cannot be drawn"):
         random_edits(Edit(layer, torch.eye(channels)[:1]), activations[:, :], 7, 0)
     with pytest.raises(UserError, match="changes nothing"):
@@ -287,18 +263,7 @@ def test_the_script_takes_random_directions_out_that_change_as_much(with_feature
 @pytest.mark.parametrize(("more", "named"), [
     (("--features", "3"), "numbered 0 to 2"), (("--features", "0", "--layer", "block9"), "block"),
     (("--features", "0", "--random_directions", "1"), "--data_dir"),
-    (("--features", "0", "--behind_pool"), "no L2 pool"),
-    (("--features", "0", "--layer", "block2"), "no finished features|no file|there is no")])
+    (("--features", "0", "--behind_pool"), "no L2 pool")])
 def test_the_script_says_what_cannot_be_edited(with_features, tmp_path, more, named, capsys):
     assert edited(with_features, tmp_path / "x.pth", *more) == 2
-    message = capsys.readouterr().err
-    assert any(part in message for part in named.split("|")) and not any(tmp_path.iterdir())
-
-
-def test_features_of_another_agent_are_refused(with_features, tmp_path, capsys):
-    save_agent(tmp_path / "other.pth", small_policy("impala", recurrent=False))
-    assert edited(with_features, tmp_path / "x.pth", "--features", "0",
-                  agent=tmp_path / "other.pth") == 2
-    message = capsys.readouterr().err
-    for path in (with_features / "model.pth", tmp_path / "other.pth"):
-        assert agent_sha256(path)[:12] in message
+    assert named in capsys.readouterr().err and not any(tmp_path.iterdir())

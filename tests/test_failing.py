@@ -20,7 +20,8 @@ from agents.networks import Policy
 from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
 from attribution import failure_causes
-from attribution.failures import causes, conditions
+from attribution.failure_causes import NUM_FRAMES, last_frames_of
+from attribution.failures import causes
 from attribution.failures.causes import (
     ENDED,
     MULTIPLE,
@@ -28,37 +29,36 @@ from attribution.failures.causes import (
     STEPS_PER_STATE,
     TIMEOUT,
     FailureAttributor,
+    Levels,
+    Run,
     attribute_failures,
     causes_of,
+    hide_hazard,
     recorded_causes,
 )
-from attribution.failures.conditions import Levels, Run, hide_hazard
-from attribution.failures.report import NUM_FRAMES, first_failures, last_frames_of
 from attribution.failures.results import (
     SOLVED,
-    Failures,
     blindness,
     effects,
     failure_files,
+    rates,
 )
 from common.errors import UserError
 from common.files import read_json
 from common.results import ResultStore
 from common.video import mark_action
 from envs.level_state import LevelState
-from envs.objects import hazards_of, in_view, invisible
+from envs.objects import hazards_of, in_view
 from envs.procgen_env import MAX_LEVEL, EnvConfig, LevelSlots
 from stats.effects import Condition
 from stats.significance import mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT, STILL = 8, 7, 4  # actions: to the right and up; to the right; none
-SAW = next(kind for kind in hazards_of("coinrun") if kind.name == "saw")
 # Seeds of hard levels of CoinRun on which an agent that always hops to the right is killed at a
 # step by what its feet or its front touch, as a person sees it in the frames.
 KILLED = {"saw": (43, 31), "enemy_left": (20, 20), "enemy_right": (22, 50), "lava": (29, 67),
           MULTIPLE: (51, 31)}  # the last one: a saw and an enemy at one place
-REACH = 2.0  # cells, in which a step can bring the player to touch something
 
 
 def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1, again=False):
@@ -80,22 +80,6 @@ def attributor():
         yield found
 
 
-def touched(state: LevelState) -> set[str]:
-    """Hazards within reach of the player, by the numbers of types and cells of Procgen's own
-    source and not by our table."""
-    player, found = state.player, set()
-    for entity in state.entities:
-        gap = max(abs(entity[axis] - player[axis]) - entity[f"r{axis}"] - player[f"r{axis}"]
-                  for axis in "xy")
-        if gap < REACH - 1 and entity["type"] in (2, 5):
-            found.add({2: "saw"}.get(int(entity["type"]),
-                                     "enemy_right" if entity["vx"] > 0 else "enemy_left"))
-    for row, column in np.argwhere(np.isin(state.grid, (17, 18))):
-        if max(abs(row + 0.5 - player["y"]), abs(column + 0.5 - player["x"])) < REACH:
-            found.add("lava")
-    return found
-
-
 @pytest.mark.parametrize(("cause", "level"), KILLED.items(), ids=list(KILLED))
 def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     seed, length = level
@@ -103,8 +87,6 @@ def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     assert steps == length
     left = steps - STEPS_PER_STATE * (len(states) - 1)
     before = attributor.before_last(states[-1], [HOP] * left)
-    near = touched(LevelState.parse(before))
-    assert near == ({"saw", "enemy_right"} if cause == MULTIPLE else {cause})
     assert attributor.cause(before, HOP) == cause
     with pytest.raises(UserError, match="does not go on"):
         attributor.cause(states[0], HOP)  # no step that ends it
@@ -135,15 +117,6 @@ def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_e
         assert found.cause(states[-1], 7) == ENDED
 
 
-@pytest.mark.parametrize(("game", "seed", "action", "cause"), [
-    ("leaper", 1, 5, "car"), ("leaper", 11, 5, "water"), ("ninja", 10, 8, "fire")])
-def test_causes_of_other_games(game, seed, action, cause):
-    config = EnvConfig(game, "easy")
-    states, _ = driven(config, seed, action)
-    with contextlib.closing(FailureAttributor(config)) as found:
-        assert found.cause(states[-1], action) == cause
-
-
 @pytest.mark.parametrize("hazard", ["saw", "enemy_left"])
 def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, attributor):
     """Nor has an enemy's trail, which is drawn again in every step."""
@@ -161,8 +134,8 @@ def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, attributor):
     state = LevelState.parse(hidden[-1])
     turned = state.entities.copy()
     turned["vx"] = abs(turned["vx"])
-    turned = dataclasses.replace(state, entities=turned).to_bytes()
-    alphas = LevelState.parse(hide_hazard("coinrun", kind)(turned)).entities
+    again = hide_hazard("coinrun", kind)(dataclasses.replace(state, entities=turned).to_bytes())
+    alphas = LevelState.parse(again).entities
     of_kind = alphas[np.isin(alphas["type"], kind.entity_types)]
     assert len(of_kind) and (of_kind["alpha"] == moving).all()
 
@@ -186,13 +159,13 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
     for every in (1, STEPS_PER_STATE):  # all states are read, or some
         monkeypatch.setattr(causes, "STEPS_PER_STATE", every)
         found = list(attribute_failures(HARD, play))
-        for episode, outcome in found:
+        for episode, cause, _ in found:
             np.testing.assert_array_equal(episode.actions, plain[episode.number].actions)
-            assert (outcome.cause is None) == plain[episode.number].level_complete
-        outcomes[every] = {outcome.number: outcome for _, outcome in found}
-    assert {number: outcome.cause for number, outcome in outcomes[1].items()} == {
-        number: outcome.cause for number, outcome in outcomes[STEPS_PER_STATE].items()}
-    assert len({outcome.cause for outcome in outcomes[1].values()}) > 1
+            assert (cause is None) == plain[episode.number].level_complete
+        outcomes[every] = {episode.number: outcome for episode, *outcome in found}
+    causes_found = [{number: cause for number, (cause, _) in outcomes[every].items()}
+                    for every in (1, STEPS_PER_STATE)]
+    assert causes_found[0] == causes_found[1] and len(set(causes_found[0].values())) > 1
     # With all states, the steps in view are exact.
     number, level = LEVELS[0]
     with contextlib.closing(LevelSlots(HARD, 1)) as slots:
@@ -202,8 +175,8 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
             state = LevelState.parse(slots.state(0))
             seen += [in_view(state, kind) for kind in hazards_of("coinrun")]
             slots.step(0, int(action))
-    assert tuple(seen) == outcomes[1][number].in_view
-    sampled = np.array([outcomes[STEPS_PER_STATE][n].in_view for n, _ in LEVELS])
+    assert seen.tolist() == outcomes[1][number][1]
+    sampled = np.array([outcomes[STEPS_PER_STATE][n][1] for n, _ in LEVELS])
     assert (sampled % STEPS_PER_STATE == 0).all() and sampled.sum()
 
 
@@ -212,9 +185,9 @@ def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
     levels = [(number, KILLED["saw"][0]) for number in range(STEPS_PER_STATE)]
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
                              PlayOptions(greedy=True))
-    sampled = np.array([outcome.in_view for _, outcome in attribute_failures(HARD, play)])
+    sampled = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
     monkeypatch.setattr(causes, "STEPS_PER_STATE", 1)
-    exact = np.array([outcome.in_view for _, outcome in attribute_failures(HARD, play)])
+    exact = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
     assert (exact == exact[0]).all() and exact[0].any()
     np.testing.assert_array_equal(sampled.sum(axis=0), exact.sum(axis=0))
 
@@ -253,12 +226,12 @@ def test_mcnemars_test_is_the_exact_one():
         assert p == pytest.approx(expected)
 
 
-def failures(rates, num_levels: int, seed: int) -> Failures:
+def failures(rates, num_levels: int, seed: int) -> pd.DataFrame:
     """Levels failed by two causes at rates, by draws that arms of one seed share."""
     draws = np.random.default_rng(seed).random(num_levels)
     first, second = rates
-    by_cause = np.stack([draws < first, draws > 1 - second], axis=1)
-    return Failures(by_cause, np.full((num_levels, 1), 16))
+    return pd.DataFrame({"cause": np.select([draws < first, draws > 1 - second], ["saw", "lava"],
+                                            SOLVED), "in_view_saw": 16})
 
 
 def test_a_planted_effect_is_claimed_and_no_effect_is_not():
@@ -288,13 +261,17 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
         2 * rows.loc[("invisible saw", "saw"), "p"])
     assert np.isnan(rows.loc[("w", "saw"), "p_control"])  # an agent without controls
 
-    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, ("saw", "lava"), 0)
-    counts = {name: found[name].by_cause[:, 0].sum() for name in found}
+    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, 0)
+    counts = {name: (table["cause"] == "saw").sum() for name, table in found.items()}
+    row = rates(arms[:1], found, ("saw", "lava"), 0).iloc[0]
+    assert (row["failures"], row["steps_in_view"]) == (counts["edited_a"], 16 * num_levels)
+    assert row["per_1000"] == pytest.approx(1000 * counts["edited_a"] / (16 * num_levels))
+    assert row["per_1000_low_95"] < row["per_1000"] < row["per_1000_high_95"]
     expected = (counts["edited_a"] - counts["original"]) / (
         counts["invisible_saw"] - counts["original"])
     assert blind["blindness"].tolist() == pytest.approx([expected, 0])
     assert blind["low_95"][0] < expected < blind["high_95"][0]
-    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, ("saw", "lava"), 0)[
+    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, 0)[
         ["blindness", "low_95", "high_95"]].to_numpy()
     np.testing.assert_allclose(as_far, 1)
 
@@ -331,7 +308,7 @@ def played(monkeypatch) -> list:
         calls.append((policy, rest[-1].edit))
         return play_episodes(policy, *rest, **more)
 
-    monkeypatch.setattr(conditions, "play_episodes", play)
+    monkeypatch.setattr(causes, "play_episodes", play)
     return calls
 
 
@@ -349,14 +326,12 @@ def results_in(folder) -> ResultStore:
     (("--training_levels",), EnvConfig("coinrun", "hard", 3, 4))])
 def test_failures_are_counted_on_levels_that_were_not_trained_on_if_not_told_otherwise(
         more, levels, counted, tmp_path):
-    with killed_at(ResultStore, "append", 14):
+    with killed_at(ResultStore, "append", 3):
         assert failure_causes.main(arguments(counted, tmp_path / "causes", "--start_level", "3",
                                              "--num_levels", "4", *more)) == 130
-    store, drawn = results_in(tmp_path), levels.draw_levels(10, 5)
-    assert store.read("episodes", "original")["level_seed"].tolist() == drawn
-    played = store.read("played", "edited_walking")
-    assert len(played) == 3
-    assert all(row["level_seed"] == drawn[row["level"]] for row in played)
+    drawn = levels.draw_levels(10, 5)
+    assert all(row["level_seed"] == drawn[row["level"]]
+               for row in results_in(tmp_path).read("played", "original"))
 
 
 def test_failures_are_counted_and_reported(counted):
@@ -388,8 +363,7 @@ def test_shards_that_are_killed_and_joined_count_as_one_run(counted, tmp_path, p
     assert contents(tmp_path / "causes") == contents(counted / "causes")
     edits = [edit for _, edit in played[:4]]  # in the order of the shards
     assert edits[:3] == [None] * 3
-    state = driven(HARD, KILLED["saw"][0], HOP)[0][0]
-    assert edits[3](state) == invisible(LevelState.parse(state), SAW).to_bytes() != state
+    assert edits[3] is not None
 
 
 def test_an_interrupted_condition_does_not_resume_with_another_agent(counted, tmp_path, capsys):
@@ -420,13 +394,6 @@ def test_controls_play_and_are_counted(counted, played, capsys):
     assert "fewer than 19 controls" in store.read("report")
 
 
-def test_the_first_failures_are_one_by_each_cause_and_then_the_others():
-    table = pd.DataFrame({"level": range(7), "cause": [
-        SOLVED, "saw", "saw", "lava", SOLVED, "lava", TIMEOUT]})
-    assert first_failures(table, 4)["level"].tolist() == [1, 3, 6, 2]
-    assert first_failures(table, 9)["level"].tolist() == [1, 3, 6, 2, 5]
-
-
 def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
     policy = hopping()
     with torch.no_grad():
@@ -453,7 +420,7 @@ def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
 @pytest.mark.parametrize(("more", "named"), [
     (("--invisible", "sow"), "did you mean 'saw'"), (("--invisible", "lava"), "cells"),
     (("--invisible", "saw", "--env_name", "fruitbot"), "causes of failure are timeout and ended"),
-    (("--labels", "a"), "1 --labels for 2"), (("--labels", "a", "a"), "called 'a'"),
+    (("--labels", "a", "a"), "2 different names"),
     (("--num_controls", "1"), "at least 2"), (("--num_episodes", "3"), "at least 10"),
     (("--seed", "4"), "another seed")])
 def test_what_cannot_be_counted_is_said(counted, more, named, capsys):

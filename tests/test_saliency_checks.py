@@ -17,20 +17,17 @@ from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from attribution import saliency_checks
 from attribution.checking.saliency_comparison import (
     CHANCE,
-    agreements,
-    compare_agreements,
-    deletion_table,
-)
-from attribution.checking.saliency_maps import (
     PIXELS,
     POINTS,
     TIMES_IMAGE,
     Map,
+    agreements,
     attribution_maps,
+    compare_agreements,
+    deletion_table,
     frame_deletion_curves,
     hide_objects,
     simulated_maps,
-    with_agent,
 )
 from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import RecordedFrames
@@ -113,13 +110,6 @@ def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_im
     np.testing.assert_allclose(times.values, expected, atol=1e-3 * np.abs(expected).max())
     assert drawn.values.sum() == pytest.approx(float(gradient.sum()), rel=0.1)  # smoothed
     assert np.abs(later.values - drawn.values).max() > 0.1 * np.abs(drawn.values).max()
-
-
-def test_another_agent_is_inside_only_within(simulator, policy):
-    inside = simulator.agent
-    with with_agent(simulator, policy):
-        assert simulator.agent.policy is policy
-    assert simulator.agent is inside
 
 
 def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):

@@ -1,6 +1,4 @@
-"""All checks of an agent's attributions: ``analysis/attribution/checks/``.
-
-::
+"""All checks of an agent's attributions, and the files of analysis/attribution/checks::
 
     settings.json                       settings
     raw/<check>/<layer>/<output>.npz    numbers per frame, see ``arrays`` of each check, and ``of``,
@@ -25,23 +23,30 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attribution.checking.ablation import Ablation
-from attribution.checking.check import Arrays, Check, CheckContext, Name, Subject, summarise
-from attribution.checking.deletion import Deletion
-from attribution.checking.fidelity import Fidelity
+from attribution.checking.check import (
+    Arrays,
+    Check,
+    CheckContext,
+    Name,
+    Subject,
+    format_rows,
+    panels,
+    summarise,
+)
+from attribution.checking.deletion import Ablation, Deletion
 from attribution.checking.object_removal import ObjectRemoval
-from attribution.checking.randomisation import Randomisation
+from attribution.checking.randomisation import Fidelity, Randomisation
 from common.palette import BLUE, DPI, VERMILION
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
 
+OBJECTS = "objects"  # name of a check
 MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # limits on the median and the 99 % quantile of the gaps
 
 
 class Completeness(Check):
     """Completeness errors of all layers and outputs, read from the stored attributions."""
 
-    name = "completeness"
     title = "Do the attributions add up?"
     method = (
         "Gap: |sum of the attributions - (output - output at the baseline)|, as a share "
@@ -52,20 +57,19 @@ class Completeness(Check):
         "largest": "largest", "above": "frames above the tolerance", "met": "met"}
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
-        attributions, rows = context.attributions, []
-        for layer in attributions.layers():
-            for output in attributions.outputs(layer):
-                gaps = attributions.read_all("attributions", layer, output, name="gap")
-                median, high = float(np.median(gaps)), float(np.quantile(gaps, 0.99))
-                rows.append((layer, output, len(gaps), median, high, float(gaps.max()),
-                             attributions.read("summary", layer, output)["above"],
-                             median <= MEDIAN_BAR and high <= HIGH_BAR))
+        rows = []
+        for layer in context.attributions.layers():
+            for output in context.attributions.outputs(layer):
+                summary = context.attributions.read("summary", layer, output)
+                rows.append((
+                    layer, output, summary["frames"], summary["gap_median"], summary["gap_99"],
+                    summary["gap_largest"], summary["above"],
+                    summary["gap_median"] <= MEDIAN_BAR and summary["gap_99"] <= HIGH_BAR))
         return pd.DataFrame(rows, columns=["layer", "output", *self.columns])
 
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
         names = table["layer"] + ", " + table["output"]
-        figure = Figure(figsize=(7, 1.2 + 0.25 * len(names)), layout="constrained")
-        axes = figure.subplots()
+        figure, [[axes]] = panels(1, 1)
         for column, label, bar, colour in (("median", "median", MEDIAN_BAR, BLUE),
                                            ("high", "99 % quantile", HIGH_BAR, VERMILION)):
             axes.plot(np.maximum(table[column], 1e-7), np.arange(len(names)), "o", color=colour,
@@ -81,59 +85,53 @@ class Completeness(Check):
         return summarise(table["met"], table, "Gaps are within the bar")
 
 
-COMPLETENESS = Completeness()
-CHECKS: dict[str, Check] = {check.name: check for check in (
-    COMPLETENESS, Deletion(), Randomisation(), Ablation(), ObjectRemoval(), Fidelity())}
+CHECKS: dict[str, Check] = {
+    "completeness": Completeness(), "deletion": Deletion(), "randomisation": Randomisation(),
+    "interventions": Ablation(), OBJECTS: ObjectRemoval(), "fidelity": Fidelity()}
 _OF = "of"
 _DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
     ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
 CHECK_FILES = Schema(
     "checks of attributions", "python -m attribution.checks", items={
-        name: Entry(f"raw/{name}/{{}}.npz" if name == ObjectRemoval.name else
+        name: Entry(f"raw/{name}/{{}}.npz" if name == OBJECTS else
                     f"raw/{name}/{{}}/{{}}.npz", Npz({_OF: Array(np.str_), **check.arrays}))
         for name, check in CHECKS.items() if check.arrays},
     results={
         **{f"{name}_table": Entry(f"{name}.csv", Table(
-            _DENSITIES if name == ObjectRemoval.name else {}), optional=True) for name in CHECKS},
+            _DENSITIES if name == OBJECTS else {}), optional=True) for name in CHECKS},
         **{f"{name}_figure": Entry(f"{name}.png", File(), optional=True) for name in CHECKS},
         "report": Entry("report.md", Text())})
 
 
-def stored_arrays(store: ResultStore, context: CheckContext, check: Check, subject: Subject
+def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject
                   ) -> Arrays | None:
     """Read the numbers per frame of a check; return None if none are stored, or if they belong to
     other features or another agent."""
-    key = check.key(subject)
-    if not store.has(check.name, *key):
+    key, owner = CHECKS[name].place(context, subject)
+    if not CHECKS[name].arrays or not store.has(name, *key):
         return None
-    arrays = store.read(check.name, *key)
-    return arrays if arrays.pop(_OF) == check.owner(context, subject) else None
+    arrays = store.read(name, *key)
+    return arrays if arrays.pop(_OF) == owner else None
 
 
-def compute_checks(store: ResultStore, context: CheckContext, names: Collection[str],
-                   subjects: Sequence[Subject]) -> None:
-    """Compute and store the missing numbers per frame of the named checks.
+def run_checks(store: ResultStore, context: CheckContext, names: Collection[str],
+               chosen: Sequence[Subject], subjects: Sequence[Subject]) -> dict[str, pd.DataFrame]:
+    """Compute and store the missing numbers per frame of the named checks of the chosen subjects;
+    write tables and figures of all checks whose numbers are stored, and return the tables.
 
     Raises:
         UserError: if the check of objects is among them and the recording cannot be replayed.
     """
-    for name, check in CHECKS.items():
-        if name in names and check.arrays:
-            missing = [subject for subject in subjects
-                       if stored_arrays(store, context, check, subject) is None]
-            for subject, arrays in check.compute_all(context, missing):
-                store.write(name, *check.key(subject),
-                            value={_OF: np.array(check.owner(context, subject)), **arrays})
-
-
-def write_results(store: ResultStore, context: CheckContext, subjects: Sequence[Subject]
-                  ) -> dict[str, pd.DataFrame]:
-    """Write tables and figures of all checks whose numbers are stored, and return the tables."""
     tables = {}
     for name, check in CHECKS.items():
-        stored = {subject: arrays for subject in subjects if check.arrays and (
-            arrays := stored_arrays(store, context, check, subject)) is not None}
-        if stored or check is COMPLETENESS:
+        missing = [subject for subject in chosen if name in names and check.arrays
+                   and stored_arrays(store, context, name, subject) is None]
+        for subject, arrays in check.compute_all(context, missing):
+            key, owner = check.place(context, subject)
+            store.write(name, *key, value={_OF: np.array(owner), **arrays})
+        stored = {subject: found for subject in subjects if (
+            found := stored_arrays(store, context, name, subject)) is not None}
+        if stored or not check.arrays:
             tables[name] = check.table(context, stored)
             store.write(f"{name}_table", value=tables[name])
             figure = check.plot(tables[name], {
@@ -156,17 +154,8 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
              *(f"- [{check.title}](#{name}) {check.verdict(table)}"
                for name, check, table in checks)]
     for name, check, table in checks:
-        rows = table[["layer", "output", *check.columns]].itertuples(index=False)
         lines += ["", f'<a id="{name}"></a>', "", f"## {check.title}", "", check.method, "",
                   f"**{check.verdict(table)}**", "", f"![{check.title}]({name}.png)", "",
                   *markdown_table(("layer", "output", *check.columns.values()),
-                                  [[_cell(value) for value in row] for row in rows])]
+                                  format_rows(table[["layer", "output", *check.columns]]))]
     return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, float | np.floating):
-        return f"{value:.3g}" if np.isfinite(value) else "–"
-    return str(value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -22,62 +22,26 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from agents.networks import Policy
 from agents.outputs import Output
 from agents.replay import recorded_game
 from attribution.context import AttributionContext
 from attribution.integrated_gradients import (
-    RIEMANN_RIGHT,
+    GRADIENT_ACTIVATION,
     Integration,
     LayerIntegratedGradients,
-    PrefixActivations,
 )
 from attribution.layers import Bottleneck
-from attribution.recordings import batches
+from attribution.recordings import RecordedFrames, batches
 from attribution.results import AttributionStore, LayerFeatures
-from common.progress import Progress
+from common.devices import Compute
+from common.progress import with_progress
 from common.results import Array
 from envs.objects import GameObject, objects_of
+from interventions.partial_forward import Prefix
 
 Arrays = dict[str, np.ndarray]
 Name = tuple[str, str]  # names of a layer and an output
-GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
-PANEL_WIDTH = 4.2
-_FRAMES_PER_BATCH = 128  # frames with changed activations
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckedFrames:
-    """Frames of trajectories in which attributions are checked, in the order of the trajectories.
-
-    Attributes:
-        trajectory: number of the trajectory of each frame (N,).
-        step: step of each frame in its trajectory (N,).
-        places: episode and row of each frame in the recording, int32 (N, 2); rows of an episode are
-            adjacent and ascending.
-    """
-
-    trajectory: np.ndarray
-    step: np.ndarray
-    places: np.ndarray
-
-    @classmethod
-    def draw(cls, attributions: AttributionStore, number: int, seed: int) -> CheckedFrames:
-        """Draw at most ``number`` random frames from all trajectories."""
-        steps = attributions.trajectories()
-        rows = np.sort(np.random.default_rng(seed).permutation(len(steps))[:number])
-        trajectory = steps.trajectory[rows]
-        return cls(trajectory, rows - steps.bounds[trajectory], steps.frame_ids[rows])
-
-    @property
-    def episodes(self) -> np.ndarray:
-        """Episode of each frame (N,)."""
-        return self.places[:, 0]
-
-    def subset(self, number: int) -> CheckedFrames:
-        """Return at most ``number`` evenly spaced frames."""
-        rows = np.unique(np.linspace(0, len(self.step) - 1, min(number, len(self.step))).round()
-                         ).astype(int)
-        return CheckedFrames(self.trajectory[rows], self.step[rows], self.places[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,19 +65,33 @@ class CheckContext:
     Attributes:
         agent: the agent and its recording.
         attributions: attributions of the agent.
-        frames: frames in which the attributions are checked.
+        steps: positions of the checked frames among the steps of all trajectories, ascending (N,).
+        places: episode and row of each checked frame in the recording, int32 (N, 2); rows of an
+            episode are adjacent and ascending.
         seed: seed of all random draws.
     """
 
     agent: AttributionContext
     attributions: AttributionStore
-    frames: CheckedFrames
+    steps: np.ndarray
+    places: np.ndarray
     seed: int
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """Episode of each frame (N,)."""
+        return self.places[:, 0]
 
     @functools.cached_property
     def kinds(self) -> tuple[GameObject, ...]:
         """Kinds of object in the recorded game; empty if the game has no table of objects."""
         return objects_of(recorded_game(self.agent.recording.folder).env_name)
+
+    def subset(self, number: int) -> CheckContext:
+        """Return the context with at most ``number`` evenly spaced frames."""
+        chosen = np.unique(np.linspace(0, len(self.steps) - 1, min(number, len(self.steps))).round()
+                           ).astype(int)
+        return dataclasses.replace(self, steps=self.steps[chosen], places=self.places[chosen])
 
     def attributed(self, subject: Subject, array: str) -> np.ndarray:
         """Read the stored attributions of a subject in the checked frames.
@@ -128,11 +106,8 @@ class CheckContext:
         Raises:
             UserError: if a file is missing or damaged.
         """
-        frames = self.frames
-        return np.concatenate([
-            self.attributions.read("attributions", *subject.name, int(number))[array][
-                frames.step[frames.trajectory == number]].astype(np.float32)
-            for number in np.unique(frames.trajectory)])
+        return self.attributions.read_all("attributions", *subject.name, name=array)[
+            self.steps].astype(np.float32)
 
     def cells(self, subject: Subject) -> np.ndarray:
         """Return the attributions to each cell, summed over features and residual, float32
@@ -145,59 +120,50 @@ class Batch:
     """A batch of frames with the activations of a layer.
 
     Attributes:
-        rows: positions of the batch among all checked frames.
+        rows: positions of the batch among all checked frames (B,).
         prefix: activations (B, C, …) and the other inputs of the rest of the network.
         actions: actions taken (B,).
     """
 
-    rows: slice
-    prefix: PrefixActivations
+    rows: np.ndarray
+    prefix: Prefix
     actions: np.ndarray
 
 
-class CheckedLayer:
+class CheckedLayer(LayerIntegratedGradients):
     """A layer and an output of an agent; computes the output at changed activations.
 
     Args:
         agent: the agent and its recording.
         subject: layer and output.
-        integration: quadrature of attributions computed by ``attributor``.
+        integration: quadrature of attributions.
+
+    Attributes:
+        start: baseline of the activations (C, H, W).
     """
 
     def __init__(self, agent: AttributionContext, subject: Subject,
-                 integration: Integration = GRADIENT):
-        self.subject, self._agent = subject, agent
+                 integration: Integration = GRADIENT_ACTIVATION):
         baseline = subject.features.baseline
-        self.attributor = LayerIntegratedGradients(
-            agent.policy, agent.compute, subject.bottleneck, [subject.output], integration,
-            baseline)
-        self.baseline = (torch.zeros(subject.bottleneck.shape) if baseline is None
-                         else torch.from_numpy(baseline))
+        super().__init__(agent.policy, agent.compute, subject.bottleneck, [subject.output],
+                         integration, baseline)
+        self._recording = agent.recording
+        self.start = (torch.zeros(subject.bottleneck.shape) if baseline is None
+                      else torch.from_numpy(baseline))
 
-    def compute(self, frames: CheckedFrames, unit: str,
-                function: Callable[[Batch], np.ndarray]) -> np.ndarray:
-        """Compute numbers per frame batch by batch, with a progress bar.
+    def read(self, context: CheckContext, unit: str) -> Iterator[Batch]:
+        """Yield the checked frames batch by batch, with a progress bar.
 
         Args:
-            frames: the frames.
+            context: the frames.
             unit: unit of the progress bar.
-            function: returns the numbers for a batch (B, …).
-
-        Returns:
-            Numbers of all frames (N, …).
         """
-        numbers = []
-        with Progress(len(frames.step), unit) as progress:
-            for places in batches(frames.places):
-                recorded = self._agent.recording.read(places)
-                rows = slice(progress.done, progress.done + len(places))
-                numbers.append(function(Batch(
-                    rows, self.attributor.run_prefix(recorded.frames, recorded.entering),
-                    recorded.actions)))
-                progress.update(rows.stop)
-        return np.concatenate(numbers)
+        rows_of = list(batches(np.arange(len(context.places))))
+        for rows in with_progress(rows_of, len(rows_of), unit):
+            recorded = self._recording.read(context.places[rows])
+            yield Batch(rows, self.run_prefix(recorded.frames, recorded.entering), recorded.actions)
 
-    def outputs(self, batch: Batch, changed: Tensor, frame: np.ndarray) -> np.ndarray:
+    def changed_outputs(self, batch: Batch, changed: Tensor, frame: np.ndarray) -> np.ndarray:
         """Compute the output at changed activations.
 
         Args:
@@ -208,41 +174,43 @@ class CheckedLayer:
         Returns:
             Outputs, float64 (R,).
         """
-        outputs = []
-        for begin in range(0, len(changed), _FRAMES_PER_BATCH):
-            part = slice(begin, begin + _FRAMES_PER_BATCH)
-            which = torch.from_numpy(frame[part])
-            outputs.append(self.attributor.outputs_at(
-                PrefixActivations(changed[part], tuple(
-                    state[which] for state in batch.prefix.also_read)),
-                batch.actions[frame[part]])[0])
-        return np.concatenate(outputs)
+        return self.outputs_at(dataclasses.replace(
+            batch.prefix, activations=changed,
+            also_read=tuple(state[torch.from_numpy(frame)] for state in batch.prefix.also_read)),
+            batch.actions[frame])[0]
+
+
+def cell_attributions(policy: Policy, compute: Compute, bottleneck: Bottleneck, output: Output,
+                      recorded: RecordedFrames, integration: Integration,
+                      baseline: np.ndarray | None = None) -> np.ndarray:
+    """Attribute an output to the cells of a layer, summed over channels, float64 (N, H, W)."""
+    attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output], integration,
+                                          baseline)
+    return np.concatenate([
+        attributor.attribute(attributor.run_prefix(frames, entering), actions, np.zeros(1)
+                             ).values[0].sum(axis=1, dtype=np.float64)
+        for frames, entering, actions in zip(*map(batches, vars(recorded).values()))])
 
 
 class Check(abc.ABC):
     """A check of attributions by experiment.
 
     Attributes:
-        name: name of the check in files and flags.
         title: question that the check answers.
         method: description of the method and of the criterion, for the report.
         columns: headings in the report by column of the table.
         arrays: stored arrays of numbers per frame; empty if none are stored.
     """
 
-    name: ClassVar[str]
     title: ClassVar[str]
     method: ClassVar[str]
     columns: ClassVar[dict[str, str]]
     arrays: ClassVar[dict[str, Array]] = {}
 
-    def key(self, subject: Subject) -> tuple[str, ...]:
-        """Return the parts of the file path under which the numbers per frame are stored."""
-        return subject.name
-
-    def owner(self, context: CheckContext, subject: Subject) -> str:
-        """Return the checksum of the features or agent to which the stored numbers belong."""
-        return subject.features.checksum
+    def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
+        """Return the parts of the file path under which the numbers per frame are stored, and the
+        checksum of the features or agent to which they belong."""
+        return subject.name, subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
         """Compute the numbers per frame of one subject."""
@@ -285,19 +253,18 @@ def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -
     holds = met.to_numpy(bool)
     if not len(holds):
         return f"{statement}: nothing to tell."
-    names = table[["layer", "output", *more]].agg(", ".join, axis=1)
-    if holds.all():
-        return f"{statement}: yes, in all {len(holds)} cases."
-    return (f"{statement}: in {holds.sum()} of {len(holds)} cases; not so for "
-            + "; ".join(names[~holds]) + ".")
+    names = table[["layer", "output", *more]].agg(", ".join, axis=1)[~holds]
+    return f"{statement}: " + (f"yes, in all {len(holds)} cases." if holds.all() else (
+        f"in {holds.sum()} of {len(holds)} cases; not so for {'; '.join(names)}."))
 
 
 def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
     """Create a figure with a grid of axes (rows, columns)."""
-    figure = Figure(figsize=(PANEL_WIDTH * columns, 3.4 * rows), layout="constrained")
+    figure = Figure(figsize=(4.2 * columns, 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def by_name(table: pd.DataFrame) -> list[tuple[Name, pd.DataFrame]]:
-    """Group the rows of a table by layer and output, in the order of the table."""
-    return list(table.groupby(["layer", "output"], sort=False))
+def format_rows(table: pd.DataFrame) -> list[list[str]]:
+    """Format the cells of a table for a report."""
+    return [[(f"{value:.3g}" if np.isfinite(value) else "–") if isinstance(value, float)
+             else str(value) for value in row] for row in table.itertuples(index=False)]

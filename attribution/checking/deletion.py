@@ -1,14 +1,19 @@
-"""Deletion and insertion: an output as cells of a layer are replaced by the baseline (deletion) or
-restored (insertion), in the order of their attributions.
+"""Removal of cells and of features of a layer: does the output change as attributed?
 
-After Petsiuk, Das and Saenko (2018), "RISE", section 3.3, with cells of a layer instead of pixels.
-The cells with the largest attribution, which raise the output most, come first. A good order
-therefore has a small area under the deletion curve and a large area under the insertion curve. It
-is compared with the orders by gradient times activation and by the size of the activations
-(Euclidean norm over channels), and with random orders.
+*Deletion and insertion*: an output as cells of a layer are replaced by the baseline (deletion) or
+restored (insertion), in the order of their attributions. After Petsiuk, Das and Saenko (2018),
+"RISE", section 3.3, with cells of a layer instead of pixels. The cells with the largest
+attribution, which raise the output most, come first. A good order therefore has a small area under
+the deletion curve and a large area under the insertion curve. It is compared with the orders by
+gradient times activation and by the size of the activations (Euclidean norm over channels), and
+with random orders.
 
-Letters in shape comments: N frames, B frames of a batch, P cells, C channels, H W a layer's grid, M
-points of a curve, R changed frames.
+*Ablation* of single features, as in ``agents.edits``: a feature's direction is projected out of
+every cell. If the attributions are right and features do not interact, the output changes by minus
+the sum of the feature's attributions.
+
+Letters in shape comments: N frames, B frames of a batch, P cells, C channels, H W a layer's grid, F
+features, M points of a curve, R changed frames.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from agents.edits import Edit
 from attribution.checking.check import (
     Arrays,
     Batch,
@@ -34,6 +40,7 @@ from attribution.checking.check import (
 )
 from common.palette import BLUE, COLOURS, DARK_GREY, VERMILION
 from common.results import Array
+from stats.association import rank_correlation, slope
 from stats.bootstrap import ClusterBootstrap
 
 POINTS = 9  # points per curve, including both ends
@@ -42,7 +49,7 @@ ATTRIBUTION, GRADIENT, ACTIVATION, RANDOM = ORDERS = (
     "attribution", "gradient times activation", "size of the activations", "random")
 KINDS = ("deletion", "insertion")
 COMPARISON = ("better", "low_95", "high_95", "above")  # columns; see compare_areas
-_CHANGED_PER_BATCH = 512
+_CHANGED_PER_BATCH = 128
 
 
 class Deletion(Check):
@@ -53,7 +60,6 @@ class Deletion(Check):
     last point.
     """
 
-    name = "deletion"
     title = "Do the cells with the largest attributions matter most?"
     method = (
         "Cells of the layer go to the baseline (deletion) or come from it (insertion), those "
@@ -68,8 +74,9 @@ class Deletion(Check):
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
         layer, cells = CheckedLayer(context.agent, subject), context.cells(subject)
         rng = np.random.default_rng(context.seed)
-        return {"values": layer.compute(context.frames, "deletion frame", lambda batch: _curves(
-            layer, batch, cells[batch.rows], rng))}
+        return {"values": np.concatenate([
+            _curves(layer, batch, cells[batch.rows], rng)
+            for batch in layer.read(context, "deletion batch")])}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         """Compare the order of attributions with the other orders.
@@ -81,7 +88,7 @@ class Deletion(Check):
         """
         deviation = context.attributions.read("summary", *subject.name)["deviation"] or 1.0
         areas = areas_under(arrays["values"]) / deviation  # (N, orders, 2)
-        bootstrap = ClusterBootstrap(context.frames.episodes, context.seed)
+        bootstrap = ClusterBootstrap(context.episodes, context.seed)
         return pd.DataFrame([
             (kind, order, *compare_areas(areas[:, 0, number], areas[:, place, number], kind,
                                          bootstrap))
@@ -106,6 +113,12 @@ class Deletion(Check):
         return " ".join(
             summarise(rows["above"], rows, f"{kind.capitalize()} is better than random order")
             for kind in KINDS if len(rows := random[random["kind"] == kind]))
+
+
+def ranks_of(scores: np.ndarray) -> np.ndarray:
+    """Return the rank of each cell (N, P) in the descending order of the scores (N, …); cells of
+    low rank are replaced, or restored, first."""
+    return np.argsort(np.argsort(-scores.reshape(len(scores), -1), axis=1, kind="stable"), axis=1)
 
 
 def areas_under(curves: np.ndarray) -> np.ndarray:
@@ -147,11 +160,9 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
     """
     activations = batch.prefix.activations
     number, _, height, width = activations.shape
-    gradient = layer.attributor.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]
+    gradient = layer.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]
     scores = [attributions, gradient.sum(axis=1), activations.norm(dim=1).cpu().numpy()]
-    # Rank of each cell in an order (B, P): cells of low rank are replaced, or restored, first.
-    ranks = [np.argsort(np.argsort(-score.reshape(number, -1), axis=1, kind="stable"), axis=1)
-             for score in scores]
+    ranks = list(map(ranks_of, scores))
     random = [rng.permuted(np.tile(np.arange(height * width), (number, 1)), axis=1)
               for _ in range(RANDOM_ORDERS)]
     changed = np.round(np.linspace(0, height * width, POINTS)).astype(int)[1:-1]
@@ -161,8 +172,9 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
         axis=1)  # (B, orders, M - 2, P)
     inner = _outputs(layer, batch, kept.reshape(-1, 1, height, width)).reshape(kept.shape[:3])
     rows = np.arange(number)
-    full, empty = (np.tile(layer.outputs(batch, end, rows)[:, None, None], (1, kept.shape[1], 1))
-                   for end in (activations, layer.baseline.to(activations).expand_as(activations)))
+    full, empty = (np.tile(layer.changed_outputs(batch, end, rows)[:, None, None],
+                           (1, kept.shape[1], 1))
+                   for end in (activations, layer.start.to(activations).expand_as(activations)))
     own = len(ranks)
     deleted = np.concatenate([full, inner, empty], axis=2)[:, :own + RANDOM_ORDERS]
     inserted = np.concatenate([empty, inner, full], axis=2)[:, own + RANDOM_ORDERS:]
@@ -177,12 +189,92 @@ def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
     """Compute outputs (R,) with all cells at the baseline except those in ``kept``, bool
     (R, 1, H, W), where R / B successive masks belong to each frame."""
     activations = batch.prefix.activations
-    base = layer.baseline.to(activations)
-    frame = np.repeat(np.arange(len(activations)), len(kept) // len(activations))
+    base = layer.start.to(activations)
+    frames = torch.arange(len(activations)).repeat_interleave(len(kept) // len(activations))
     outputs = []
-    for begin in range(0, len(kept), _CHANGED_PER_BATCH):
-        part = slice(begin, begin + _CHANGED_PER_BATCH)
-        cells = torch.from_numpy(kept[part]).to(activations.device)
-        changed = torch.where(cells, activations[torch.from_numpy(frame[part])], base)
-        outputs.append(layer.outputs(batch, changed, frame[part]))
+    for frame, cells in zip(frames.split(_CHANGED_PER_BATCH),
+                            torch.from_numpy(kept).split(_CHANGED_PER_BATCH)):
+        changed = torch.where(cells.to(activations.device), activations[frame], base)
+        outputs.append(layer.changed_outputs(batch, changed, frame.numpy()))
     return np.concatenate(outputs)
+
+
+class Ablation(Check):
+    """Changes of the output when single features are ablated, and the features' attributions.
+
+    Stored: ``changes`` of the output, float64 (N, F); ``totals``, sums of the attributions over
+    cells, float32 (N, F).
+    """
+
+    title = "Does the output change as attributed when a feature is taken out?"
+    method = (
+        "Each feature's direction is projected out of every cell of a frame. Expected "
+        "is minus the sum of the feature's attribution; slope: of the change on what is "
+        "expected, 1 if attributions are right and features act apart from each other.")
+    columns: ClassVar = {"feature": "feature", "change": "change", "expected": "expected",
+        "slope": "slope", "low_95": "low", "high_95": "high", "r2": "R²",
+        "rank_correlation": "rank correlation"}
+    arrays: ClassVar = {"changes": Array(np.float64, "N F"), "totals": Array(np.float32, "N F")}
+
+    def compute(self, context: CheckContext, subject: Subject) -> Arrays:
+        layer, changes = CheckedLayer(context.agent, subject), []
+        edits = [Edit(subject.bottleneck.layer.name, direction[None])
+                 for direction in torch.from_numpy(subject.features.reducer.directions)]
+        for batch in layer.read(context, "edited batch"):
+            activations, rows = batch.prefix.activations, np.arange(len(batch.rows))
+            before = layer.changed_outputs(batch, activations, rows)
+            changes.append(np.stack([
+                layer.changed_outputs(batch, edit.changed(activations, 1), rows) - before
+                for edit in edits], axis=1))  # (B, F)
+        return {"changes": np.concatenate(changes),
+                "totals": context.attributed(subject, "totals")[:, :-1]}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        return features_table(arrays["changes"], arrays["totals"], context.episodes, context.seed)
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        """Plot actual against expected changes of the output, one point per frame and feature."""
+        figure, axes_of = panels(1, len(arrays))
+        for axes, (name, stored) in zip(axes_of[0], arrays.items()):
+            expected = -stored["totals"]
+            for feature, (x, y) in enumerate(zip(expected.T, stored["changes"].T)):
+                axes.plot(x, y, ".", markersize=3, color=COLOURS[feature % len(COLOURS)],
+                          label=str(feature))
+            ends = [float(expected.min()), float(expected.max())]
+            axes.plot(ends, ends, color="black", linewidth=0.8)
+            axes.set(title=", ".join(name), xlabel="expected", ylabel="change")
+        axes_of[0, 0].legend(title="feature", fontsize=7, ncols=2)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        known = table.dropna(subset=["slope"])
+        within = (known["low_95"] <= 1) & (known["high_95"] >= 1)
+        return (f"Slopes: median {known['slope'].median():.2f}, R² median "
+                f"{known['r2'].median():.2f}; {within.sum()} of {len(known)} intervals hold 1.")
+
+
+def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray,
+                   seed: int) -> pd.DataFrame:
+    """Compare changes of the output with attributions.
+
+    Args:
+        changes: changes of the output (N, F).
+        totals: sums of the attributions over cells (N, F).
+        episodes: episode of each frame (N,).
+        seed: seed of the bootstrap over episodes.
+
+    Returns:
+        A row per feature: ``feature``, ``change`` (mean), ``expected`` (mean expected change: minus
+        the attributions), ``slope`` of the actual on the expected change with ``low_95`` and
+        ``high_95``, ``r2``, and ``rank_correlation``. NaN where attributions or changes are
+        constant.
+    """
+    bootstrap, rows = ClusterBootstrap(episodes, seed), []
+    for feature, (change, total) in enumerate(zip(changes.T, totals.T)):
+        numbers = [np.nan] * 5
+        if np.ptp(total) > 0 and np.ptp(change) > 0:
+            numbers = [*vars(slope(-total, change, episodes, bootstrap)).values(),
+                       np.corrcoef(total, change)[0, 1]**2,
+                       rank_correlation(-total, change, episodes, bootstrap).value]
+        rows.append((feature, change.mean(), -total.mean(), *numbers))
+    return pd.DataFrame(rows, columns=list(Ablation.columns))

@@ -10,7 +10,7 @@ Letters in shape comments: N frames, K kinds of object, J outputs, H W cells of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,23 +19,23 @@ import torch
 from matplotlib.figure import Figure
 
 from agents.acting import run_policy
-from agents.outputs import Output
+from agents.rollout_files import RolloutFolder
 from attribution.checking.check import (
     Arrays,
     Check,
     CheckContext,
     Name,
     Subject,
-    by_name,
     panels,
     summarise,
 )
-from attribution.checking.object_files import packed, rendered_without, unpacked
-from attribution.checking.object_scores import cells_of
+from attribution.checking.object_scores import cells_of, packed, rendered_without, unpacked
 from attribution.layers import Bottleneck
 from common.game_constants import FRAME_SIZE
 from common.palette import BLUE, DARK_GREY
 from common.results import Array
+from envs.level_state import LevelState
+from envs.objects import GameObject
 from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
@@ -51,7 +51,6 @@ class ObjectRemoval(Check):
     together.
     """
 
-    name = "objects"
     title = "Does the output change as attributed when an object is taken out of the game?"
     method = (
         "Each kind of object is taken out of the real game in that frame, and the agent, with "
@@ -69,29 +68,36 @@ class ObjectRemoval(Check):
     arrays: ClassVar = {"masks": Array(np.uint8, f"N K {FRAME_SIZE**2 // 8}"),
                         "changes": Array(np.float64, "N K")}
 
-    def key(self, subject: Subject) -> tuple[str, ...]:
-        return (subject.output.name,)
-
-    def owner(self, context: CheckContext, subject: Subject) -> str:
-        return context.agent.provenance["agent_sha256"]
+    def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
+        return (subject.output.name,), context.agent.provenance["agent_sha256"]
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
+        agent, places = context.agent, context.places
         first = {subject.output: subject for subject in reversed(subjects)}  # by output
+
+        def run(number: int, _: LevelState, frames: np.ndarray) -> np.ndarray:
+            recorded = agent.recording.read(places[number:number + 1])
+            entering, actions = (
+                torch.from_numpy(array).expand(len(frames), *array.shape[1:]).to(
+                    agent.compute.device) for array in (recorded.entering, recorded.actions))
+            result = run_policy(agent.policy, agent.compute, frames, entering)
+            return torch.stack([output(result, actions) for output in first]).double().cpu().numpy()
+
         if first and context.kinds:
-            masks, changes = remove_objects(context, list(first))
+            masks, changes = changes_without(agent.recording.folder, places, context.kinds, run)
             for subject, change in zip(first.values(), changes):
                 yield subject, {"masks": packed(masks), "changes": change}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         return objects_table(
             unpacked(arrays["masks"]), arrays["changes"], context.cells(subject),
-            subject.bottleneck, [kind.name for kind in context.kinds], context.frames.episodes,
+            subject.bottleneck, [kind.name for kind in context.kinds], context.episodes,
             context.seed)
 
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
         """Plot the agreement of signs and its chance level by kind of object."""
-        named = by_name(table)
+        named = table.groupby(["layer", "output"], sort=False)
         figure, axes_of = panels(1, len(named))
         for axes, (name, rows) in zip(axes_of[0], named):
             rows = rows.dropna(subset=["agreement"])
@@ -116,32 +122,30 @@ class ObjectRemoval(Check):
             f" Too few frames show: {', '.join(missing)}." if missing else "")
 
 
-def remove_objects(context: CheckContext, outputs: Sequence[Output]
-                   ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the agent on the checked frames without each kind of object.
+def changes_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject],
+                    run: Callable[[int, LevelState, np.ndarray], np.ndarray]
+                    ) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the changes of outputs in recorded frames without each kind of object.
 
     Args:
-        context: the agent and the checked frames.
-        outputs: J outputs.
+        folder: the recording.
+        places: episode and row of each frame (N, 2); rows of an episode are adjacent and ascending.
+        kinds: kinds of object (K,).
+        run: maps the frame's number, its level state and R renderings of it to J outputs (J, R).
 
     Returns:
-        Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K).
+        Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K), 0
+        where a kind is not in view.
 
     Raises:
         UserError: if the recording cannot be replayed.
     """
-    agent, masks, changes = context.agent, [], []
-    rendered = rendered_without(agent.recording.folder, context.frames.places, context.kinds)
-    for place, (_, pictures) in zip(context.frames.places, rendered):
-        recorded = agent.recording.read(place[None])
+    masks, changes = [], []
+    for number, (state, pictures) in enumerate(rendered_without(folder, places, kinds)):
         seen = pictures.masks.any(axis=(1, 2))
-        frames = np.concatenate([pictures.frame[None], pictures.without[seen]])
-        entering, actions = (
-            torch.from_numpy(array).expand(len(frames), *array.shape[1:]).to(agent.compute.device)
-            for array in (recorded.entering, recorded.actions))
-        result = run_policy(agent.policy, agent.compute, frames, entering)
-        values = torch.stack([output(result, actions) for output in outputs]).double().cpu().numpy()
-        change = np.zeros((len(outputs), len(context.kinds)))
+        values = run(number, state,
+                     np.concatenate([pictures.frame[None], pictures.without[seen]]))
+        change = np.zeros((len(values), len(kinds)))
         change[:, seen] = values[:, 1:] - values[:, :1]
         masks.append(pictures.masks)
         changes.append(change)
@@ -186,8 +190,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         where = episodes[seen]
         facts: dict[str, object] = {
             "kind": name, "frames": int(seen.sum()), "episodes": len(np.unique(where))}
+        rows.append(facts)
         if seen.sum() < MIN_FRAMES or facts["episodes"] == 1:
-            rows.append(facts)
             continue
         cells, attributed = touched[seen, number], attributions[seen]
         change, inside = changes[seen, number], (attributed * cells).sum(axis=(1, 2))
@@ -200,8 +204,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
             whole[seen], np.finfo(np.float32).tiny)
         area = cells.mean(axis=(1, 2))
         density = ratio(share, area, where, bootstrap)
-        rows.append({
-            **facts, "change": change.mean(), "expected": -inside.mean(),
+        facts |= {
+            "change": change.mean(), "expected": -inside.mean(),
             "agreement": agrees.mean(), "low_95": low[0], "high_95": high[0],
             "chance": by_chance.mean(), "above_low_95": low[1],
             "above_chance": bool(low[0] > 0.5 and low[1] > 0),
@@ -209,7 +213,7 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
             "rank_high_95": ranks.high, "share": share.mean(), "area": area.mean(),
             "density": density.value, "density_low_95": density.low,
             "density_high_95": density.high,
-            "attribution_sign": np.sign(inside).mean()})
+            "attribution_sign": np.sign(inside).mean()}
     return pd.DataFrame(rows, columns=[
         "kind", "frames", "episodes", "change", "expected", "agreement", "low_95", "high_95",
         "chance", "above_low_95", "above_chance", "rank_correlation", "rank_low_95",

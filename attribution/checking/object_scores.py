@@ -1,4 +1,28 @@
-"""Scores of features by the kinds of object that they respond to, using exact masks.
+"""Objects in recorded frames, and the features that respond to them: scores by exact masks, and the
+files of ``analysis/attribution/objects/``.
+
+::
+
+    settings.json               settings; kinds: names of the K kinds of object
+    masks.npz                   observations int32 (O, 2), episode and row of each frame; masks
+                                uint8 (O, K, 512), the bits of 64 x 64 pixels, see ``packed``
+    <layer>/scores.csv          one row per feature (counted from 0) and kind of object
+    <layer>/hallucinations.csv  frames in which a named feature is strongly active away from its
+                                object
+    <layer>/names.json          names and scores of the features, see below; written last
+    <layer>/compared.json       optional: ``features_sha256``, ``other_features_sha256``, and the
+                                ``difference`` between the layer's object score and that of the
+                                other features in the same frames, with ``low_95`` and ``high_95``
+
+``names.json`` holds ``layer`` (path), ``features_sha256`` (checksum of the features, as in the
+settings of attributions) and a list of ``features``. Each feature has ``name`` (its kind of object,
+or null if its score is not above chance), ``kind`` (the kind with the best score), ``score`` (area
+under the ROC curve) with ``low_95``, ``high_95`` and ``chance_high`` (all five null if no kind has
+a score), and ``hallucinations`` (frames per 1 000 in which the feature is strongly active away from
+its object) with ``hallucinations_low_95`` and ``hallucinations_high_95`` (null without a name). For
+the layer, it holds ``score`` (object score: mean over the features) with ``score_low_95`` and
+``score_high_95``, and ``score_chance`` (the object score with the masks of other frames); they are
+null if a feature has no score.
 
 The score of a feature and a kind of object is the area under the ROC curve when the feature's
 activation in a cell is used to detect cells that the mask touches, over all cells of all frames.
@@ -20,14 +44,26 @@ episodes, B bins of activations, R resamplings.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pandas as pd
 from scipy.ndimage import binary_dilation
 
+from agents.object_masks import ObjectPainter, ObjectPictures
+from agents.replay import recorded_game, replayed
+from agents.rollout_files import RolloutFolder
 from attribution.layers import Bottleneck
+from common.errors import UserError
 from common.game_constants import FRAME_SIZE
+from common.progress import Progress
+from common.results import Array, Entry, Json, Npz, ResultStore, Schema, Table
+from envs.level_state import LevelState
+from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
+from envs.procgen_env import EnvConfig
 from stats.bootstrap import ClusterBootstrap
 
 NUM_SHIFTS = 40
@@ -48,86 +84,55 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
 
     Returns:
         Mask of cells, bool (…, H, W).
-
-    Raises:
-        UserError: if the layer has no cells.
     """
-    place = (np.arange(FRAME_SIZE) - bottleneck.centres()[0]) / bottleneck.layer.stride
+    stride, first_pixel = bottleneck.layer.stride or FRAME_SIZE, bottleneck.layer.first_pixel or 0
+    place = (np.arange(FRAME_SIZE) - first_pixel) / stride
     cells = np.clip(np.floor(place + 0.5), 0, bottleneck.shape[1] - 1)
     first = np.searchsorted(cells, np.arange(bottleneck.shape[1]))
     rows = np.logical_or.reduceat(masks, first, axis=-2)
     return np.logical_or.reduceat(rows, first, axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class ObjectScores:
-    """Scores of the features of a layer; NaN where a kind is in too few frames, or its cells never
-    have a weight.
-
-    Attributes:
-        auc: area under the ROC curve (F, K).
-        low, high: 95 % interval of ``auc``, by bootstrap over episodes (F, K).
-        chance: mean of ``auc`` over shifts of the masks (F, K).
-        chance_low, chance_high: 2.5 % and 97.5 % quantiles of ``auc`` over the shifts (F, K).
-        frames: number of frames in which a kind touches a cell with a weight (K,).
-        score: object score (mean over features of the best ``auc``) with its 95 % interval (3,).
-        score_chance: object score with shifted masks, averaged over the shifts.
-    """
-
-    auc: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    chance: np.ndarray
-    chance_low: np.ndarray
-    chance_high: np.ndarray
-    frames: np.ndarray
-    score: np.ndarray
-    score_chance: float
-
-    @property
-    def best(self) -> np.ndarray:
-        """Index of the kind with the best score for each feature; -1 without any score (F,)."""
-        known = np.where(np.isnan(self.auc), -1, self.auc)
-        return np.where(known.max(axis=1) >= 0, known.argmax(axis=1), -1)
-
-    @property
-    def named(self) -> np.ndarray:
-        """Whether the interval of each feature's best score lies above chance, bool (F,)."""
-        rows, best = np.arange(len(self.auc)), self.best
-        return (best >= 0) & (self.low[rows, best] > self.chance_high[rows, best])
-
-
-def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.ndarray,
-                  seed: int) -> ObjectScores:
+def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[str],
+                  episodes: np.ndarray, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """Score the features of a layer.
 
     Args:
         activations: activations of the features, float (O, H, W, F).
         touched: cells that the masks touch, bool (O, H, W, K).
+        kinds: names of the kinds of object (K,).
         episodes: episode of each frame (O,).
         seed: seed of the bootstrap over episodes.
+
+    Returns:
+        A row per feature and kind: ``feature``, ``kind``; ``auc``, the area under the ROC curve,
+        with ``low_95`` and ``high_95`` by bootstrap over episodes; its mean over shifts of the
+        masks, ``chance``, and their 2.5 % and 97.5 % quantiles, ``chance_low`` and ``chance_high``,
+        all NaN where a kind is in too few frames or its cells never have a weight; and ``frames``,
+        the number of frames in which the kind touches a cell with a weight. And the object score
+        (mean over features of the best ``auc``), its 95 % interval, and its mean over shifts of the
+        masks (4,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
-    histograms = scorer.histograms(activations)
+    auc, histograms = scorer.areas(activations)
     bootstrap = ClusterBootstrap(episodes, seed)
-    auc, low, high = np.full((3, *histograms.shape[:2]), np.nan)
-    for place in np.ndindex(auc.shape):
-        if scorer.enough[place[1]]:
-            auc[place] = _auc(histograms[place].sum(axis=1))
-            low[place], high[place] = bootstrap.interval_of(
-                functools.partial(_auc_of_draws, histograms=histograms[place]))
+    low, high = np.full((2, *auc.shape), np.nan)
+    for place in zip(*np.nonzero(np.isfinite(auc))):
+        low[place], high[place] = bootstrap.interval_of(
+            functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
     chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any value is
-    scores = ObjectScores(auc, low, high, shifted.mean(axis=0), chance_low, chance_high,
-                          scorer.frames, np.full(3, np.nan), float("nan"))
-    best = scores.best
-    if (best < 0).any():
-        return scores
-    chosen = [histograms[place] for place in enumerate(best)]
-    return dataclasses.replace(
-        scores, score_chance=float(np.nanmax(shifted, axis=2).mean()),
-        score=np.array([auc[np.arange(len(best)), best].mean(), *bootstrap.interval_of(
-            lambda draws: mean_score(draws, chosen))]))
+    table = pd.DataFrame({
+        "feature": np.repeat(np.arange(len(auc)), len(kinds)), "kind": np.tile(kinds, len(auc)),
+        "auc": auc.ravel(), "low_95": low.ravel(), "high_95": high.ravel(),
+        "chance": shifted.mean(axis=0).ravel(), "chance_low": chance_low.ravel(),
+        "chance_high": chance_high.ravel(), "frames": np.tile(scorer.frames, len(auc))})
+    chosen = best_histograms(auc, histograms)
+    if chosen is None:
+        return table, np.full(4, np.nan)
+    interval = bootstrap.interval_of(lambda draws: mean_score(draws, chosen))
+    return table, np.array([auc[np.arange(len(auc)), np.nanargmax(auc, axis=1)].mean(), *interval,
+                            np.nanmax(shifted, axis=2).mean()])
 
 
 def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.ndarray,
@@ -145,23 +150,31 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
         Difference of the object scores with its 95 % interval (3,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
-    both = [scorer.best_histograms(each) for each in (activations, others)]
-    if not all(both):
+    own, other = (best_histograms(*scorer.areas(each)) for each in (activations, others))
+    if own is None or other is None:
         return np.full(3, np.nan)
 
     def difference(draws: np.ndarray) -> np.ndarray:
-        return mean_score(draws, both[0]) - mean_score(draws, both[1])
+        return mean_score(draws, own) - mean_score(draws, other)
 
     return np.append(difference(np.ones((1, len(np.unique(episodes))))),
                      ClusterBootstrap(episodes, seed).interval_of(difference))
 
 
-def mean_score(draws: np.ndarray, histograms: list[np.ndarray]) -> np.ndarray:
+def best_histograms(auc: np.ndarray, histograms: np.ndarray) -> np.ndarray | None:
+    """Return the histograms (F, 2, E, B) of each feature and the kind with its best score; None if
+    a feature has no score."""
+    if np.isnan(auc).all(axis=1).any():
+        return None
+    return histograms[np.arange(len(auc)), np.nanargmax(auc, axis=1)]
+
+
+def mean_score(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
     """Compute the mean area under the ROC curve over features in each resampling.
 
     Args:
         draws: number of times that each episode was drawn (R, E).
-        histograms: histograms (2, E, B) of each feature and its kind, from :class:`ObjectScorer`.
+        histograms: histograms of each feature and its kind (F, 2, E, B).
 
     Returns:
         Means, float (R,).
@@ -192,9 +205,10 @@ class ObjectScorer:
         in_episodes = np.array([len(np.unique(self._episode[each])) for each in counted.T])
         self.enough = (self.frames >= MIN_FRAMES) & (in_episodes >= MIN_EPISODES)
 
-    def histograms(self, activations: np.ndarray) -> np.ndarray:
-        """Compute histograms of activations (O, H, W, F) by episode, in touched and in other cells:
-        float32 (F, K, 2, E, B)."""
+    def areas(self, activations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Compute areas under the ROC curve (F, K), NaN without enough frames, and histograms of
+        activations (O, H, W, F) by episode, in touched and in other cells: float32
+        (F, K, 2, E, B)."""
         codes = self._codes(activations)
         num_episodes, kinds = self._episode.max() + 1, self._touched.shape[-1]
         histograms = np.zeros((len(codes), kinds, 2, num_episodes, _BINS), np.float32)
@@ -206,18 +220,8 @@ class ObjectScorer:
                 histograms[feature, kind, which] = np.bincount(
                     begins + code[frames, places], weights, num_episodes * _BINS
                     ).reshape(num_episodes, _BINS)
-        return histograms
-
-    def best_histograms(self, activations: np.ndarray) -> list[np.ndarray]:
-        """Compute the histograms (2, E, B) of each feature and the kind with its best score; return
-        an empty list if a feature has no score."""
-        best = []
-        for by_kind in self.histograms(activations):
-            scores = np.where(self.enough, [_auc(each.sum(axis=1)) for each in by_kind], np.nan)
-            if np.isnan(scores).all():
-                return []
-            best.append(by_kind[np.nanargmax(scores)])
-        return best
+        auc = _auc(np.moveaxis(histograms.sum(axis=3), 2, 0))
+        return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
         """Compute areas under the ROC curve with the masks of other frames (shifts, F, K)."""
@@ -269,50 +273,161 @@ def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
     return _auc(np.stack([draws @ each for each in histograms]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Hallucinations:
-    """Frames in which a feature is strongly active away from its object.
-
-    Attributes:
-        threshold: activation exceeded in 1 % of all cells.
-        rate: number of hallucinations per 1 000 frames.
-        low, high: 95 % interval of the rate, by bootstrap over episodes.
-        frames: indices of the n frames with the strongest activations, at most one per episode,
-            strongest first (n,).
-        cells: row and column of the most active cell in each of these frames (n, 2).
-        strengths: activations in these cells (n,).
-    """
-
-    threshold: float
-    rate: float
-    low: float
-    high: float
-    frames: np.ndarray
-    cells: np.ndarray
-    strengths: np.ndarray
-
-
-def hallucinations(activations: np.ndarray, touched: np.ndarray, episodes: np.ndarray,
-                   seed: int) -> Hallucinations:
+def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
+                   seed: int) -> tuple[np.ndarray, pd.DataFrame]:
     """Find frames in which a feature is strongly active away from its object.
 
     Args:
         activations: activations of the feature, float (O, H, W).
         touched: cells that the masks of its object touch, bool (O, H, W).
-        episodes: episode of each frame (O,).
+        observations: episode and row of each frame (O, 2).
         seed: seed of the bootstrap over episodes.
+
+    Returns:
+        Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,). And
+        the frames with the strongest activations, at most one per episode, strongest first:
+        ``episode``, ``row``; ``cell_row`` and ``cell_column`` of the most active cell,
+        ``activation`` in it, and ``threshold``, which is exceeded in 1 % of all cells.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))
     elsewhere = np.where(near, -np.inf, activations).reshape(len(activations), -1)  # (O, H W)
     place, strength = elsewhere.argmax(axis=1), elsewhere.max(axis=1)
     counted = strength > threshold
-    low, high = ClusterBootstrap(episodes, seed).interval(
+    interval = ClusterBootstrap(observations[:, 0], seed).interval(
         counted[None].astype(float))[:, 0]
-    order = np.argsort(-strength, kind="stable")
-    order = order[counted[order]]
-    _, first = np.unique(episodes[order], return_index=True)
-    frames = order[np.sort(first)][:NUM_CANDIDATES]
-    cells = np.stack(np.unravel_index(place[frames], activations.shape[1:]), axis=1)
-    return Hallucinations(float(threshold), PER * counted.mean(), PER * low, PER * high, frames,
-                          cells, strength[frames])
+    cell_rows, cell_columns = np.unravel_index(place, activations.shape[1:])
+    table = pd.DataFrame({
+        "episode": observations[:, 0], "row": observations[:, 1], "cell_row": cell_rows,
+        "cell_column": cell_columns, "activation": strength, "threshold": threshold})[counted]
+    table = table.sort_values("activation", ascending=False, kind="stable")
+    return (PER * np.array([counted.mean(), *interval]),
+            table.drop_duplicates("episode")[:NUM_CANDIDATES])
+
+
+_SCORES = {"feature": int, "kind": str, **dict.fromkeys(
+    ("auc", "low_95", "high_95", "chance", "chance_low", "chance_high"), float), "frames": int}
+_HALLUCINATIONS = {"feature": int, "kind": str, "episode": int, "row": int, "cell_row": int,
+                   "cell_column": int, "activation": float, "threshold": float}
+_BEST = {"score": "auc", "low_95": "low_95", "high_95": "high_95", "chance_high": "chance_high"}
+RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # keys of a feature
+OBJECT_FILES = Schema(
+    "objects", "python -m attribution.objects", items={
+        "masks": Entry("masks.npz", Npz({
+            "observations": Array(np.int32, "O 2"),
+            "masks": Array(np.uint8, f"O K {FRAME_SIZE**2 // 8}")})),
+        "scores": Entry("{}/scores.csv", Table(_SCORES)),
+        "hallucinations": Entry("{}/hallucinations.csv", Table(_HALLUCINATIONS)),
+        "names": Entry("{}/names.json", Json()),
+        "compared": Entry("{}/compared.json", Json())})
+
+
+def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
+    """Return the kinds of object of a game.
+
+    Raises:
+        UserError: if the game has no table of objects.
+    """
+    kinds = objects_of(config.env_name)
+    if not kinds:
+        raise UserError(f"{GAME_OBJECTS_FILE.name} has no objects of {config.env_name}; add them "
+                        "there")
+    return kinds
+
+
+def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject]
+                     ) -> Iterator[tuple[LevelState, ObjectPictures]]:
+    """Render rows of a recording with and without each kind of object, in the given order.
+
+    Args:
+        folder: the recording.
+        places: episode and row of each frame (O, 2); rows of an episode are adjacent and ascending.
+        kinds: kinds of object.
+
+    Yields:
+        The level state of each row, and its renderings.
+
+    Raises:
+        UserError: if the recording cannot be replayed; see ``agents.replay.replayed``.
+    """
+    with (contextlib.closing(ObjectPainter(recorded_game(folder), kinds)) as painter,
+          Progress(len(places), "frame with masks") as progress):
+        borders = np.flatnonzero(np.diff(places[:, 0])) + 1
+        for rows in np.split(places, borders):
+            for _, state in replayed(folder, int(rows[0, 0]), rows[:, 1].tolist()):
+                yield state, painter.draw(state)
+                progress.update(progress.done + 1)
+
+
+def packed(masks: np.ndarray) -> np.ndarray:
+    """Pack masks, bool (O, K, 64, 64), into bits, uint8 (O, K, 512)."""
+    return np.packbits(masks.reshape(*masks.shape[:2], -1), axis=-1)
+
+
+def unpacked(bits: np.ndarray) -> np.ndarray:
+    """Unpack the bits of ``packed``, uint8 (O, K, 512), to masks, bool (O, K, 64, 64)."""
+    masks = np.unpackbits(bits, axis=-1).astype(bool)
+    return masks.reshape(*masks.shape[:2], FRAME_SIZE, FRAME_SIZE)
+
+
+def read_names(store: ResultStore, layer: str) -> dict:
+    """Read the names and scores of a layer's features.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
+    names = store.read("names", layer)
+    if not isinstance(names.get("features"), list):
+        raise UserError(f"{store.file_of('names', layer)} is damaged: it has no list of features; "
+                        "delete it to have it made again")
+    return names
+
+
+def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
+    """Return whether names and scores are stored for the layer's features with this checksum."""
+    return store.has("names", layer) and (
+        store.read("names", layer).get("features_sha256") == features_sha256)
+
+
+def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: Sequence[str],
+                   activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
+                   seed: int) -> None:
+    """Score a layer's features, and write the scores and then the names of the features.
+
+    Args:
+        store: the open folder.
+        layer: the layer.
+        checksum: checksum of its features.
+        kinds: names of the kinds of object (K,).
+        activations: activations of the features, float (O, H, W, F).
+        touched: cells that the masks touch, bool (O, H, W, K).
+        observations: episode and row of each frame (O, 2).
+        seed: seed of the bootstraps over episodes.
+    """
+    scores, total = object_scores(activations, touched, kinds, observations[:, 0], seed)
+    features, listed = [], [pd.DataFrame(columns=list(_HALLUCINATIONS))]
+    for feature, rows in scores.groupby("feature"):
+        facts = dict.fromkeys(("name", "kind", *_BEST, *RATES))
+        if rows["auc"].notna().any():
+            best = rows.loc[rows["auc"].idxmax()]
+            facts |= {"kind": best["kind"], **{name: finite_or_none(best[column])
+                                               for name, column in _BEST.items()}}
+            if best["low_95"] > best["chance_high"]:
+                rates, found = hallucinations(
+                    activations[..., feature], touched[..., kinds.index(best["kind"])],
+                    observations, seed)
+                facts |= {"name": best["kind"], **dict(zip(RATES, map(finite_or_none, rates)))}
+                listed.append(found.assign(feature=feature, kind=best["kind"]))
+        features.append(facts)
+    store.write("scores", layer.name, value=scores)
+    store.write("hallucinations", layer.name, value=pd.concat(
+        [table for table in listed if len(table)] or listed)[list(_HALLUCINATIONS)])
+    names = "score", "score_low_95", "score_high_95", "score_chance"
+    store.write("names", layer.name, value={
+        "layer": layer.layer.name, "features_sha256": checksum, "features": features,
+        **dict(zip(names, map(finite_or_none, total)))})
+
+
+def finite_or_none(value: float) -> float | None:
+    """Convert a number for JSON: return None if it is not finite."""
+    return float(value) if math.isfinite(value) else None

@@ -1,35 +1,48 @@
-"""Attributions of an agent whose weights are randomised step by step, from the heads downwards.
+"""Robustness of attributions to the weights of the agent and to the activations of a layer.
 
-Cascading randomisation after Adebayo et al. (2018), "Sanity checks for saliency maps": a map that
-does not change with the weights does not depend on what the network learned.
+*Randomisation*: attributions of an agent whose weights are randomised step by step, from the heads
+downwards, after Adebayo et al. (2018), "Sanity checks for saliency maps": a map that does not
+change with the weights does not depend on what the network learned.
 
-Letters in shape comments: N frames, S stages, H W cells.
+*Fidelity*: infidelity and sensitivity, computed with Captum, both from Yeh et al. (2019), "On the
+(in)fidelity and sensitivity of explanations". Infidelity: mean squared difference between the
+predicted and the actual change of the output when activations move to or from the baseline by
+random shares of their distance (normally distributed, with standard deviation NOISE). It is divided
+by the mean square of the actual change, so that attributions of zero have infidelity 1.
+Sensitivity: largest relative change of the attributions (Euclidean norm) when activations move by
+shares of at most NOISE.
+
+Letters in shape comments: N frames, B frames of a batch, S stages, H W cells.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
+from captum.metrics import infidelity, sensitivity_max
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
-from torch import nn
+from torch import Tensor, nn
 
 from agents.networks import Policy
 from attribution.checking.check import (
     Arrays,
+    Batch,
     Check,
     CheckContext,
+    CheckedLayer,
     Name,
     Subject,
-    by_name,
+    cell_attributions,
+    panels,
     summarise,
 )
-from attribution.integrated_gradients import Integration, LayerIntegratedGradients
+from attribution.integrated_gradients import Integration
 from common.palette import COLOURS, DARK_GREY
 from common.results import Array
 from stats.bootstrap import ClusterBootstrap
@@ -47,7 +60,6 @@ class Randomisation(Check):
     Stored: ``correlations`` float64 (S, N), averaged over DRAWS random draws of the weights.
     """
 
-    name = "randomisation"
     title = "Do the maps tell of what the network learned?"
     method = (
         "Rank correlation of |attribution| over the cells of a frame with that of the "
@@ -60,15 +72,12 @@ class Randomisation(Check):
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
         agent = context.agent
-        recorded = agent.recording.read(context.frames.subset(NUM_FRAMES).places)
+        recorded = agent.recording.read(context.subset(NUM_FRAMES).places)
 
         def maps_of(policy: Policy) -> np.ndarray:  # (N, H, W)
-            attributor = LayerIntegratedGradients(
-                policy, agent.compute, subject.bottleneck, [subject.output], INTEGRATION,
-                subject.features.baseline)
-            values = attributor.attribute(attributor.run_prefix(recorded.frames, recorded.entering),
-                                          recorded.actions, np.zeros(1)).values[0]
-            return np.abs(values.sum(axis=1, dtype=np.float64))
+            return np.abs(cell_attributions(policy, agent.compute, subject.bottleneck,
+                                            subject.output, recorded, INTEGRATION,
+                                            subject.features.baseline))
 
         maps = maps_of(agent.policy)
         return {"correlations": np.mean([
@@ -79,19 +88,17 @@ class Randomisation(Check):
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         stages = [name for name, _ in stages_of(context.agent.policy)]
         return randomisation_table(arrays["correlations"], stages,
-                                   context.frames.subset(NUM_FRAMES).episodes, context.seed)
+                                   context.subset(NUM_FRAMES).episodes, context.seed)
 
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        for number, (name, rows) in enumerate(by_name(table)):
+        figure, [[axes]] = panels(1, 1)
+        for number, (name, rows) in enumerate(table.groupby(["layer", "output"], sort=False)):
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(rows["drawn_again"], rows["correlation"], "o-", color=colour,
                       label=", ".join(name))
             axes.fill_between(rows["drawn_again"], rows["low_95"], rows["high_95"], color=colour,
                               alpha=0.2, linewidth=0)
         axes.axhline(CORRELATION_BAR, color=DARK_GREY, linewidth=0.8, linestyle="--")
-        axes.axhline(0, color="black", linewidth=0.8)
         axes.set(xlabel="drawn again, with all to the left",
                  ylabel="rank correlation of |attribution|")
         axes.legend(fontsize=8)
@@ -141,11 +148,9 @@ def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     Returns:
         Correlation per frame (N,); 0 where a map is constant.
     """
-    ranks = [rankdata(each.reshape(len(each), -1), axis=1) for each in (maps, others)]
-    ranks = [each - each.mean(axis=1, keepdims=True) for each in ranks]
-    size = np.sqrt(np.prod([(each**2).sum(axis=1) for each in ranks], axis=0))
-    return np.divide((ranks[0] * ranks[1]).sum(axis=1), size, out=np.zeros(len(maps)),
-                     where=size > 0)
+    ranks, other_ranks = (pd.DataFrame(each.reshape(len(each), -1)).rank(axis=1)
+                          for each in (maps, others))
+    return ranks.corrwith(other_ranks, axis=1).fillna(0).to_numpy()
 
 
 def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episodes: np.ndarray,
@@ -165,3 +170,106 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),
                          "low_95": low, "high_95": high})
+
+
+FIDELITY_FRAMES = 32  # small, because each frame is attributed at many changed activations
+NOISE = 0.1
+CHANGES = 10  # random changes per frame
+_FRAMES_PER_BATCH = 8
+
+
+class Fidelity(Check):
+    """Infidelity and sensitivity.
+
+    Stored: ``values`` of both, float64 (N, 2); NaN where they are not defined.
+    """
+
+    title = "Infidelity and sensitivity"
+    method = (
+        "By captum, after Yeh et al. (2019), with small random changes of the activations. "
+        "Infidelity: mean squared error of what attributions say of them, as a share of the "
+        "mean square of what they do; 1 is as good as no attributions. Sensitivity: the "
+        "largest relative change of the attributions.")
+    columns: ClassVar = {"frames": "frames", "infidelity": "infidelity (median)",
+        "sensitivity": "sensitivity (median)"}
+    arrays: ClassVar = {"values": Array(np.float64, "N 2", finite=False)}
+
+    def compute(self, context: CheckContext, subject: Subject) -> Arrays:
+        settings = context.attributions.settings()
+        layer = CheckedLayer(context.agent, subject,
+                             Integration(settings["steps"], settings["rule"], None))
+
+        with torch.random.fork_rng():
+            return {"values": np.concatenate([
+                _fidelity(layer, batch, rows, context.seed)
+                for batch in layer.read(context.subset(FIDELITY_FRAMES), "fidelity batch")
+                for rows in torch.arange(len(batch.rows)).split(_FRAMES_PER_BATCH)])}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        values = arrays["values"]
+        return pd.DataFrame([(len(values), *np.nanmedian(values, axis=0))],
+                            columns=["frames", "infidelity", "sensitivity"])
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        figure, axes_of = panels(1, 2)
+        names = [", ".join(name) for name in arrays]
+        for number, (axes, title) in enumerate(zip(axes_of[0], ("infidelity", "sensitivity"))):
+            columns = [stored["values"][:, number] for stored in arrays.values()]
+            axes.boxplot([column[np.isfinite(column)] for column in columns],
+                         orientation="horizontal")
+            axes.set_yticks(np.arange(1, len(names) + 1), names, fontsize=8)
+            axes.set(xlabel=title)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        return (f"Infidelity: median {table['infidelity'].median():.2f}; sensitivity: median "
+                f"{table['sensitivity'].median():.2f}.")
+
+
+def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
+    """Compute infidelity and sensitivity in some rows (B,) of a batch.
+
+    Args:
+        layer: layer and output.
+        batch: the frames.
+        rows: positions in the batch (B,).
+        seed: seed of the random changes.
+
+    Returns:
+        float64 array (B, 2).
+    """
+    activations = batch.prefix.activations[rows].cpu().contiguous()
+    base = layer.start.expand_as(activations)
+
+    def output(changed: Tensor, frame: Tensor) -> Tensor:
+        return torch.from_numpy(layer.changed_outputs(batch, changed, frame.numpy()))
+
+    def attribute(changed: tuple[Tensor, ...],
+                  additional_forward_args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        [frame] = additional_forward_args
+        prefix = dataclasses.replace(
+            batch.prefix, activations=changed[0].detach(),
+            also_read=tuple(state[frame] for state in batch.prefix.also_read))
+        with torch.enable_grad():  # captum disables gradients
+            values = layer.attribute(prefix, batch.actions[frame.numpy()], np.zeros(1)).values
+        return (torch.from_numpy(values[0]).reshape(changed[0].shape),)
+
+    def move(inputs: Tensor, baselines: Tensor) -> tuple[Tensor, Tensor]:
+        shares = NOISE * torch.randn(inputs.shape)
+        return shares, inputs - shares * (inputs - baselines)
+
+    def move_slightly(inputs: Tensor, radius: float) -> tuple[Tensor, ...]:
+        starts = base.repeat_interleave(len(inputs) // len(base), dim=0)
+        return (inputs + radius * (2 * torch.rand(inputs.shape) - 1) * (inputs - starts),)
+
+    [attributed] = attribute((activations,), (rows,))
+    errors = []
+    for attributions in (attributed, torch.zeros_like(attributed)):
+        torch.manual_seed(seed)
+        errors.append(infidelity(output, move, activations, attributions, base.contiguous(),
+                                 rows, n_perturb_samples=CHANGES))
+    torch.manual_seed(seed)
+    sensitivity = sensitivity_max(attribute, activations, move_slightly, NOISE, CHANGES,
+                                  additional_forward_args=(rows,))
+    ratio = torch.where(errors[1] > 0, errors[0] / errors[1], torch.nan)
+    return torch.stack([ratio.double(), sensitivity.double()], dim=1).cpu().numpy()

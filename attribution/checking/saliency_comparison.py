@@ -1,6 +1,11 @@
 """Comparison of saliency through the simulator with attributions: which kind of map predicts the
 real game correctly more often?
 
+A simulation starts at the latent vector of the recorded frame and the frames before it; its step 0
+shows the recorded frame. The output is read at step 0 or ``lag`` steps later, and differentiated
+with respect to the image of step 0. The predictions of both kinds of map are tested in the real
+game, by hiding an object or a part of the frame from the agent.
+
 Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
 frame; rank correlation with the maps of agents with randomised weights; and objects hidden in the
 real game, where the output should change with the sign opposite to that of the map in the object's
@@ -9,27 +14,244 @@ object, is also tested with ``stats.effects``: each map against 0.5, and salienc
 simulator against attributions in the same frames. Controls are the maps of other frames, by a
 cyclic shift.
 
-Letters in shape comments: N frames, K kinds of object, M maps, H W a grid, P points of a curve.
+Letters in shape comments: N frames, B a batch, K kinds of object, M maps, H W a map's grid, C image
+channels, D hidden state, L lags, R renderings of a frame, P points of a curve.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
-from attribution.checking.deletion import COMPARISON, KINDS, areas_under, compare_areas
+from agents.acting import run_policy
+from agents.layers import Layer
+from agents.networks import Policy
+from agents.outputs import Output
+from agents.replay import recorded_game
+from agents.rollout_files import RolloutFolder
+from attribution.checking.check import cell_attributions, format_rows
+from attribution.checking.deletion import (
+    COMPARISON,
+    KINDS,
+    POINTS,
+    areas_under,
+    compare_areas,
+    ranks_of,
+)
+from attribution.checking.object_removal import changes_without
 from attribution.checking.object_scores import cells_of
-from attribution.checking.saliency_maps import BLOCK, Map
+from attribution.integrated_gradients import Integration
+from attribution.layers import Bottleneck
+from attribution.recordings import RecordedFrames
+from common.devices import Compute
+from common.game_constants import FRAME_SIZE
 from common.palette import COLOURS, DARK_GREY
+from common.progress import with_progress
 from common.tables import markdown_escaped, markdown_table
+from envs.level_state import LevelState
+from envs.objects import GameObject
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from generative.dataset import RolloutDataset
+from generative.saliency.gradients import SaliencyFunction, SaliencyPass, saliency_maps
+from generative.simulator import Simulator
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, compare_conditions
 from stats.forest_plot import forest_plot
 from stats.report import bold, format_p, format_range
 from stats.significance import LEVEL
+
+PIXELS = Bottleneck("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
+SALIENCY, TIMES_IMAGE = "saliency", "saliency times image"
+BLOCK = 8  # side in pixels of the blocks of a frame that are replaced or compared
+_WINDOWS_PER_BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Map:
+    """Maps of one kind in all frames.
+
+    Attributes:
+        name: name with the lag, for tables.
+        lag: number of steps after the frame at which the output is read.
+        bottleneck: layer whose cells the map covers; ``PIXELS`` for saliency.
+        values: contributions to the output, float64 (N, H, W).
+    """
+
+    name: str
+    lag: int
+    bottleneck: Bottleneck
+    values: np.ndarray
+
+    @property
+    def is_attribution(self) -> bool:
+        return self.bottleneck is not PIXELS
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """Sums over blocks of the frame (N, 8, 8); cell i of a layer with stride s covers the
+        pixels s i to s (i + 1) - 1, as in ``Layer.cell``."""
+        size = FRAME_SIZE // BLOCK
+        return self.values.reshape(len(self.values), size, -1, size,
+                                   self.values.shape[2] // size).sum(axis=(2, 4))
+
+
+def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bottleneck],
+                     output: Output, recorded: RecordedFrames) -> list[Map]:
+    """Compute integrated gradients of an output in recorded frames, one map per layer."""
+    return [Map(f"attribution to {bottleneck.name}", 0, bottleneck, cell_attributions(
+        policy, compute, bottleneck, output, recorded, Integration(tolerance=None)))
+            for bottleneck in bottlenecks]
+
+
+def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
+                   windows: np.ndarray, function: SaliencyFunction, lags: Sequence[int],
+                   kernel_size: int, sigma: float) -> list[Map]:
+    """Compute saliency (summed over colours and smoothed) and saliency times the image.
+
+    Args:
+        simulator: the simulator with its agent.
+        compute: device and precision.
+        dataset: dataset of the recording.
+        windows: numbers of the windows of which each frame is the last initial frame (N,).
+        function: output to differentiate.
+        lags: numbers of steps after the frame at which the output is read.
+        kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
+
+    Returns:
+        Two maps per lag.
+    """
+    values: dict[tuple[int, str], list[np.ndarray]] = {
+        (lag, name): [] for lag in lags for name in (SALIENCY, TIMES_IMAGE)}
+    for begin in range(0, len(windows), _WINDOWS_PER_BATCH):
+        batch = dataset.batch(windows[begin:begin + _WINDOWS_PER_BATCH])
+        images = batch.frames[:dataset.num_init_steps].to(compute.device).float() / 255
+        with torch.no_grad(), compute.autocast():
+            vectors = simulator.encode(images)
+        for lag in lags:
+            saliency = SaliencyPass(simulator, compute, vectors[:, None], [function], (lag,),
+                                    lag + 1)
+            gradients = saliency.gradients(function).images[:, 0].numpy()  # (B, C, H, W)
+            image = saliency.unperturbed_images()[:, 0].numpy()
+            values[lag, SALIENCY].append(saliency_maps(gradients, kernel_size, sigma))
+            values[lag, TIMES_IMAGE].append((gradients * image).sum(axis=1))
+    return [Map(f"{name}, {lag} steps later" if lag else name, lag, PIXELS,
+                np.concatenate(parts).astype(np.float64)) for (lag, name), parts in values.items()]
+
+
+def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places: np.ndarray,
+                 entering: np.ndarray, kinds: Sequence[GameObject], output: Output,
+                 lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hide each kind of object from the agent in one frame of the real game, and continue playing.
+
+    The game state is not changed: only that frame is rendered without the kind, which may change
+    the agent's hidden state, its most likely actions and so the rest of the episode. The output is
+    read ``lag`` steps later, or in the last frame if the episode has ended earlier.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        folder: the recording.
+        places: episode and row of each frame (N, 2); rows of an episode are adjacent and ascending.
+        entering: hidden states before each frame (N, D).
+        kinds: kinds of object.
+        output: output that is read.
+        lags: numbers of steps after the frame.
+
+    Returns:
+        Masks of each kind, bool (N, K, H, W); changes of the output at each lag, float64 (L, N, K),
+        0 where a kind is not in view; and whether the episode with nothing hidden ends before the
+        last lag, bool (N,).
+
+    Raises:
+        UserError: if the recording cannot be replayed.
+    """
+    config, ended = recorded_game(folder), []
+
+    def run(number: int, state: LevelState, frames: np.ndarray) -> np.ndarray:
+        values, over = _play_on(policy, compute, config, state.to_bytes(), frames,
+                                entering[number], output, max(lags))
+        ended.append(over)
+        return values[list(lags)]
+
+    masks, changes = changes_without(folder, places, kinds, run)
+    return masks, changes, np.array(ended)
+
+
+@torch.no_grad()
+def _play_on(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, shown: np.ndarray,
+             entering: np.ndarray, output: Output, last: int) -> tuple[np.ndarray, bool]:
+    """Play from a state that is shown to the agent by renderings (R, H, W, C).
+
+    Returns:
+        Outputs at steps 0 to ``last`` (last + 1, R), and whether the episode of the first rendering
+        has ended.
+    """
+    number = len(shown)
+    hidden = torch.from_numpy(entering).expand(number, -1).to(compute.device)
+    frames, over, outputs = shown.copy(), np.zeros(number, dtype=bool), []
+    with contextlib.closing(ProcgenVectorEnv(config, number, 0, 0)) as env:
+        env.observe()
+        env.set_state([state] * number)
+        env.observe()
+        for step in range(last + 1):
+            result = run_policy(policy, compute, frames, hidden)
+            actions = result.logits.argmax(dim=-1)
+            outputs.append(output(result, actions).double().cpu().numpy())
+            if step == last:
+                break
+            env.act(actions.to(torch.int32).cpu().numpy())
+            observation = env.observe()
+            over |= observation.first
+            frames[~over] = observation.frames[~over]
+            going = torch.from_numpy(~over).to(hidden.device)
+            hidden = torch.where(going.unsqueeze(-1), result.hidden_states, hidden)
+    return np.stack(outputs), bool(over[0])
+
+
+@torch.no_grad()
+def frame_deletion_curves(policy: Policy, compute: Compute, recorded: RecordedFrames,
+                          scores: Sequence[np.ndarray], output: Output) -> np.ndarray:
+    """Compute deletion and insertion curves over blocks of the frame (Petsiuk et al. 2018, "RISE",
+    section 3.3).
+
+    Blocks are replaced by the mean frame (deletion) or restored (insertion), in descending order of
+    their scores.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        recorded: N recorded frames.
+        scores: M arrays of block scores (N, 8, 8), one per order.
+        output: output of the agent.
+
+    Returns:
+        Output along the deletion and the insertion curve, float64 (N, M, 2, P).
+    """
+    side = FRAME_SIZE // BLOCK
+    mean = recorded.frames.mean(axis=0)
+    changed = np.round(np.linspace(0, side**2, POINTS)).astype(int)
+    curves = np.empty((len(recorded.frames), len(scores), 2, POINTS))
+    for number, frame in enumerate(with_progress(recorded.frames, len(curves),
+                                                 "frame of deletion")):
+        ranks = ranks_of(np.stack([score[number] for score in scores]))  # (M, blocks)
+        gone = ranks[:, None] < changed[:, None]  # (M, P, blocks)
+        hidden = np.stack([gone, ~gone], axis=1).reshape(-1, side, side)
+        pixels = hidden.repeat(BLOCK, axis=1).repeat(BLOCK, axis=2)[..., None]
+        frames = np.where(pixels, mean, frame).round().astype(np.uint8)
+        entering, actions = (
+            torch.from_numpy(array[number:number + 1]).to(compute.device).expand(
+                len(frames), *array.shape[1:])
+            for array in (recorded.entering, recorded.actions))
+        values = output(run_policy(policy, compute, frames, entering), actions)
+        curves[number] = values.double().cpu().numpy().reshape(curves.shape[1:])
+    return curves
+
 
 NUM_SHIFTS = 20
 AGREEMENT = Outcome("agreement", "share of hidden objects whose sign is right", probability=True)
@@ -86,9 +308,8 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
         others = {CHANCE: np.full((len(shifts), counted.sum()), 0.5),
                   **{each.name: share for each, share in shares.items() if each.is_attribution}}
         for other, against in others.items():
-            for each, share in shares.items():
-                if other != CHANCE and each.is_attribution:
-                    continue
+            compared = [each for each in shares if other == CHANCE or not each.is_attribution]
+            for each, share in ((each, shares[each]) for each in compared):
                 pair = f"{each.name} against {other} at {lag}"
                 for number, difference in enumerate(share - against):
                     conditions.append(Condition(f"{pair}, control {number}" if number else pair,
@@ -156,9 +377,9 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
               format_p(row.p_control), bold(row.verdict, row.claimed))
              for row in agreement[~agreement["control"]].itertuples()]),
         "By kind of object:", "",
-        *_markdown(tables["objects"], "map", "lag", "kind", "frames", "change", "agreement",
-                   "low_95", "high_95", "chance", "above_chance", "rank_correlation",
-                   "rank_low_95", "rank_high_95"),
+        *_markdown(tables["objects"][[
+            "map", "lag", "kind", "frames", "change", "agreement", "low_95", "high_95", "chance",
+            "above_chance", "rank_correlation", "rank_low_95", "rank_high_95"]]),
         "## Deletion and insertion", "",
         f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame go to the mean frame "
         "(deletion) or come from it, those first that a map says raise the output most. Areas "
@@ -170,12 +391,9 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
         "that is random, not the simulator.", "", *_markdown(tables["randomisation"])])
 
 
-def _markdown(table: pd.DataFrame, *columns: str) -> list[str]:
-    """Format the given columns of a table, or all columns, as Markdown."""
-    table = table[list(columns)] if columns else table
-    return markdown_table([name.replace("_", " ") for name in table], [
-        ["" if pd.isna(value) else f"{value:.3g}" if isinstance(value, float) else str(value)
-         for value in row] for row in table.itertuples(index=False)])
+def _markdown(table: pd.DataFrame) -> list[str]:
+    """Format a table as Markdown."""
+    return markdown_table([name.replace("_", " ") for name in table], format_rows(table))
 
 
 def plot(tables: Mapping[str, pd.DataFrame], curves: np.ndarray, names: Sequence[str]) -> Figure:
@@ -207,14 +425,12 @@ def plot(tables: Mapping[str, pd.DataFrame], curves: np.ndarray, names: Sequence
                   label="random order")
         axes.set_title(f"{kind}: output", fontsize=10)
         axes.set_xlabel("share of the frame")
-    falling[0].legend(fontsize=8)
     for place, (name, part) in enumerate(tables["randomisation"].groupby("map", sort=False)):
         random.plot(part["correlation"].to_numpy(), "o-", color=COLOURS[place % len(COLOURS)],
                     label=name)
         random.set_xticks(range(len(part)), part["drawn_again"], rotation=40, fontsize=8)
     random.axhline(0.5, color=DARK_GREY, linewidth=0.8)
     random.set_title("rank correlation with maps of random weights", fontsize=10)
-    random.legend(fontsize=8)
-    for axes in (*falling, random):
-        axes.grid(alpha=0.3)
+    for axes in (falling[0], random):
+        axes.legend(fontsize=8)
     return figure

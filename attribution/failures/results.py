@@ -7,7 +7,7 @@ Layout::
     episodes/<arm>.csv     one row per level, ordered by number: level (number), level_seed, cause
                            (one of causes_of, or "solved"), length (steps), return (sum of
                            rewards), and for each hazard in_view_<hazard>: number of steps with the
-                           hazard in view, see EpisodeOutcome
+                           hazard in view, see StateSampler
     episodes/<arm>.jsonl   the same while the condition is being played, one line per episode
     causes.csv             one row per condition and cause, and one for "any": arm, label, pattern,
                            control, cause, levels, failures, rate, low_95, high_95 (Wilson); for
@@ -32,22 +32,34 @@ failure by a cause under a condition, minus the indicator for the original. Inte
 Wilson intervals for rates, bootstrap over levels for differences. p-values are from McNemar's exact
 test, with Holm's correction over edits and causes. Claims follow the rule of ``stats.effects``.
 
-Letters in shape comments: N levels, K causes, V hazards, R resamplings.
+Letters in shape comments: N levels, K causes, R resamplings.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from common.palette import BLUE, VERMILION
 from common.results import Entry, File, Journal, Schema, Table, Text
+from common.tables import markdown_escaped, markdown_table
 from envs.objects import hazards_of
+from stats.association import ratio
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, paired_effects, with_claims
-from stats.significance import mcnemar_p, share
+from stats.forest_plot import forest_plot
+from stats.report import (
+    bold,
+    format_interval,
+    format_p,
+    format_range,
+    warn_of_few_controls,
+)
+from stats.significance import LEVEL, mcnemar_p, share
 
 ORIGINAL = "original"  # name of a condition
 SOLVED = "solved"
@@ -106,62 +118,46 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*_EPISODES, *in_view]).sort_values("level")
 
 
-@dataclasses.dataclass(frozen=True)
-class Failures:
-    """Failures under a condition, in the order of the levels.
-
-    Attributes:
-        by_cause: whether each level was failed by each cause, bool (N, K).
-        in_view: number of steps with each hazard in view (N, V); hazards are the first causes.
-    """
-
-    by_cause: np.ndarray
-    in_view: np.ndarray
-
-    @classmethod
-    def of(cls, episodes: pd.DataFrame, causes: Sequence[str]) -> Failures:
-        """Extract the failures by each cause from a table of episodes."""
-        in_view = [name for name in episodes if name.startswith(_IN_VIEW)]
-        return cls(episodes["cause"].to_numpy()[:, None] == np.array(causes),
-                   episodes[in_view].to_numpy())
+def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
+    """Return whether each level was failed by each cause, float (N, K)."""
+    return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
-def rates(conditions: Sequence[Condition], failures: Mapping[str, Failures],
+def rates(conditions: Sequence[Condition], episodes: Mapping[str, pd.DataFrame],
           causes: Sequence[str], seed: int) -> pd.DataFrame:
     """Compute failure rates of each condition by cause, and per steps with the hazard in view.
 
     Args:
         conditions: the conditions.
-        failures: failures by the name of the condition.
+        episodes: table of episodes by the name of the condition.
         causes: names of the causes (K,).
         seed: seed of the bootstrap over levels.
 
     Returns:
         A table with the columns of ``causes.csv``.
     """
-    rows = []
-    bootstrap = ClusterBootstrap(np.arange(len(failures[ORIGINAL].by_cause)), seed)
+    rows, levels = [], np.arange(len(episodes[ORIGINAL]))
+    bootstrap = ClusterBootstrap(levels, seed)
     for condition in conditions:
-        by_cause, in_view = vars(failures[condition.name]).values()
-        columns = {**dict(zip(causes, by_cause.T)), ANY: by_cause.any(axis=1)}
-        for place, (cause, failed) in enumerate(columns.items()):
+        table = episodes[condition.name]
+        for cause in (*causes, ANY):
+            failed = (table["cause"] != SOLVED if cause == ANY else table["cause"] == cause
+                      ).to_numpy()
             row = dict(zip(_RATES, (
                 condition.name, condition.label, condition.pattern, condition.control, cause,
                 len(failed), int(failed.sum()), *share(failed.sum(), len(failed)))))
-            if place < in_view.shape[1]:
-                steps = in_view[:, place]
-                row["steps_in_view"] = int(steps.sum())
-                if steps.any():
-                    row["per_1000"] = PER * failed.sum() / steps.sum()
-                    if not condition.control:
-                        row["per_1000_low_95"], row["per_1000_high_95"] = (
-                            PER * _interval_of_ratio(bootstrap, failed, steps))
+            if _IN_VIEW + cause in table:
+                steps = table[_IN_VIEW + cause].to_numpy()
+                per_step = [*vars(ratio(failed, steps, levels, bootstrap)).values()]
+                row |= dict(zip(_RATES_IN_VIEW, (steps.sum(), *(
+                    PER * number for number in per_step[:1 if condition.control else 3]))))
             rows.append(row)
     return pd.DataFrame(rows, columns=[*_RATES, *_RATES_IN_VIEW])
 
 
 def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
-            failures: Mapping[str, Failures], causes: Sequence[str], seed: int) -> pd.DataFrame:
+            episodes: Mapping[str, pd.DataFrame], causes: Sequence[str], seed: int
+            ) -> pd.DataFrame:
     """Compute paired differences of each condition from the original.
 
     Claims are made for two families of tests: edited agents whose pattern has controls, and
@@ -171,7 +167,7 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
     Args:
         conditions: all conditions except the original.
         moved: size of the edit, by the name of the condition; NaN without edits.
-        failures: failures by the name of the condition.
+        episodes: table of episodes by the name of the condition.
         causes: names of the causes (K,).
         seed: seed of the bootstrap over levels.
 
@@ -181,7 +177,7 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
     if not conditions:
         return pd.DataFrame({name: [] for name in (*_PAIRED, *_JUDGED)}).astype(
             {"claimed": bool, "control": bool})
-    before, *after = (failures[name].by_cause.astype(float)
+    before, *after = (by_cause(episodes[name], causes)
                       for name in (ORIGINAL, *(condition.name for condition in conditions)))
     table = paired_effects(
         conditions, [Outcome(cause, cause, probability=True) for cause in causes], before,
@@ -202,7 +198,7 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
 
 
 def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
-              failures: Mapping[str, Failures], causes: Sequence[str], seed: int) -> pd.DataFrame:
+              episodes: Mapping[str, pd.DataFrame], seed: int) -> pd.DataFrame:
     """Compute blindness: how close an edit comes to making a hazard invisible.
 
     Blindness is (edited - original) / (invisible - original), in rates of failures by the hazard.
@@ -210,32 +206,195 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
     Args:
         edited: conditions of the edited agents.
         hidden: name of the condition in which each hazard is invisible, by hazard.
-        failures: failures by the name of the condition.
-        causes: names of the causes (K,).
+        episodes: table of episodes by the name of the condition.
         seed: seed of the bootstrap over levels.
 
     Returns:
         A table with the columns of ``blindness.csv``; it is empty if ``hidden`` is.
     """
     rows = []
+    bootstrap = ClusterBootstrap(np.arange(len(episodes[ORIGINAL])), seed)
     for hazard, invisible in hidden.items():
-        place = list(causes).index(hazard)
-        original, bound = (failures[name].by_cause[:, place].astype(float)
+        original, bound = (by_cause(episodes[name], [hazard])[:, 0]
                            for name in (ORIGINAL, invisible))
-        bootstrap = ClusterBootstrap(np.arange(len(original)), seed)
         for condition in edited:
-            rise = failures[condition.name].by_cause[:, place] - original
-            total = float((bound - original).sum())
-            rows.append((condition.label, hazard, rise.sum() / total if total else np.nan,
-                         *_interval_of_ratio(bootstrap, rise, bound - original)))
+            rise = by_cause(episodes[condition.name], [hazard])[:, 0] - original
+
+            def ratio_of(draws: np.ndarray, rise=rise, most=bound - original) -> np.ndarray:  # (R,)
+                total = draws @ most
+                return np.divide(draws @ rise, total, out=np.full(len(draws), np.nan),
+                                 where=total != 0)
+
+            rows.append((condition.label, hazard, ratio_of(np.ones((1, len(rise))))[0],
+                         *bootstrap.interval_of(ratio_of)))
     return pd.DataFrame(rows, columns=["label", "hazard", "blindness", "low_95", "high_95"])
 
 
-def _interval_of_ratio(bootstrap: ClusterBootstrap, above: np.ndarray, below: np.ndarray
-                       ) -> np.ndarray:
-    """Compute the interval (2,) of the ratio between the sums of two arrays over levels (N,)."""
-    def ratio(draws: np.ndarray) -> np.ndarray:  # (R,)
-        sums = draws @ below
-        return np.divide(draws @ above, sums, out=np.full(len(draws), np.nan), where=sums != 0)
+NUM_FAILURES = 4  # failures in the original's figure
 
-    return bootstrap.interval_of(ratio)
+
+def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
+           films: Sequence[str], last_frames: str, description: str, controls: str) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        rates, effects, blindness: tables as in ``causes.csv``, ``effects.csv`` and
+            ``blindness.csv``.
+        films: paths of films, relative to the report.
+        last_frames: path of the figure of the original's failures; empty if there are none.
+        description: a sentence that describes the agents and levels.
+        controls: a sentence that describes the controls; empty if there are none.
+    """
+    causes = list(dict.fromkeys(rates["cause"]))
+    shown, controlled = rates[~rates["control"]], rates[rates["control"]]
+    claimed = set(effects.loc[effects["claimed"], ["arm", "outcome"]].itertuples(
+        index=False, name=None))
+    rows = [(label, *(bold(_percentages(row.rate, row), (name, row.cause) in claimed)
+                      for row in part.itertuples())) for label, name, part in _by_arm(shown)]
+    for pattern, part in controlled.groupby("pattern", sort=False):
+        spread = part.groupby("cause")["rate"].agg(["min", "max"])
+        rows.append((f"{part['arm'].nunique()} random edits like {pattern}, lowest to highest",
+                     *(" to ".join(map(_percent, spread.loc[cause])) for cause in causes)))
+    lines = [
+        "# Causes of failure", "", markdown_escaped(description), "",
+        "Each failed episode has one cause: the hazard without which its last step, repeated in a "
+        "copy of the real game, does not end it; *multiple* if only all hazards together are, "
+        "*timeout* at the time limit, *other* if none is.", "",
+        "## Failures by cause, % of levels (95 %, Wilson)", "",
+        "Bold: claimed as different from the original.", "",
+        *markdown_table(("arm", *causes), rows), *_differences(effects, controls)]
+    hazards = shown.dropna(subset="steps_in_view")
+    if len(hazards):
+        lines += [f"## Failures per {PER:,} steps with that hazard in view (95 %, bootstrap)", "",
+                  "An agent that dies early meets fewer hazards.", "", *markdown_table(
+                      ("arm", *dict.fromkeys(hazards["cause"])),
+                      [(label, *map(_per_steps, part.itertuples()))
+                       for label, _, part in _by_arm(hazards)])]
+    if len(blindness):
+        lines += ["## Blindness", "",
+                  "(edited - original) / (invisible - original), of the rate of failures by the "
+                  "hazard that is invisible: 1 is an agent to which the edit does what taking the "
+                  "hazard out of all frames does.", "", *markdown_table(
+                      ("agent", "hazard", "blindness (95 %, bootstrap)"),
+                      [(markdown_escaped(row.label), row.hazard,
+                        "not defined" if np.isnan(row.blindness) else
+                        format_interval(row.blindness, row.low_95, row.high_95, ".2f"))
+                       for row in blindness.itertuples()])]
+    if last_frames:
+        lines += ["## The original's failures", "",
+                  "The first by each cause, in their last frames. V: value; the mark is the action "
+                  "that was taken, the last of which ended the episode.", "",
+                  f"![The original's failures]({last_frames})", ""]
+    if films:
+        lines += ["## Levels that only one arm fails", "",
+                  "Both arms, side by side; one that is over stays, darker.", "",
+                  *(f"- [{film}]({film})" for film in films), ""]
+    return "\n".join(lines)
+
+
+def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
+    """Return the report's section on paired differences, as lines of Markdown."""
+    shown, controlled = effects[~effects["control"]], effects[effects["control"]]
+    if not len(shown):
+        return []
+    fewest = shown["num_controls"].min()
+    lines = [
+        "## Differences from the original on the same levels", "",
+        "Points of % (95 % bootstrap over levels); p: McNemar's exact test; p (Holm): corrected "
+        "over edits and causes; p (controls): (1 + controls with a difference as large) / (1 + "
+        f"controls). **Claimed**: the interval leaves 0 out and both p (Holm) and p (controls) "
+        f"are <= {LEVEL}. An invisible hazard is a planted effect, which the same rule must find; "
+        "it is no edit, and corrected by itself.", "",
+        *([controls, ""] if controls else []),
+        *(["Nothing is claimed of arms without controls: agents whose weights differ have none.",
+           ""] if np.isnan(fewest) else []),
+        *warn_of_few_controls(fewest),
+        *markdown_table(
+            ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
+             "controls' differences", "p (controls)"),
+            [(markdown_escaped(row.label), row.outcome, _percent(row.unaltered),
+              _percent(row.altered), bold(_percentages(row.effect, row, "+.2f"), row.claimed),
+              format_p(row.p), format_p(row.p_holm),
+              format_range(100 * row.control_low, 100 * row.control_high, "+.2f"),
+              format_p(row.p_control)) for row in shown.itertuples()])]
+    if len(controlled):
+        lines += [f"The same rule claims {int(controlled['claimed'].sum())} of {len(controlled)} "
+                  "differences of the controls, each compared with the others.", ""]
+    return lines
+
+
+def _by_arm(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """Group a table of rates by condition; return label, name and rows of each."""
+    return [(markdown_escaped(part["label"].iloc[0]), name, part)
+            for name, part in rates.groupby("arm", sort=False)]
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2f}"
+
+
+def _percentages(rate: float, row, form: str = ".2f") -> str:
+    """Format a rate and the interval of its row as percentages."""
+    return format_interval(100 * rate, 100 * row.low_95, 100 * row.high_95, form)
+
+
+def _per_steps(row) -> str:
+    interval = format_interval(row.per_1000, row.per_1000_low_95, row.per_1000_high_95, ".2f")
+    return f"{interval}, {int(row.steps_in_view)} steps" if row.steps_in_view else "never in view"
+
+
+def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
+    """Plot failure rates of the conditions and the range of their controls, one panel per cause.
+
+    Args:
+        rates: table as in ``causes.csv``.
+        title: title of the figure.
+    """
+    causes = list(dict.fromkeys(rates["cause"]))
+    controls = rates[rates["control"]].groupby(["pattern", "cause"])["rate"]
+    shown = rates[~rates["control"]].join(
+        controls.agg(control_low="min", control_high="max"), on=["pattern", "cause"])
+    numbers = ["rate", "low_95", "high_95", "control_low", "control_high"]
+    shown = shown.assign(**{name: 100 * shown[name] for name in numbers})
+    labels = list(dict.fromkeys(shown["label"]))
+    columns = min(len(causes), 4)
+    height = -(-len(causes) // columns)
+    figure = Figure(figsize=(3.3 * columns + 1.5, height * (1.2 + 0.25 * len(labels)) + 0.6),
+                    layout="constrained")
+    panels = figure.subplots(height, columns, squeeze=False)
+    for axes, cause in zip(panels.flat, causes):
+        rows = shown[shown["cause"] == cause]
+        forest_plot(axes, rows, labels if axes in panels[:, 0] else [""] * len(labels), [
+            {"color": BLUE if name == ORIGINAL else VERMILION} for name in rows["arm"]], "rate")
+        axes.axvline(rows["rate"].iloc[0], color=BLUE, linewidth=0.6, linestyle=":")
+        axes.set(xlim=(0, None), title="any cause" if cause == ANY else cause,
+                 xlabel="failed levels (%)")
+    for axes in panels.flat[len(causes):]:
+        axes.axis("off")
+    grey = "; grey: range of the random edits" if rates["control"].any() else ""
+    title = textwrap.fill(title, int(12 * figure.get_figwidth()))
+    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}", fontsize=11)
+    return figure
+
+
+def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) -> list[int]:
+    """Find levels that are failed under exactly one of two conditions.
+
+    Args:
+        original, other: tables of episodes of both conditions, in the order of the levels.
+        number: maximum number of levels.
+
+    Returns:
+        Numbers of the levels; levels that the original solves come first.
+    """
+    fails, failed = ((table["cause"] != SOLVED).to_numpy() for table in (other, original))
+    levels = original["level"].to_numpy()
+    return [*levels[fails & ~failed], *levels[failed & ~fails]][:number]
+
+
+def first_failures(episodes: pd.DataFrame, number: int = NUM_FAILURES) -> pd.DataFrame:
+    """Return the first failed episode of each cause, then the other failed ones, in the order of
+    the levels; at most ``number`` in total."""
+    failed = episodes[episodes["cause"] != SOLVED]
+    again = failed.duplicated("cause").to_numpy()
+    return pd.concat([failed[~again], failed[again]])[:number]
