@@ -138,8 +138,8 @@ class BehaviourInfluences:
     def text(self, variant: str) -> str:
         """Describe all influences with one kind of gradient, as Markdown."""
         if not self.testable:
-            return (f"{self.num_samples} samples are too few for a test, which needs "
-                    f"{self._min_samples}; nothing is claimed.\n")
+            return (f"Too few samples for a test ({self.num_samples}, but at least "
+                    f"{self._min_samples} are needed); nothing is claimed.\n")
         best, claims = self.best(variant), self.claims(variant)
         on_answers = claims["target"].isin(list(ANSWERS))
         parts = [self._list(claims[~on_answers], "Components on other components"),

@@ -352,12 +352,12 @@ def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path,
         hx[:, 9] = 0.25
         return hx
     data = damaged(recording, tmp_path, constant)
-    assert hidden_analysis_precompute.main(
-        arguments(data, None, tmp_path / "out", "--no_generated_samples")) == 0
+    assert hidden_analysis_precompute.main(arguments(
+        data, None, tmp_path / "out", "--no_generated_samples", "--num_episodes", "3")) == 0
     assert "hidden unit 9 does not vary" in capsys.readouterr().err
-    projector = Projector.load(tmp_path / "out", NUM_EPISODES)
+    projector = Projector.load(tmp_path / "out", 3)
     assert projector.std[9] == 1
-    folder = hidden_state_results(tmp_path / "out", NUM_EPISODES)
+    folder = hidden_state_results(tmp_path / "out", 3)
     for name in ("principal", "sources", "tsne", "nmf", "cluster_means"):
         assert np.isfinite(folder.read(name)).all(), name
     assert not list(folder.path.glob("gen_hx_projected*"))

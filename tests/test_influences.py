@@ -558,7 +558,7 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     assert "It is not claimed without gradients through the environment" in with_grads
     assert "**Components on other components:** none is claimed" in without
     single = (stories / "behaviour_00.md").read_text()
-    assert "1 samples are too few for a test, which needs 8; nothing is claimed" in single
+    assert "Too few samples for a test (1, but at least 8 are needed); nothing is claimed" in single
     index = (stories / "index.md").read_text()
     assert "64 simulated samples; 2 behaviours; 33 of the samples in none of them" in index
     for path in stories.glob("*.md"):

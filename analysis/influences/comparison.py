@@ -203,7 +203,8 @@ class SignAgreementTable:
                                f"agreement of signs, {through}\n"
                                f"influences claimed: {marked.sum()}", marked)]
         num = rows[WITH].num_samples
-        of = f"{num} samples" + ("" if group == ALL_SAMPLES else f" of behaviour {group}")
+        of = (f"all {num} samples" if group == ALL_SAMPLES else
+              f"behaviour {group} ({num} of the samples)")
         note = "too few samples for a test" if num < MIN_SAMPLES else (
             f"dot: influence claimed (agreement with corrected p ≤ {LEVEL}, median gradient and "
             f"correlation of one sign, effect of at least {MIN_EFFECT} standard deviations)")

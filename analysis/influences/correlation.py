@@ -219,5 +219,6 @@ class Correlations:
                              title, (self.order, self.tree), tree)
 
     def _of(self, group: Group) -> str:
-        of = "" if group == ALL_SAMPLES else f" in behaviour {group}"
-        return f"all {self._sizes[group]} samples{of}"
+        size = self._sizes[group]
+        return (f"all {size} samples" if group == ALL_SAMPLES else
+                f"behaviour {group} ({size} of the samples)")
