@@ -73,7 +73,7 @@ class SimulatorConfig:
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
-        camera_loss_weight: weight of the loss of the camera's velocity.
+        camera_loss_weight: weight of the camera's loss.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -179,8 +179,9 @@ class TrainingConfig:
             terminal losses after it.
         agent_every: n; the agent acts, and its state has a loss, in every n-th window of a batch.
         vector_noise: norm of the noise on the bottleneck vectors of every second window.
-        true_camera_batches: number of batches over which the share of the windows that are
-            simulated with the recorded motion of the camera falls from 1 to 0.
+        true_camera_share: probability, in each step and window of training, that the recorded
+            motion of the camera replaces the predicted one. Where the camera is wrong, the image
+            loss rewards blur.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -202,20 +203,16 @@ class TrainingConfig:
     until_end: bool = False
     agent_every: int = 1
     vector_noise: float = 0.0
-    true_camera_batches: int = 0
+    true_camera_share: float = 0.0
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
                  "gradient_norm_limit", "agent_every", "batch_size", "epochs", "held_out_fraction")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
-        _shares(self, "image_rarity", "open_loop_share")
-        _not_negative(self, "vector_noise", "true_camera_batches")
+        _shares(self, "image_rarity", "open_loop_share", "true_camera_share")
+        _not_negative(self, "vector_noise")
         if not 0 <= self.average_decay < 1:
             raise UserError(f"average_decay must be from 0 to below 1, not {self.average_decay}")
-
-    def true_camera_share(self, batch: int) -> float:
-        """Share of a batch's windows that are simulated with the recorded motion of the camera."""
-        return max(0.0, 1 - batch / self.true_camera_batches) if self.true_camera_batches else 0.0
 
     def lr_at(self, batch: int, num_batches: int) -> float:
         """Learning rate of batch number ``batch`` of ``num_batches``."""
