@@ -27,7 +27,6 @@ PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase dow
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
-_COST_SHARPNESS = 6.0
 _HARMONICS = 3  # multiples of the frequency of squares in which edges are measured
 _MOTION_WIDTH = 128
 
@@ -87,23 +86,6 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
         (before[:, y:y + height, x:x + width] - middle).square().mean(dim=(1, 2))
         for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).add(
             1e-4).log()
-
-
-def likely_motion(costs: Tensor) -> Tensor:
-    """Estimate the camera's motion as a soft arg-min of the costs.
-
-    Args:
-        costs: costs from ``motion_costs`` (B, shifts).
-
-    Returns:
-        Motion in pixels to the right and down (B, 2).
-    """
-    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
-        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
-    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
-                    for most in (_SHIFTS_X, _SHIFTS_Y))
-    # A point at x in the first frame is at x - motion in the next.
-    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
 
 
 def cell_patterns(like: Tensor) -> Tensor:
@@ -174,21 +156,55 @@ class PhaseEstimator(nn.Module):
 
     def __init__(self, pixels_per_square: float):
         super().__init__()
+        self.pixels_per_square = pixels_per_square
         places = torch.arange(FRAME_SIZE - 1) + 1.0
         frequency = 2 * math.pi / pixels_per_square if pixels_per_square else 0.0
         angles = frequency * torch.arange(1, _HARMONICS + 1)[:, None] * places  # (harmonics, 63)
         self.register_buffer("waves", torch.cat([angles.cos(), angles.sin()]), persistent=False)
+        width = 2 * _MOTION_WIDTH
         self.out = nn.Sequential(
-            nn.Linear(2 * (2 * _HARMONICS + FRAME_SIZE - 1), _MOTION_WIDTH), nn.SiLU(),
-            nn.Linear(_MOTION_WIDTH, PHASE_DIM))
+            nn.Linear(2 * (2 * _HARMONICS + FRAME_SIZE - 1), width), nn.SiLU(),
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, PHASE_DIM))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Estimate phases (B, 4) of images (B, C, 64, 64)."""
+        """Estimate phases (N, 4) of images (N, C, 64, 64)."""
         edges = torch.stack([images.diff(dim=3).abs().mean(dim=(1, 2)),
-                             images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)  # (B, 2, 63)
+                             images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)  # (N, 2, 63)
         edges = edges / edges.mean(dim=-1, keepdim=True).clamp(min=1e-3)
-        waves = edges @ self.waves.T / 8  # (B, 2, 2 · harmonics)
-        return self.out(torch.cat([waves, edges - 1], dim=-1).flatten(1))
+        waves = edges @ self.waves.T / 8  # (N, 2, 2 · harmonics)
+        return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(1))
+
+
+def motion_between(costs: Tensor, before: Tensor, after: Tensor,
+                   pixels_per_square: float) -> Tensor:
+    """Motion of the camera between two frames: the one of lowest cost among those that fit the
+    phases.
+
+    Args:
+        costs: costs from ``motion_costs`` (B, shifts).
+        before: phase in the first frame (B, 4).
+        after: phase in the next frame (B, 4).
+        pixels_per_square: size of a square in pixels, above 0.
+
+    Returns:
+        Motion in pixels to the right and down (B, 2).
+    """
+    (cosine, sine), (next_cosine, next_sine) = (
+        phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
+    angle = torch.atan2(next_sine * cosine - next_cosine * sine,
+                        next_cosine * cosine + next_sine * sine + 1e-6)  # (B, 2)
+    whole = torch.arange(-1, 2, device=costs.device)
+    candidates = pixels_per_square * (angle[..., None] / (2 * math.pi) + whole)  # (B, 2, 3)
+
+    def weights(motions: Tensor, most: int) -> Tensor:  # of bilinear interpolation
+        shifts = torch.arange(-most, most + 1, device=costs.device)
+        return (1 - (motions.clamp(-most, most)[..., None] - shifts).abs()).clamp(min=0)
+
+    across, down = candidates.unbind(dim=1)
+    table = costs.unflatten(-1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
+    found = weights(down, _SHIFTS_Y) @ table @ weights(across, _SHIFTS_X).transpose(1, 2)
+    best = found.flatten(1).argmin(dim=1, keepdim=True)  # of 3 x 3 (B, 1)
+    return torch.cat([across.gather(1, best % 3), down.gather(1, best // 3)], dim=1)
 
 
 class CameraMotion(nn.Module):

@@ -43,7 +43,7 @@ from generative.camera import (
     PhaseEstimator,
     cell_patterns,
     initialise,
-    likely_motion,
+    motion_between,
     motion_costs,
     moved_phase,
     phase_maps,
@@ -217,16 +217,25 @@ class SpatialEncoder(nn.Module):
         x = self.blocks(self.down(frames) + self.coefficients(coefficients))
         code = self.out(x).float()  # (B, V / 64, 8, 8)
         passed = code.shape[1] - 1
-        num_pairs = len(images) - 1
-        costs = torch.cat([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=-1)
-        moved = self.motion(costs - costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
-        velocity = likely_motion(costs[:, costs.shape[1] // num_pairs * (num_pairs - 1):])
-        with torch.autocast(code.device.type, enabled=False):
-            phase = self.phase(images[-1])
-        last = torch.cat([velocity / FASTEST, phase], dim=-1) @ cell_patterns(code).flatten(1)
+        costs = [motion_costs(*pair) for pair in itertools.pairwise(images)]  # (B, shifts) each
+        all_costs = torch.cat(costs, dim=-1)
+        moved = self.motion(all_costs - all_costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
+        # Scaled by the constant, so that the start's division gives velocity and phase back.
+        camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images[-2:], costs[-1])
+        last = camera @ cell_patterns(code).flatten(1)
         code = code + torch.cat([coefficients[:, :passed].float(),
                                  last.unflatten(1, (1, GRID, GRID))], dim=1)
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
+
+    def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
+        """Estimate velocity and phase (B, 6) from the last two frames (2, B, C, 64, 64)."""
+        scale = self.phase.pixels_per_square
+        if not scale:  # the camera stands still
+            return costs.new_zeros(len(costs), 2 + PHASE_DIM)
+        with torch.autocast(costs.device.type, enabled=False):
+            before, after = self.phase(images.flatten(0, 1)).unflatten(0, (2, -1))
+            velocity = motion_between(costs.float(), before, after, scale)
+        return torch.cat([velocity / FASTEST, after], dim=-1)
 
 
 class SpatialStart(nn.Module):
@@ -330,11 +339,11 @@ class SpatialCell(nn.Module):
         before = apart(state.displacement)
         crop = torch.cat(shift(apart(world), before, CROP), dim=1)
         with torch.autocast(h.device.type, enabled=False):
-            # The initial velocity, predicted from the vector, has a gradient; later ones do not.
-            velocity = torch.where(state.started > 0, apart(state.velocity), state.velocity)
             phase = moved_phase(apart(state.phase), before, scale) if scale else state.phase
-            motion, velocity = self.camera(crop, apart(state.memory), state.motion, velocity,
-                                           phase, action_input)
+            motion, velocity = self.camera(crop, apart(state.memory), state.motion,
+                                           apart(state.velocity), phase, action_input)
+        # The first step shows the last initial frame, to which the start's velocity belongs.
+        velocity = torch.where(state.started > 0, velocity, state.velocity)
         if not scale:  # the camera stands still
             velocity = torch.zeros_like(velocity)
         displacement = state.started * (before + velocity)

@@ -16,7 +16,13 @@ from common.files import sha256
 from common.parameters import ParameterSet
 from generative import export
 from generative.batches import align, true_camera, true_phase
-from generative.camera import likely_motion, motion_costs, moved_phase, phase_maps, shift
+from generative.camera import (
+    motion_between,
+    motion_costs,
+    moved_phase,
+    phase_maps,
+    shift,
+)
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, simulator_losses
@@ -96,14 +102,22 @@ def test_shifting_by_whole_and_half_pixels():
 
 
 def test_the_motion_between_two_frames_is_found():
+    """Of the motions that fit the phases, which differ by whole squares, the images choose one."""
     torch.manual_seed(0)
+    scale, squares = 64 / 13, torch.rand(1, 2)
     world = torch.nn.functional.avg_pool2d(torch.rand(1, 3, 160, 160), 5, 1, 2)
     frame = world[:, :, 40:104, 40:104]
+
+    def phase(motion):
+        angle = 2 * np.pi * (squares + motion / scale)
+        return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
+
     for right, down in ((0, 0), (2, -5), (-3, 7)):
         later = world[:, :, 40 + down:104 + down, 40 + right:104 + right]
-        found = likely_motion(motion_costs(frame, later))
-        torch.testing.assert_close(found, torch.tensor([[float(right), float(down)]]),
-                                   atol=0.1, rtol=0)
+        exact = torch.tensor([[right + 0.2, down - 0.3]])
+        motion = motion_between(motion_costs(frame, later), phase(torch.zeros(1, 2)), phase(exact),
+                                scale)
+        torch.testing.assert_close(motion, exact, atol=1e-3, rtol=0)
 
 
 def test_recorded_positions_say_how_frames_move(dataset):
