@@ -27,6 +27,7 @@ PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase dow
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
+_COST_SHARPNESS = 6.0
 _HARMONICS = 3  # multiples of the frequency of squares in which edges are measured
 _MOTION_WIDTH = 128
 
@@ -70,7 +71,8 @@ def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
 def motion_costs(before: Tensor, after: Tensor) -> Tensor:
     """Compare two consecutive frames at each possible motion of the camera between them.
 
-    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion.
+    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion. The player,
+    in the middle, does not count: it does not move in the view.
 
     Args:
         before: first frame (B, C, 64, 64).
@@ -82,10 +84,29 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
     before, after = before.mean(dim=1), after.mean(dim=1)
     height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
     middle = after[:, _SHIFTS_Y:_SHIFTS_Y + height, _SHIFTS_X:_SHIFTS_X + width]
+    counts = torch.ones(height, width, device=after.device)
+    counts[height // 2 - 8:height // 2 + 8, width // 2 - 6:width // 2 + 6] = 0
     return torch.stack([
-        (before[:, y:y + height, x:x + width] - middle).square().mean(dim=(1, 2))
-        for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).add(
-            1e-4).log()
+        ((before[:, y:y + height, x:x + width] - middle).square() * counts).sum(dim=(1, 2))
+        for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).div(
+            counts.sum()).add(1e-4).log()
+
+
+def likely_motion(costs: Tensor) -> Tensor:
+    """Estimate the camera's motion as a soft arg-min of the costs.
+
+    Args:
+        costs: costs from ``motion_costs`` (B, shifts).
+
+    Returns:
+        Motion in pixels to the right and down (B, 2).
+    """
+    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
+        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
+    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
+                    for most in (_SHIFTS_X, _SHIFTS_Y))
+    # A point at x in the first frame is at x - motion in the next.
+    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
 
 
 def cell_patterns(like: Tensor) -> Tensor:
@@ -175,13 +196,13 @@ class PhaseEstimator(nn.Module):
         return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(1))
 
 
-def motion_between(costs: Tensor, before: Tensor, after: Tensor,
+def refined_motion(motion: Tensor, before: Tensor, after: Tensor,
                    pixels_per_square: float) -> Tensor:
-    """Motion of the camera between two frames: the one of lowest cost among those that fit the
-    phases.
+    """Refine the camera's motion between two frames to the nearest one that fits their phases, if
+    that lies within a third of a square.
 
     Args:
-        costs: costs from ``motion_costs`` (B, shifts).
+        motion: approximate motion in pixels to the right and down (B, 2).
         before: phase in the first frame (B, 4).
         after: phase in the next frame (B, 4).
         pixels_per_square: size of a square in pixels, above 0.
@@ -192,19 +213,11 @@ def motion_between(costs: Tensor, before: Tensor, after: Tensor,
     (cosine, sine), (next_cosine, next_sine) = (
         phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
     angle = torch.atan2(next_sine * cosine - next_cosine * sine,
-                        next_cosine * cosine + next_sine * sine + 1e-6)  # (B, 2)
-    whole = torch.arange(-1, 2, device=costs.device)
-    candidates = pixels_per_square * (angle[..., None] / (2 * math.pi) + whole)  # (B, 2, 3)
-
-    def weights(motions: Tensor, most: int) -> Tensor:  # of bilinear interpolation
-        shifts = torch.arange(-most, most + 1, device=costs.device)
-        return (1 - (motions.clamp(-most, most)[..., None] - shifts).abs()).clamp(min=0)
-
-    across, down = candidates.unbind(dim=1)
-    table = costs.unflatten(-1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
-    found = weights(down, _SHIFTS_Y) @ table @ weights(across, _SHIFTS_X).transpose(1, 2)
-    best = found.flatten(1).argmin(dim=1, keepdim=True)  # of 3 x 3 (B, 1)
-    return torch.cat([across.gather(1, best % 3), down.gather(1, best // 3)], dim=1)
+                        next_cosine * cosine + next_sine * sine + 1e-6)
+    squares = angle / (2 * math.pi)
+    refined = pixels_per_square * (
+        squares + (motion / pixels_per_square - squares).detach().round())
+    return torch.where((refined - motion).abs() < pixels_per_square / 3, refined, motion)
 
 
 class CameraMotion(nn.Module):

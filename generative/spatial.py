@@ -43,10 +43,11 @@ from generative.camera import (
     PhaseEstimator,
     cell_patterns,
     initialise,
-    motion_between,
+    likely_motion,
     motion_costs,
     moved_phase,
     phase_maps,
+    refined_motion,
     shift,
 )
 from generative.config import GRID, SimulatorConfig
@@ -234,7 +235,7 @@ class SpatialEncoder(nn.Module):
             return costs.new_zeros(len(costs), 2 + PHASE_DIM)
         with torch.autocast(costs.device.type, enabled=False):
             before, after = self.phase(images.flatten(0, 1)).unflatten(0, (2, -1))
-            velocity = motion_between(costs.float(), before, after, scale)
+            velocity = refined_motion(likely_motion(costs), before, after, scale)
         return torch.cat([velocity / FASTEST, after], dim=-1)
 
 
