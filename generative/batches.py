@@ -11,6 +11,7 @@ C H W a frame, D agent hidden state.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -163,6 +164,23 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     moved = torch.stack([right, -up], dim=-1)  # (T, B, 2)
     displacement = moved.cumsum(dim=0) - moved[0]
     return torch.cat([moved, displacement], dim=-1)
+
+
+def true_phase(batch: AlignedBatch) -> Tensor:
+    """Position within a square, in the last initial frame, of a camera that follows the player.
+
+    Returns:
+        Cosine and sine of the phase to the right and down (B, 4), see ``generative.camera``; NaN
+        where the position is unknown.
+
+    Raises:
+        ValueError: if the batch has no positions.
+    """
+    if batch.positions is None:
+        raise ValueError("the phase of the camera needs recorded positions")
+    right, up = batch.positions[1].unbind(dim=-1)
+    angle = 2 * math.pi * torch.stack([right, -up], dim=-1)  # (B, 2)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
 
 
 def as_frames(images: Tensor) -> np.ndarray:

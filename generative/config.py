@@ -66,12 +66,14 @@ class SimulatorConfig:
         patch_components: number of principal components of an image patch of 8 x 8 pixels.
         canvas_channels: number of components of the last initial frame kept in each cell.
         memory_channels: number of memory channels of each cell.
-        motion_dim: size of the memory of the camera's motion; canvas, memory, motion memory and 5
-            numbers of the camera add up to ``deter_dim``.
+        scene_channels: number of memory channels of each cell for objects that move through the
+            level.
+        motion_dim: size of the memory of the camera's motion; canvas, memories and 9 numbers of the
+            camera add up to ``deter_dim``.
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
-        camera_loss_weight: weight of the loss of the camera's velocity.
+        camera_loss_weight: weight of the camera's loss.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -99,8 +101,9 @@ class SimulatorConfig:
     architecture: str = "vector"
     patch_components: int = 64
     canvas_channels: int = 32
-    memory_channels: int = 31
-    motion_dim: int = 59
+    memory_channels: int = 20
+    scene_channels: int = 11
+    motion_dim: int = 55
     spatial_width: int = 96
     pixels_per_square: float | None = None
     camera_loss_weight: float = 120.0
@@ -123,17 +126,18 @@ class SimulatorConfig:
             self._check_spatial_sizes()
 
     def _check_spatial_sizes(self) -> None:
-        size = GRID * GRID * (self.canvas_channels + self.memory_channels) + self.motion_dim + 5
+        channels = self.canvas_channels + self.memory_channels + self.scene_channels
+        size = GRID * GRID * channels + self.motion_dim + 9
         if self.deter_dim != size:
-            raise UserError(f"deter_dim must be {GRID * GRID} * (canvas_channels + "
-                            f"memory_channels) + motion_dim + 5 = {size} in the spatial "
+            raise UserError(f"deter_dim must be {GRID * GRID} * (canvas_channels + memory_channels "
+                            f"+ scene_channels) + motion_dim + 9 = {size} in the spatial "
                             f"architecture, not {self.deter_dim}")
         if self.bottleneck_vec_size % (GRID * GRID) or self.bottleneck_vec_size < 2 * GRID * GRID:
             raise UserError(f"bottleneck_vec_size must be a multiple of {GRID * GRID} from "
                             f"{2 * GRID * GRID} up in the spatial architecture, not "
                             f"{self.bottleneck_vec_size}")
-        if self.spatial_width % 8:
-            raise UserError(f"spatial_width must be a multiple of 8, not {self.spatial_width}")
+        if self.spatial_width % 16:
+            raise UserError(f"spatial_width must be a multiple of 16, not {self.spatial_width}")
         most = self.image_channels * (FRAME_SIZE // GRID) ** 2
         smallest = max(self.canvas_channels, self.bottleneck_vec_size // GRID ** 2 - 1)
         if not smallest <= self.patch_components <= most:
@@ -175,8 +179,9 @@ class TrainingConfig:
             terminal losses after it.
         agent_every: n; the agent acts, and its state has a loss, in every n-th window of a batch.
         vector_noise: norm of the noise on the bottleneck vectors of every second window.
-        true_camera_batches: number of batches over which the share of the windows that are
-            simulated with the recorded motion of the camera falls from 1 to 0.
+        true_camera_share: probability, in each step and window of training, that the recorded
+            motion of the camera replaces the predicted one. Where the camera is wrong, the image
+            loss rewards blur.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -198,20 +203,16 @@ class TrainingConfig:
     until_end: bool = False
     agent_every: int = 1
     vector_noise: float = 0.0
-    true_camera_batches: int = 0
+    true_camera_share: float = 0.0
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
                  "gradient_norm_limit", "agent_every", "batch_size", "epochs", "held_out_fraction")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
-        _shares(self, "image_rarity", "open_loop_share")
-        _not_negative(self, "vector_noise", "true_camera_batches")
+        _shares(self, "image_rarity", "open_loop_share", "true_camera_share")
+        _not_negative(self, "vector_noise")
         if not 0 <= self.average_decay < 1:
             raise UserError(f"average_decay must be from 0 to below 1, not {self.average_decay}")
-
-    def true_camera_share(self, batch: int) -> float:
-        """Share of a batch's windows that are simulated with the recorded motion of the camera."""
-        return max(0.0, 1 - batch / self.true_camera_batches) if self.true_camera_batches else 0.0
 
     def lr_at(self, batch: int, num_batches: int) -> float:
         """Learning rate of batch number ``batch`` of ``num_batches``."""

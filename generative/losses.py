@@ -16,12 +16,13 @@ from torch.nn import functional
 
 from common.errors import UserError
 from common.progress import with_progress
-from generative.batches import AlignedBatch
+from generative.batches import AlignedBatch, true_phase
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.simulator import ALL_WINDOWS, Simulation, Start
+from generative.spatial import split_state
 
-CAMERA_KNEE = 0.25  # error in pixels per step where the loss turns from quadratic to linear
+CAMERA_KNEE = 0.25  # error in pixels where the camera's loss turns from quadratic to linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,9 @@ class SimulatorLosses:
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: sum of squared errors of the agent's initial hidden state (B,).
         first_action: cross-entropy of the first step's input action (B,).
-        camera: smooth L1 error of the camera's velocity, 0 from the first terminal step on
-            (T, B); None in the vector architecture.
+        camera: smooth L1 error of the camera's displacement, 0 from the first terminal step on; in
+            the first step, of its velocity, and the squared error of its phase (T, B). None in the
+            vector architecture.
     """
 
     image: Tensor
@@ -151,9 +153,15 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     if true_camera is not None:
         if simulation.camera is None:
             raise ValueError("the camera's loss needs a training pass of the spatial architecture")
-        errors = functional.smooth_l1_loss(simulation.camera[..., :2], true_camera[..., :2],
-                                           reduction="none", beta=CAMERA_KNEE)  # (T, B, 2)
+        # The displacement does not change in the first step, whatever the velocity.
+        predicted, recorded = (torch.cat([each[:1, :, :2], each[1:, :, 2:]])  # (T, B, 2)
+                               for each in (simulation.camera, true_camera))
+        errors = functional.smooth_l1_loss(predicted, recorded, reduction="none", beta=CAMERA_KNEE)
         camera = config.camera_loss_weight * errors.sum(dim=-1) * alive * (1 - batch.terminals)
+        phase, label = split_state(start.env_h, config).phase, true_phase(batch)  # (B, 4)
+        label = torch.where(label.isnan(), phase.detach(), label)
+        phase_errors = (phase - label).square().sum(dim=-1)
+        camera = torch.cat([camera[:1] + config.camera_loss_weight * phase_errors, camera[1:]])
     return SimulatorLosses(
         image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
         reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),

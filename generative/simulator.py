@@ -235,7 +235,7 @@ class Simulator(nn.Module):
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
             true_camera: velocity and displacement of the camera in each step (T, B, 4), and a mask
-                of the windows in which they replace the predicted ones, bool (B,).
+                of the steps in which they replace the predicted ones, bool (T, B).
             agent_windows: windows in which the agent acts. Its states, log-probabilities, values
                 and actions are returned for these windows only.
 
@@ -261,7 +261,7 @@ class Simulator(nn.Module):
             if isinstance(self.cell, SpatialCell):
                 all_camera.append(self.cell.camera_state(h))
                 if true_camera is not None:
-                    h = self.cell.with_camera(h, true_camera[0][t], true_camera[1])
+                    h = self.cell.with_camera(h, *(part[t] for part in true_camera))
             posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
             z = draw(posterior if open_loop is None else
                      torch.where(open_loop[:, None, None], self.cell.prior_logits(h), posterior))

@@ -4,9 +4,10 @@ The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pix
 global numbers. Part of the grid is the *canvas*: an image of what was in view in the last initial
 frame, which never changes. The cell predicts the motion of the camera and accumulates it in the
 *displacement*. The canvas, shifted by the displacement, shows the part of the view that was visible
-in the last initial frame, so static objects keep their shape. The rest of the grid is a *memory* in
-coordinates of the view, a convolutional GRU, for everything else: moving objects, the player, and
-newly revealed places.
+in the last initial frame, so static objects keep their shape. The rest of the grid is the memory of
+two convolutional GRUs. The *scene* has the coordinates of the canvas, and changes the canvas before
+it is shifted: it is for objects that move through the level. The *memory* has the coordinates of
+the view: it is for the player and for newly revealed places.
 
 Image patches are represented in a basis of principal components that is fitted to the recording
 when training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
@@ -18,70 +19,45 @@ steps and the start through the motion memory, but has no gradient with respect 
 memory and earlier velocities. In evaluation mode everything is differentiable.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
-steps, C H W an image, P = 64 cells, K coefficients of a patch, G global numbers, W hidden
-channels, V bottleneck vector, M inputs of the cell from the action, A actions.
+steps, C H W an image, P = 64 cells, K coefficients of a patch, W hidden channels, V bottleneck
+vector, M inputs of the cell from the action, A actions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.game_constants import FRAME_SIZE
+from generative.camera import (
+    CROP,
+    FASTEST,
+    NUM_MOTIONS,
+    NUM_PHASE_MAPS,
+    PATCH,
+    PHASE_DIM,
+    CameraMotion,
+    PhaseEstimator,
+    cell_patterns,
+    initialise,
+    likely_motion,
+    motion_costs,
+    moved_phase,
+    phase_maps,
+    refined_motion,
+    shift,
+)
 from generative.config import GRID, SimulatorConfig
 from generative.networks import on_unit_sphere
 
 NUM_CELLS = GRID * GRID
-PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
-CROP = 24  # pixels per side of the crop from which the camera's motion is predicted
-_NUM_CAMERA = 5  # global numbers next to the motion memory: velocity, displacement, started
-_SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
-_FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
-_COST_SHARPNESS = 6.0
+_NUM_CAMERA = 5  # the last numbers of the state: velocity, displacement, started
 _SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
-_MOTION_WIDTH = 128
+_MOTION_WIDTH = 256
 _HEAD_WIDTH = 128
-
-
-def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple[Tensor, Tensor]:
-    """Shift the camera over images, with bilinear interpolation and border padding.
-
-    Args:
-        images: images (N, C, 64, 64).
-        displacement: displacement of the camera in pixels, to the right and down (N, 2).
-        size: S, pixels per side of the central part that is returned.
-
-    Returns:
-        The view (N, C, S, S), and the fraction of each pixel that lies inside the image
-        (N, 1, S, S).
-    """
-    pixels = torch.arange(FRAME_SIZE, device=images.device, dtype=torch.float32)
-    first = (FRAME_SIZE - size) // 2
-
-    def hats(by: Tensor) -> tuple[Tensor, Tensor]:
-        at = pixels[first:first + size] + by[:, None]  # (N, S)
-        clamped = at.clamp(0, FRAME_SIZE - 1)
-        known = (1 - (at - clamped).abs()).clamp(min=0)
-        return (1 - (clamped[:, :, None] - pixels).abs()).clamp(min=0), known
-
-    (columns, known_x), (rows, known_y) = map(hats, displacement.float().unbind(dim=-1))
-    inside = known_y[:, None, :, None] * known_x[:, None, None, :]
-    with torch.autocast(images.device.type, enabled=False):
-        view = rows[:, None] @ images.float() @ columns[:, None].transpose(-1, -2)
-    return view, inside
-
-
-def _initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
-    """Scale the initial weights of an output layer by 0.1, and set its biases if given."""
-    with torch.no_grad():
-        layer.get_parameter("weight").mul_(0.1)
-        if bias:
-            layer.get_parameter("bias").copy_(torch.tensor(bias))
 
 
 class PatchBasis(nn.Module):
@@ -153,7 +129,10 @@ class SpatialState:
     Attributes:
         canvas: coefficients of the last initial frame (B, canvas, 8, 8).
         memory: memory in coordinates of the view (B, memory, 8, 8).
+        scene: memory in coordinates of the canvas (B, scene, 8, 8).
         motion: memory of the camera's motion (B, motion).
+        phase: position of the camera within a square in the last initial frame, see
+            ``generative.camera`` (B, 4).
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).
@@ -163,79 +142,54 @@ class SpatialState:
 
     canvas: Tensor
     memory: Tensor
+    scene: Tensor
     motion: Tensor
+    phase: Tensor
     velocity: Tensor
     displacement: Tensor
     started: Tensor
 
     def flat(self) -> Tensor:
         """Flatten the state to (B, H): the grid cell by cell, then the global numbers."""
-        grid = torch.cat([self.canvas, self.memory], dim=1).float()
-        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), self.motion, self.velocity,
-                          self.displacement, self.started], dim=-1)
+        grid = torch.cat([self.canvas, self.memory, self.scene], dim=1).float()
+        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), self.motion, self.phase,
+                          self.velocity, self.displacement, self.started], dim=-1)
 
 
 def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     """Split a state (B, H) into its parts."""
-    sizes = (config.canvas_channels, config.memory_channels)
+    sizes = (config.canvas_channels, config.memory_channels, config.scene_channels)
     grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
-    canvas, memory = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
-    motion, velocity, displacement, started = env_h[:, NUM_CELLS * sum(sizes):].split(
-        [config.motion_dim, 2, 2, 1], dim=-1)
-    return SpatialState(canvas, memory, motion, velocity, displacement, started)
+    canvas, memory, scene = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
+    motion, phase, velocity, displacement, started = env_h[:, NUM_CELLS * sum(sizes):].split(
+        [config.motion_dim, PHASE_DIM, 2, 2, 1], dim=-1)
+    return SpatialState(canvas, memory, scene, motion, phase, velocity, displacement, started)
 
 
-def motion_costs(before: Tensor, after: Tensor) -> Tensor:
-    """Compare two consecutive frames at each possible motion of the camera between them.
+class ConvGRU(nn.Module):
+    """Convolutional GRU whose gates see the inputs (N, inputs, 8, 8) and the memory."""
 
-    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion.
+    def __init__(self, inputs: int, memory: int):
+        super().__init__()
+        self.gates = nn.Conv2d(inputs + memory, 2 * memory, kernel_size=3, padding=1)
+        self.new = nn.Conv2d(inputs + memory, memory, kernel_size=3, padding=1)
+        with torch.no_grad():
+            self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
 
-    Args:
-        before: first frame (B, C, 64, 64).
-        after: next frame (B, C, 64, 64).
-
-    Returns:
-        Logarithms of mean squared errors, one for each motion (B, shifts).
-    """
-    before, after = before.mean(dim=1), after.mean(dim=1)
-    height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
-    middle = after[:, _SHIFTS_Y:_SHIFTS_Y + height, _SHIFTS_X:_SHIFTS_X + width]
-    return torch.stack([
-        (before[:, y:y + height, x:x + width] - middle).square().mean(dim=(1, 2))
-        for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).add(
-            1e-4).log()
-
-
-def likely_motion(costs: Tensor) -> Tensor:
-    """Estimate the camera's motion as a soft arg-min of the costs.
-
-    Args:
-        costs: costs from ``motion_costs`` (B, shifts).
-
-    Returns:
-        Motion in pixels to the right and down (B, 2).
-    """
-    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
-        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
-    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
-                    for most in (_SHIFTS_X, _SHIFTS_Y))
-    # A point at x in the first frame is at x - motion in the next.
-    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
-
-
-def velocity_patterns(like: Tensor) -> Tensor:
-    """Return the two patterns of 1 and -1 over the cells that encode a velocity (2, 8, 8)."""
-    half = torch.ones(GRID, device=like.device)
-    half[:GRID // 2] = -1
-    return torch.stack([half.expand(GRID, GRID), half[:, None].expand(GRID, GRID)])
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        """Return the next memory (N, memory, 8, 8)."""
+        update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
+            2, dim=1)
+        new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
+        return update * new + (1 - update) * memory
 
 
 class SpatialEncoder(nn.Module):
     """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
     The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
-    recovers the norm that is lost in normalisation. The camera's velocity is added to this channel
-    in two patterns.
+    recovers the norm that is lost in normalisation. The camera's velocity and phase are added to
+    this channel in six patterns.
     """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
@@ -250,11 +204,12 @@ class SpatialEncoder(nn.Module):
         self.coefficients = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.out = nn.Conv2d(width, channels, kernel_size=1)
-        num_costs = (config.num_init_steps - 1) * (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
-        self.motion = nn.Sequential(nn.Linear(num_costs, 2 * _MOTION_WIDTH), nn.SiLU(),
-                                    nn.Linear(2 * _MOTION_WIDTH, config.bottleneck_vec_size))
-        _initialise(self.out, [0] * (channels - 1) + [1])
-        _initialise(self.motion[-1])
+        self.motion = nn.Sequential(
+            nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
+            nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
+        self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
+        initialise(self.out, [0] * (channels - 1) + [1])
+        initialise(self.motion[-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (I, B, C, H, W) in [0, 1] as unit vectors (B, V)."""
@@ -263,14 +218,25 @@ class SpatialEncoder(nn.Module):
         x = self.blocks(self.down(frames) + self.coefficients(coefficients))
         code = self.out(x).float()  # (B, V / 64, 8, 8)
         passed = code.shape[1] - 1
-        num_pairs = len(images) - 1
-        costs = torch.cat([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=-1)
-        moved = self.motion(costs - costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
-        velocity = likely_motion(costs[:, costs.shape[1] // num_pairs * (num_pairs - 1):])
-        last = (velocity / _FASTEST) @ velocity_patterns(code).flatten(1)  # (B, 64)
+        costs = [motion_costs(*pair) for pair in itertools.pairwise(images)]  # (B, shifts) each
+        all_costs = torch.cat(costs, dim=-1)
+        moved = self.motion(all_costs - all_costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
+        # Scaled by the constant, so that the start's division gives velocity and phase back.
+        camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images[-2:], costs[-1])
+        last = camera @ cell_patterns(code).flatten(1)
         code = code + torch.cat([coefficients[:, :passed].float(),
                                  last.unflatten(1, (1, GRID, GRID))], dim=1)
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
+
+    def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
+        """Estimate velocity and phase (B, 6) from the last two frames (2, B, C, 64, 64)."""
+        scale = self.phase.pixels_per_square
+        if not scale:  # the camera stands still
+            return costs.new_zeros(len(costs), 2 + PHASE_DIM)
+        with torch.autocast(costs.device.type, enabled=False):
+            before, after = self.phase(images.flatten(0, 1)).unflatten(0, (2, -1))
+            velocity = refined_motion(likely_motion(costs), before, after, scale)
+        return torch.cat([velocity / FASTEST, after], dim=-1)
 
 
 class SpatialStart(nn.Module):
@@ -286,13 +252,13 @@ class SpatialStart(nn.Module):
         width, channels = config.spatial_width, config.bottleneck_vec_size // NUM_CELLS
         self.inside = nn.Conv2d(channels, width, kernel_size=3, padding=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
-        self.out = nn.Conv2d(width, config.canvas_channels + config.memory_channels,
-                             kernel_size=1)
-        self.motion = nn.Sequential(nn.Linear(config.bottleneck_vec_size, 2 * _MOTION_WIDTH),
+        self.sizes = [config.canvas_channels, config.memory_channels, config.scene_channels]
+        self.out = nn.Conv2d(width, sum(self.sizes), kernel_size=1)
+        self.motion = nn.Sequential(nn.Linear(config.bottleneck_vec_size, _MOTION_WIDTH),
                                     nn.SiLU(),
-                                    nn.Linear(2 * _MOTION_WIDTH, config.motion_dim + 2))
-        _initialise(self.out, [0] * self.out.out_channels)
-        _initialise(self.motion[-1])
+                                    nn.Linear(_MOTION_WIDTH, config.motion_dim + 2 + PHASE_DIM))
+        initialise(self.out, [0] * self.out.out_channels)
+        initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
@@ -303,56 +269,19 @@ class SpatialStart(nn.Module):
         unit = NUM_CELLS ** -0.5 * channels ** -0.5
         code = code / constant.clamp(min=_SMALLEST_SCALE * unit)
         passed = min(channels - 1, config.canvas_channels)
-        canvas, memory = self.out(self.blocks(self.inside(code))).float().split(
-            [config.canvas_channels, config.memory_channels], dim=1)
+        canvas, memory, scene = self.out(self.blocks(self.inside(code))).float().split(
+            self.sizes, dim=1)
         canvas = canvas + functional.pad(
             code[:, :passed], (0, 0, 0, 0, 0, config.canvas_channels - passed))
-        motion, velocity = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
-            [config.motion_dim, 2], dim=-1)
-        velocity = velocity + code[:, -1].flatten(1) @ (
-            velocity_patterns(code).flatten(1).T / NUM_CELLS)
+        motion, camera = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
+            [config.motion_dim, 2 + PHASE_DIM], dim=-1)
+        carried = code[:, -1].flatten(1) @ (cell_patterns(code).flatten(1).T / NUM_CELLS)
+        velocity, phase = (camera + carried).split([2, PHASE_DIM], dim=-1)
         state = SpatialState(
-            canvas, torch.tanh(memory), torch.tanh(motion), _FASTEST * velocity,
-            torch.zeros_like(velocity), torch.zeros_like(velocity[:, :1])).flat()
-        return torch.cat([state, state.new_zeros(len(state), config.env_h_stoch_size)], dim=-1)
-
-
-class CameraMotion(nn.Module):
-    """Predicts the camera's motion in a step from the centre of the view, memory and action."""
-
-    def __init__(self, config: SimulatorConfig, num_actions: int):
-        super().__init__()
-        channels = config.image_channels + 1
-        self.see = nn.Sequential(
-            nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
-            nn.Conv2d(48, 48, kernel_size=3, padding=1), nn.SiLU(), nn.Flatten(),
-            nn.Linear(48 * (CROP // 4) ** 2, _MOTION_WIDTH))
-        self.recall = nn.Linear(5 * config.memory_channels + config.motion_dim + 2 + num_actions,
-                                _MOTION_WIDTH)
-        self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
-        self.gru = nn.GRUCell(_MOTION_WIDTH, config.motion_dim)
-        self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
-        _initialise(self.out, [0, 0, -3, -3])  # at first, a slowly decreasing velocity
-
-    def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
-                action: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the next motion memory (B, motion) and velocity in pixels per step (B, 2).
-
-        Args:
-            crop: centre of the view, and the known fraction of each pixel (B, C + 1, CROP, CROP).
-            memory: memory of the state (B, memory, 8, 8).
-            motion: motion memory (B, motion).
-            velocity: velocity in pixels per step (B, 2).
-            action: one-hot action (B, A).
-        """
-        middle = GRID // 2
-        near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
-        recalled = self.recall(torch.cat([near, memory.mean(dim=(2, 3)), motion,
-                                          velocity / _FASTEST, action], dim=-1))
-        x = self.mix(self.see(crop) + recalled)
-        motion = self.gru(x, motion)
-        gained, lost = self.out(torch.cat([x, motion], dim=-1)).chunk(2, dim=-1)
-        return motion, (1 - torch.sigmoid(lost)) * velocity + _FASTEST * gained
+            canvas, torch.tanh(memory), torch.tanh(scene), torch.tanh(motion), phase,
+            FASTEST * velocity, torch.zeros_like(velocity), torch.zeros_like(velocity[:, :1]))
+        h = state.flat()
+        return torch.cat([h, h.new_zeros(len(h), config.env_h_stoch_size)], dim=-1)
 
 
 class NoEmbedding(nn.Module):
@@ -363,13 +292,27 @@ class NoEmbedding(nn.Module):
         return images.new_zeros(len(images), 0)
 
 
+class SceneFeatures(nn.Module):
+    """Features (N, W / 2, 8, 8) of the canvas and the scene."""
+
+    def __init__(self, config: SimulatorConfig):
+        super().__init__()
+        self.width = config.spatial_width // 2
+        self.inputs = nn.Conv2d(config.canvas_channels + config.scene_channels, self.width,
+                                kernel_size=1)
+        self.block = ResidualBlock(self.width)
+
+    def forward(self, canvas: Tensor, scene: Tensor) -> Tensor:
+        return self.block(self.inputs(torch.cat([canvas, scene], dim=1)))
+
+
 class SpatialCell(nn.Module):
     """Recurrent cell of the environment; see ``generative.networks.EnvironmentCell``."""
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
         self.config = config
-        self._basis = (basis,)
+        self._basis, self._scale = (basis,), config.pixels_per_square
         self.latent_shape = (config.stoch_dim, config.stoch_discrete)
         width, memory = config.spatial_width, config.memory_channels
         self.camera = CameraMotion(config, config.action_space_size)
@@ -377,10 +320,9 @@ class SpatialCell(nn.Module):
         self.from_memory = nn.Conv2d(memory, width, kernel_size=1)
         self.from_global = nn.Linear(config.action_space_size + config.motion_dim + memory, width)
         self.block = ResidualBlock(width)
-        self.gates = nn.Conv2d(width + memory, 2 * memory, kernel_size=3, padding=1)
-        self.new = nn.Conv2d(width + memory, memory, kernel_size=3, padding=1)
-        with torch.no_grad():
-            self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
+        self.remember = ConvGRU(width, memory)
+        self.scene_input = SceneFeatures(config)
+        self.move_scene = ConvGRU(self.scene_input.width, config.scene_channels)
 
     def action_input(self, action: Tensor) -> Tensor:
         """Return one-hot actions (…, A) unchanged."""
@@ -392,17 +334,18 @@ class SpatialCell(nn.Module):
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """Return the next h (B, H) from one-hot z (B, S, K), action (B, A) and h."""
-        state, basis = split_state(h, self.config), self._basis[0]
+        state, basis, scale = split_state(h, self.config), self._basis[0], self._scale
         world = basis.images(state.canvas)  # (B, C, 64, 64)
         apart = torch.detach if self.training else (lambda tensor: tensor)
         before = apart(state.displacement)
         crop = torch.cat(shift(apart(world), before, CROP), dim=1)
         with torch.autocast(h.device.type, enabled=False):
-            # The initial velocity, predicted from the vector, has a gradient; later ones do not.
-            velocity = torch.where(state.started > 0, apart(state.velocity), state.velocity)
-            motion, velocity = self.camera(crop, apart(state.memory), state.motion, velocity,
-                                           action_input)
-        if not self.config.pixels_per_square:  # the camera stands still
+            phase = moved_phase(apart(state.phase), before, scale) if scale else state.phase
+            motion, velocity = self.camera(crop, apart(state.memory), state.motion,
+                                           apart(state.velocity), phase, action_input)
+        # The first step shows the last initial frame, to which the start's velocity belongs.
+        velocity = torch.where(state.started > 0, velocity, state.velocity)
+        if not scale:  # the camera stands still
             velocity = torch.zeros_like(velocity)
         displacement = state.started * (before + velocity)
         view = basis.coefficients(shift(world, apart(displacement))[0])
@@ -410,12 +353,9 @@ class SpatialCell(nn.Module):
         everywhere = torch.cat([action_input, apart(motion), memory.mean(dim=(2, 3))], dim=-1)
         x = self.block(self.from_view(view) + self.from_memory(memory)
                        + self.from_global(everywhere)[:, :, None, None])
-        update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
-            2, dim=1)
-        new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
-        memory = update * new + (1 - update) * memory
-        return SpatialState(state.canvas, memory, motion, velocity, displacement,
-                            torch.ones_like(state.started)).flat()
+        scene = self.move_scene(self.scene_input(state.canvas, state.scene), state.scene)
+        return SpatialState(state.canvas, self.remember(x, memory), scene, motion, state.phase,
+                            velocity, displacement, torch.ones_like(state.started)).flat()
 
     def camera_state(self, h: Tensor) -> Tensor:
         """Return the camera's velocity and displacement (…, 4) in states (…, H)."""
@@ -442,29 +382,38 @@ class SpatialDecoder(nn.Module):
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
         self.config = config
-        self._basis = (basis,)
+        self._basis, self._scale = (basis,), config.pixels_per_square or 0.0
         width = config.spatial_width
         self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.from_inside = nn.Conv2d(1, width, kernel_size=1, bias=False)
         self.from_memory = nn.Conv2d(config.memory_channels, width, kernel_size=1)
         self.from_motion = nn.Linear(config.motion_dim, width)
+        self.from_phase = nn.Sequential(nn.Conv2d(NUM_PHASE_MAPS, width, kernel_size=1), nn.SiLU(),
+                                        nn.Conv2d(width, 2 * width, kernel_size=1))
+        self.scene = SceneFeatures(config)
+        self.changes = nn.Conv2d(self.scene.width, len(basis.scale), kernel_size=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.out = nn.Conv2d(width, len(basis.scale), kernel_size=1)
         self.outcome = nn.Sequential(
             nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
             nn.Linear(_HEAD_WIDTH, 2))
-        _initialise(self.out, [0] * self.out.out_channels)
+        for layer in (self.out, self.changes):
+            initialise(layer, [0] * len(basis.scale))
+        initialise(self.from_phase[-1], [0] * (2 * width))
 
     def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decode states h (N, H) and z (N, S, K); see ``generative.networks.Decoder.forward``."""
         state, basis = split_state(h, self.config), self._basis[0]
-        displacement, motion = state.displacement, state.motion
+        displacement, motion, phase = state.displacement, state.motion, state.phase
         if self.training:
-            displacement, motion = displacement.detach(), motion.detach()
-        view, inside = shift(basis.images(state.canvas), displacement)
+            displacement, motion, phase = displacement.detach(), motion.detach(), phase.detach()
+        changes = basis.images(self.changes(self.scene(state.canvas, state.scene)), with_mean=False)
+        view, inside = shift(basis.images(state.canvas) + changes, displacement)
         x = (self.from_view(basis.coefficients(view))
              + self.from_inside(functional.avg_pool2d(inside, PATCH))
              + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
+        gain, bias = self.from_phase(phase_maps(phase, displacement, self._scale)).chunk(2, dim=1)
+        x = x * (1 + gain) + bias
         x = self.blocks(x)
         images = view + basis.images(self.out(x), with_mean=False)
         middle = GRID // 2

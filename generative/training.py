@@ -125,9 +125,8 @@ class SimulatorTraining:
         compute.place(simulator)
         self._parameters = simulator.trainable_parameters()
         is_graph = compute.device.type == "cuda" and not world.is_distributed
-        # A CUDA graph reads the learning rate and the share of true cameras from GPU memory.
+        # A CUDA graph reads the learning rate from GPU memory.
         lr = torch.tensor(training.lr, device=compute.device) if is_graph else training.lr
-        self._true_camera_share = torch.zeros((), device=compute.device)
         self.optimizer = torch.optim.Adam(self._parameters, lr=lr, fused=True, capturable=is_graph)
         # Moving average of the weights.
         self._average = _cloned(self._parameters) if training.average_decay else None
@@ -300,9 +299,10 @@ class SimulatorTraining:
         if config.is_spatial and config.pixels_per_square:
             camera = true_camera(windows, config.pixels_per_square)
         if self.simulator.training:
-            if camera is not None and training.true_camera_batches:
-                from_end = torch.arange(num, 0, -1, device=self.compute.device)[own]
-                forced = (camera, from_end <= self._true_camera_share * num)
+            if camera is not None and training.true_camera_share:
+                chances = torch.rand(len(camera), num, device=self.compute.device,
+                                     generator=generator)[:, own]
+                forced = (camera, chances < training.true_camera_share)
             if training.vector_noise:
                 noise = self._vector_noise(generator, num)[own]
         with self.compute.autocast():
@@ -349,7 +349,6 @@ class SimulatorTraining:
             NonFiniteLoss: if the gradient became infinite or NaN.
         """
         training = self.settings.training
-        self._true_camera_share.fill_(training.true_camera_share(self.batches))
         rate = training.lr_at(self.batches, self.num_batches)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):

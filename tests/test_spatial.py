@@ -15,20 +15,22 @@ from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
 from generative import export
-from generative.batches import align, true_camera
+from generative.batches import align, true_camera, true_phase
+from generative.camera import (
+    likely_motion,
+    motion_costs,
+    moved_phase,
+    phase_maps,
+    refined_motion,
+    shift,
+)
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, simulator_losses
 from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings, checkpoints, open_simulator
 from generative.simulator import Simulator, stack
-from generative.spatial import (
-    PatchBasis,
-    likely_motion,
-    motion_costs,
-    shift,
-    split_state,
-)
+from generative.spatial import PatchBasis, split_state
 from generative.training import SimulatorTraining
 
 TINY = ParameterSet("tiny-spatial")
@@ -105,9 +107,10 @@ def test_the_motion_between_two_frames_is_found():
     world = torch.nn.functional.avg_pool2d(torch.rand(1, 3, 160, 160), 5, 1, 2)
     frame = world[:, :, 40:104, 40:104]
     for right, down in ((0, 0), (2, -5), (-3, 7)):
-        later = world[:, :, 40 + down:104 + down, 40 + right:104 + right]
-        found = likely_motion(motion_costs(frame, later))
-        torch.testing.assert_close(found, torch.tensor([[float(right), float(down)]]),
+        later = world[:, :, 40 + down:104 + down, 40 + right:104 + right].clone()
+        later[:, :, 26:38, 27:37] = frame[:, :, 26:38, 27:37]  # the player stays where it is
+        motion = likely_motion(motion_costs(frame, later))
+        torch.testing.assert_close(motion, torch.tensor([[float(right), float(down)]]),
                                    atol=0.1, rtol=0)
 
 
@@ -129,6 +132,38 @@ def test_recorded_positions_say_how_frames_move(dataset):
                                camera[-1, :, 2:])
 
 
+def test_the_phase_follows_the_players_position(batch):
+    """Moved by the displacement, the phase is that of the later position; so are its maps."""
+    scale = 64 / 13
+    displacement = true_camera(batch, scale)[-1, :, 2:]
+    phase = moved_phase(true_phase(batch), displacement, scale)
+    later = dataclasses.replace(batch, positions=batch.positions[-2:])
+    torch.testing.assert_close(phase, true_phase(later), atol=1e-3, rtol=0)
+    maps = phase_maps(true_phase(batch), displacement, scale)
+    torch.testing.assert_close(maps[:, 0, 0, 0], phase[:, 0])
+    right, down = 8 * 5 / scale, 8 * 3 / scale  # the cell in row 3 and column 5
+    position = batch.positions[-1] + torch.tensor([right, -down])
+    angles = 2 * np.pi * torch.stack([position[:, 0], -position[:, 1]])  # (2, B)
+    expected = [wave(times * angle) for angle in angles for times in (1, 2)
+                for wave in (torch.cos, torch.sin)]
+    expected += [wave(2 * np.pi * axis) for wave in (torch.cos, torch.sin)
+                 for axis in displacement.T]
+    torch.testing.assert_close(maps[:, :, 3, 5], torch.stack(expected, dim=1), atol=5e-3, rtol=0)
+    assert not phase_maps(phase, displacement, 0.0).any()
+
+
+def test_phases_refine_an_approximate_motion(batch):
+    scale = 64 / 13
+    moved = true_camera(batch, scale)[1, :, :2]
+    later = dataclasses.replace(batch, positions=batch.positions[1:])
+    phases = true_phase(batch), true_phase(later)
+    for error in (-1.5, 0.7, 1.6):
+        torch.testing.assert_close(refined_motion(moved + error, *phases, scale), moved, atol=1e-3,
+                                   rtol=0)
+    far = moved + scale / 2.1  # phases leave open which way it is
+    torch.testing.assert_close(refined_motion(far, *phases, scale), far)
+
+
 # The state
 
 def test_all_components_of_a_patch_give_the_image_back():
@@ -148,20 +183,37 @@ def test_the_state_is_cell_by_cell_with_the_camera_behind(simulator, batch):
     assert start.env_h.shape == (3, CONFIG.deter_dim)
     state = split_state(start.env_h, CONFIG)
     assert torch.equal(state.flat(), start.env_h)
-    channels = CONFIG.canvas_channels + CONFIG.memory_channels
+    channels = CONFIG.canvas_channels + CONFIG.memory_channels + CONFIG.scene_channels
     cell = start.env_h[:, (3 * 8 + 5) * channels:(3 * 8 + 6) * channels]  # row 3, column 5
-    expected = torch.cat([state.canvas, state.memory], dim=1)[:, :, 3, 5]
+    expected = torch.cat([state.canvas, state.memory, state.scene], dim=1)[:, :, 3, 5]
     assert torch.equal(cell, expected)
     assert (state.started == 0).all() and (state.displacement == 0).all()
     later = split_state(simulator.imagine(start, MODE, 3)[2].env_h, CONFIG)
     assert (later.started == 1).all() and (later.displacement != 0).all()
-    assert torch.equal(later.canvas, state.canvas)
+    assert torch.equal(later.canvas, state.canvas) and torch.equal(later.phase, state.phase)
+    assert not torch.equal(later.scene, state.scene)
+
+
+def test_the_scene_moves_with_the_level(simulator, batch):
+    """What the scene adds to the canvas is shifted by the camera's displacement."""
+    h = simulator.start_from(simulator.encode(batch.initial_images), MODE).env_h
+    state = split_state(h, CONFIG)
+    for parameter in simulator.decoder.out.parameters():
+        torch.nn.init.zeros_(parameter)  # what remains is the view of canvas and scene
+    moved = dataclasses.replace(state, displacement=torch.tensor([[3.0, -2.0]]).expand(3, 2))
+    other = dataclasses.replace(moved, scene=state.scene.roll(1, dims=0))
+    z = torch.ones(3, 1, 1)
+    with torch.no_grad():
+        here, there, changed = (simulator.decoder(each.flat(), z)[0]
+                                for each in (state, moved, other))
+    torch.testing.assert_close(there[:, :, 2:, :61], here[:, :, :62, 3:], atol=1e-4, rtol=0)
+    assert (there - changed).abs().max() > 1e-3
 
 
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):
     """Encoder and start pass the leading components through."""
     config = dataclasses.replace(CONFIG, patch_components=24, canvas_channels=16,
-                                 bottleneck_vec_size=17 * 64, deter_dim=64 * 20 + 16)
+                                 bottleneck_vec_size=17 * 64, deter_dim=64 * 22 + 16)
     torch.manual_seed(1)
     simulator = Simulator(config, load_agent(AGENT)).eval()
     simulator.basis.fit(dataset.batch(np.arange(0, len(dataset), 3)).frames[2].float() / 255)
@@ -233,14 +285,16 @@ def test_a_camera_that_stands_still_does_not_move(batch, dataset):
 
 def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
     camera = true_camera(batch, 64 / 13)
-    where = torch.tensor([True, False, True])
+    where = torch.zeros(camera.shape[:2], dtype=torch.bool)
+    where[[1, 2], 0] = where[:, 2] = True
     with torch.no_grad():
         forced = simulator(batch, MODE, true_camera=(camera, where))
         free = simulator(batch, MODE)
     placed = split_state(forced.env_h.flatten(0, 1), CONFIG).displacement.unflatten(0, (-1, 3))
-    torch.testing.assert_close(placed[:, where], camera[:, where, 2:])
-    torch.testing.assert_close(forced.env_h[:, ~where], free.env_h[:, ~where])
-    assert not torch.equal(forced.camera[:, where], camera[:, where])  # what the loss compares
+    torch.testing.assert_close(placed[where], camera[..., 2:][where])
+    torch.testing.assert_close(placed[3, 0], camera[2, 0, 2:] + forced.camera[3, 0, :2])
+    torch.testing.assert_close(forced.env_h[:, 1], free.env_h[:, 1])
+    assert not torch.equal(forced.camera[where], camera[where])  # what the loss compares
 
 
 def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
@@ -256,11 +310,15 @@ def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
     *by_motion, by_start = torch.autograd.grad(losses.camera.sum(), [*camera, start],
                                                retain_graph=True)
     assert all(gradient.any() for gradient in by_motion)
-    assert by_start.any(dim=1).all()  # also of the two rows that give the velocity
-    errors = (simulation.camera - true_camera(batch, 64 / 13))[..., :2].abs()
+    assert by_start.any(dim=1).all()  # also of the rows that give the velocity and the phase
+    errors = (simulation.camera - true_camera(batch, 64 / 13)).abs()
+    errors = torch.cat([errors[:1, :, :2], errors[1:, :, 2:]])
     knee = 0.25
     expected = torch.where(errors < knee, errors.square() / (2 * knee), errors - knee / 2)
-    torch.testing.assert_close(losses.camera, CONFIG.camera_loss_weight * expected.sum(dim=-1))
+    expected = expected.sum(dim=-1)
+    phase = split_state(simulation.start.env_h, CONFIG).phase
+    expected[0] += (phase - true_phase(batch)).square().sum(dim=-1)
+    torch.testing.assert_close(losses.camera, CONFIG.camera_loss_weight * expected)
 
 
 def test_nothing_counts_after_the_end_if_so_asked(simulator, dataset):
@@ -353,7 +411,7 @@ def test_an_exported_simulator_is_the_same(agent_file, recording, tmp_path):
 
 def test_it_learns_how_the_camera_moves(agent_file, recording, tmp_path):
     settings = settings_for(agent_file, recording, max_batches=60, training={
-        "log_interval": 10, "true_camera_batches": 10**9, "batch_size": 8, "lr": 3e-3,
+        "log_interval": 10, "true_camera_share": 1.0, "batch_size": 8, "lr": 3e-3,
         "agent_every": 8})
     assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
     log = pd.read_csv(tmp_path / PROGRESS_NAME)
@@ -374,9 +432,9 @@ def test_recordings_without_positions_are_refused(agent_file, recording, tmp_pat
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"architecture": "spatal"}, "unknown architecture 'spatal'.*spatial"),
-    ({"deter_dim": 512}, "deter_dim must be 64 .* = 528 in the spatial architecture, not 512"),
+    ({"deter_dim": 512}, "deter_dim must be 64 .* = 656 in the spatial architecture, not 512"),
     ({"bottleneck_vec_size": 128 + 1}, "must be a multiple of 64 from 128 up"),
-    ({"spatial_width": 12}, "spatial_width must be a multiple of 8, not 12"),
+    ({"spatial_width": 24}, "spatial_width must be a multiple of 16, not 24"),
     ({"patch_components": 3}, "patch_components must lie between 4"),
     ({"stoch_dim": 2, "env_h_stoch_size": 2}, "no latent variables"),
 ])

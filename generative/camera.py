@@ -1,0 +1,263 @@
+"""The camera of the spatial architecture: its motion, and its position within a square.
+
+Games are drawn from sprites of one square each, whose size in pixels need not be whole. How a
+square appears depends on where the pixels lie within it, so a frame cannot be computed from an
+earlier one by interpolation alone. The *phase* describes the position of the camera within a
+square. It is estimated in the last initial frame and follows from the displacement afterwards.
+
+Letters in shape comments: N images or states of any kind, B batch, C H W an image, S pixels per
+side, A actions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from common.game_constants import FRAME_SIZE
+from generative.config import GRID, SimulatorConfig
+
+PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
+CROP = 24  # pixels per side of the crop from which the camera's motion is predicted
+FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
+PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase down
+NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
+_SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
+NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
+_COST_SHARPNESS = 6.0
+_HARMONICS = 3  # multiples of the frequency of squares in which edges are measured
+_MOTION_WIDTH = 128
+
+
+def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple[Tensor, Tensor]:
+    """Shift the camera over images, with bilinear interpolation and border padding.
+
+    Args:
+        images: images (N, C, 64, 64).
+        displacement: displacement of the camera in pixels, to the right and down (N, 2).
+        size: S, pixels per side of the central part that is returned.
+
+    Returns:
+        The view (N, C, S, S), and the fraction of each pixel that lies inside the image
+        (N, 1, S, S).
+    """
+    pixels = torch.arange(FRAME_SIZE, device=images.device, dtype=torch.float32)
+    first = (FRAME_SIZE - size) // 2
+
+    def hats(by: Tensor) -> tuple[Tensor, Tensor]:
+        at = pixels[first:first + size] + by[:, None]  # (N, S)
+        clamped = at.clamp(0, FRAME_SIZE - 1)
+        known = (1 - (at - clamped).abs()).clamp(min=0)
+        return (1 - (clamped[:, :, None] - pixels).abs()).clamp(min=0), known
+
+    (columns, known_x), (rows, known_y) = map(hats, displacement.float().unbind(dim=-1))
+    inside = known_y[:, None, :, None] * known_x[:, None, None, :]
+    with torch.autocast(images.device.type, enabled=False):
+        view = rows[:, None] @ images.float() @ columns[:, None].transpose(-1, -2)
+    return view, inside
+
+
+def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
+    """Scale the initial weights of an output layer by 0.1, and set its biases if given."""
+    with torch.no_grad():
+        layer.get_parameter("weight").mul_(0.1)
+        if bias:
+            layer.get_parameter("bias").copy_(torch.tensor(bias))
+
+
+def motion_costs(before: Tensor, after: Tensor) -> Tensor:
+    """Compare two consecutive frames at each possible motion of the camera between them.
+
+    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion. The player,
+    in the middle, does not count: it does not move in the view.
+
+    Args:
+        before: first frame (B, C, 64, 64).
+        after: next frame (B, C, 64, 64).
+
+    Returns:
+        Logarithms of mean squared errors, one for each motion (B, shifts).
+    """
+    before, after = before.mean(dim=1), after.mean(dim=1)
+    height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
+    middle = after[:, _SHIFTS_Y:_SHIFTS_Y + height, _SHIFTS_X:_SHIFTS_X + width]
+    counts = torch.ones(height, width, device=after.device)
+    counts[height // 2 - 8:height // 2 + 8, width // 2 - 6:width // 2 + 6] = 0
+    return torch.stack([
+        ((before[:, y:y + height, x:x + width] - middle).square() * counts).sum(dim=(1, 2))
+        for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).div(
+            counts.sum()).add(1e-4).log()
+
+
+def likely_motion(costs: Tensor) -> Tensor:
+    """Estimate the camera's motion as a soft arg-min of the costs.
+
+    Args:
+        costs: costs from ``motion_costs`` (B, shifts).
+
+    Returns:
+        Motion in pixels to the right and down (B, 2).
+    """
+    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
+        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
+    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
+                    for most in (_SHIFTS_X, _SHIFTS_Y))
+    # A point at x in the first frame is at x - motion in the next.
+    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
+
+
+def cell_patterns(like: Tensor) -> Tensor:
+    """Return orthogonal patterns of 1 and -1 over the cells, with mean 0, that encode the camera's
+    velocity (the first two) and phase (6, 8, 8)."""
+    half = torch.ones(GRID, device=like.device)
+    quarter = half.clone()
+    half[:GRID // 2] = -1
+    quarter.unflatten(0, (4, -1))[::2] = -1
+    patterns = [pattern for one in (half, quarter)
+                for pattern in (one.expand(GRID, GRID), one[:, None].expand(GRID, GRID))]
+    return torch.stack([*patterns, half * half[:, None], quarter * quarter[:, None]])
+
+
+def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -> Tensor:
+    """Phase after the camera has moved.
+
+    Args:
+        phase: cosine and sine of the phase to the right and down, in this order (N, 4).
+        displacement: displacement in pixels to the right and down, broadcast along (N, 2).
+        pixels_per_square: size of a square in pixels.
+
+    Returns:
+        The phase at the displaced position (N, 4).
+    """
+    angle = 2 * math.pi / pixels_per_square * displacement
+    cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)  # (N, 2)
+    return torch.stack([cosine * angle.cos() - sine * angle.sin(),
+                        sine * angle.cos() + cosine * angle.sin()], dim=-1).flatten(-2)
+
+
+def with_second_harmonic(phase: Tensor) -> Tensor:
+    """Concatenate phases (…, 4) with cosine and sine of twice the angle (…, 8)."""
+    cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)
+    double = torch.stack([cosine.square() - sine.square(), 2 * cosine * sine], dim=-1)
+    return torch.cat([phase, double.flatten(-2)], dim=-1)
+
+
+def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float) -> Tensor:
+    """Describe how the pixels of each cell's patch lie within squares, and within the pixels of
+    the last initial frame.
+
+    Args:
+        phase: phase in the last initial frame (N, 4).
+        displacement: displacement since then in pixels to the right and down (N, 2).
+        pixels_per_square: size of a square in pixels; 0 for a static camera, whose maps are 0.
+
+    Returns:
+        Maps (N, ``NUM_PHASE_MAPS``, 8, 8).
+    """
+    if not pixels_per_square:
+        return phase.new_zeros(len(phase), NUM_PHASE_MAPS, GRID, GRID)
+    corners = PATCH * torch.arange(GRID, device=phase.device, dtype=phase.dtype)
+    places = displacement[:, None] + corners[:, None]  # (N, 8, 2)
+    within = with_second_harmonic(moved_phase(phase[:, None], places, pixels_per_square))
+    right, down = within.unflatten(-1, (2, 2, 2)).movedim(-2, 0)  # (N, 8, harmonic, cos/sin)
+    across = right.flatten(2).transpose(1, 2)[:, :, None].expand(-1, -1, GRID, -1)
+    along = down.flatten(2).transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, GRID)
+    pixel = 2 * math.pi * displacement
+    pixel = torch.cat([pixel.cos(), pixel.sin()], dim=-1)[:, :, None, None]
+    return torch.cat([across, along, pixel.expand(-1, -1, GRID, GRID)], dim=1)
+
+
+class PhaseEstimator(nn.Module):
+    """Estimates the camera's phase from the edges in a frame, which lie mostly between squares."""
+
+    waves: Tensor
+
+    def __init__(self, pixels_per_square: float):
+        super().__init__()
+        self.pixels_per_square = pixels_per_square
+        places = torch.arange(FRAME_SIZE - 1) + 1.0
+        frequency = 2 * math.pi / pixels_per_square if pixels_per_square else 0.0
+        angles = frequency * torch.arange(1, _HARMONICS + 1)[:, None] * places  # (harmonics, 63)
+        self.register_buffer("waves", torch.cat([angles.cos(), angles.sin()]), persistent=False)
+        width = 2 * _MOTION_WIDTH
+        self.out = nn.Sequential(
+            nn.Linear(2 * (2 * _HARMONICS + FRAME_SIZE - 1), width), nn.SiLU(),
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, PHASE_DIM))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Estimate phases (N, 4) of images (N, C, 64, 64)."""
+        edges = torch.stack([images.diff(dim=3).abs().mean(dim=(1, 2)),
+                             images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)  # (N, 2, 63)
+        edges = edges / edges.mean(dim=-1, keepdim=True).clamp(min=1e-3)
+        waves = edges @ self.waves.T / 8  # (N, 2, 2 · harmonics)
+        return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(1))
+
+
+def refined_motion(motion: Tensor, before: Tensor, after: Tensor,
+                   pixels_per_square: float) -> Tensor:
+    """Refine the camera's motion between two frames to the nearest one that fits their phases, if
+    that lies within a third of a square.
+
+    Args:
+        motion: approximate motion in pixels to the right and down (B, 2).
+        before: phase in the first frame (B, 4).
+        after: phase in the next frame (B, 4).
+        pixels_per_square: size of a square in pixels, above 0.
+
+    Returns:
+        Motion in pixels to the right and down (B, 2).
+    """
+    (cosine, sine), (next_cosine, next_sine) = (
+        phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
+    angle = torch.atan2(next_sine * cosine - next_cosine * sine,
+                        next_cosine * cosine + next_sine * sine + 1e-6)
+    squares = angle / (2 * math.pi)
+    refined = pixels_per_square * (
+        squares + (motion / pixels_per_square - squares).detach().round())
+    return torch.where((refined - motion).abs() < pixels_per_square / 3, refined, motion)
+
+
+class CameraMotion(nn.Module):
+    """Predicts the camera's motion in a step from the centre of the view, memory and action."""
+
+    def __init__(self, config: SimulatorConfig, num_actions: int):
+        super().__init__()
+        channels = config.image_channels + 1
+        self.see = nn.Sequential(
+            nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
+            nn.Conv2d(48, 48, kernel_size=3, padding=1), nn.SiLU(), nn.Flatten(),
+            nn.Linear(48 * (CROP // 4) ** 2, _MOTION_WIDTH))
+        self.recall = nn.Linear(
+            5 * config.memory_channels + config.motion_dim + 2 + 2 * PHASE_DIM + num_actions,
+            _MOTION_WIDTH)
+        self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
+        self.gru = nn.GRUCell(_MOTION_WIDTH, config.motion_dim)
+        self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
+        initialise(self.out, [0, 0, -3, -3])  # at first, a slowly decreasing velocity
+
+    def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
+                phase: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the next motion memory (B, motion) and velocity in pixels per step (B, 2).
+
+        Args:
+            crop: centre of the view, and the known fraction of each pixel (B, C + 1, CROP, CROP).
+            memory: memory of the state (B, memory, 8, 8).
+            motion: motion memory (B, motion).
+            velocity: velocity in pixels per step (B, 2).
+            phase: phase before the step (B, 4).
+            action: one-hot action (B, A).
+        """
+        middle = GRID // 2
+        near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
+        recalled = self.recall(torch.cat([near, memory.mean(dim=(2, 3)), motion,
+                                          velocity / FASTEST, with_second_harmonic(phase), action],
+                                         dim=-1))
+        x = self.mix(self.see(crop) + recalled)
+        motion = self.gru(x, motion)
+        gained, lost = self.out(torch.cat([x, motion], dim=-1)).chunk(2, dim=-1)
+        return motion, (1 - torch.sigmoid(lost)) * velocity + FASTEST * gained
+
+
