@@ -8,8 +8,6 @@ from recorded frames in the simulator and in the real game.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from agents.object_masks import ObjectPainter, recorded_without
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game, replayed
 from common.cli import Parser, add_save_dir_flag, count, from_zero
-from common.devices import Compute, resolve_compute
+from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.game_constants import pixels_per_square
@@ -50,18 +48,20 @@ from generative.fidelity import (
     OtherAgent,
 )
 from generative.figures import LINES, TITLES_OF_AGENT, plot_card, plot_losses, plot_objects
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import add_simulator_flags
 from generative.loss_over_time import (
+    IMAGE_MSE,
     LOSS_OVER_TIME,
     OTHER_SIMULATOR,
     PREDICTORS,
     SIMULATOR,
     choose_windows,
+    comparisons,
     loss_over_time,
     mean_frame,
+    table_of,
     truth_and_imagination,
 )
-from generative.loss_tables import IMAGE_MSE, BaselineComparison, comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import leakage_reason, open_simulator, run_of
 
@@ -105,7 +105,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    args, explicit, parameters = parser().read(argv)
     common, config = parameters.common, parameters.get(SimulatorConfig)
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     session = (args.gen_mod_exp_name if "gen_mod_exp_name" in explicit
@@ -144,7 +144,11 @@ def main(argv: list[str] | None = None) -> None:
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     objects = frames_without_objects(dataset)
-    card = make_card(dataset, windows, args, config, compute, objects)
+    other_simulator = args.compare_model_file and open_simulator(
+        args.compare_model_file, args.agent_file, config, compute)
+    other_agent = args.other_agent_file and OtherAgent(
+        load_agent(args.other_agent_file, compute.device), dataset, compute)
+    card = FidelityCard(*find_camera(dataset, windows), other_simulator, other_agent, objects)
     result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, card)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
@@ -187,11 +191,11 @@ def main(argv: list[str] | None = None) -> None:
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
             "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
-            "num_batches": num_batches, "objects": list(result.objects),
+            "num_batches": num_batches, "objects": list(objects.kinds) if objects else [],
             "windows": result.windows.tolist(),
             "action_windows": result.action_windows.tolist(),
             "episodes": result.episodes.tolist(),
-            "comparisons": [dataclasses.asdict(comparison) for comparison in compared],
+            "comparisons": compared,
             "versions": versions()})
     print_summary(table, compared)
     print_card(table)
@@ -203,19 +207,6 @@ def main(argv: list[str] | None = None) -> None:
 def describe_file(path: Path | None, name: str) -> dict[str, str]:
     """Return the name and checksum of an optional file, for the settings."""
     return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
-
-
-def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
-              config: SimulatorConfig, compute: Compute,
-              objects: ObjectFrames | None) -> FidelityCard:
-    """Set up the measurements of the fidelity card; if remembered pixels are left out, print the
-    reason."""
-    scale, positions = find_camera(dataset, windows)
-    other_simulator = args.compare_model_file and open_simulator(
-        args.compare_model_file, args.agent_file, config, compute)
-    other_agent = args.other_agent_file and OtherAgent(
-        load_agent(args.other_agent_file, compute.device), dataset, compute)
-    return FidelityCard(scale, positions, other_simulator, other_agent, objects)
 
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
@@ -291,27 +282,23 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
                         tuple(kind.changes_place for kind in kinds))
 
 
-def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
+def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
     """Print image errors, agent measures and shown objects at the first steps, and comparisons."""
+    rows = table[table["step"].isin(SHOWN_STEPS)]
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
-        rows = table[(table["kind"] == kind) & table["step"].isin(SHOWN_STEPS)]
-        means = rows.pivot(index="predictor", columns="step", values="mean").reindex(
-            [*PREDICTORS, *({OTHER_SIMULATOR} & set(rows["predictor"]))])
         print(f"{title} by simulated step, up to the end of the episode")
-        print(means.to_string(float_format="{:.5f}".format, index_names=False))
-    rows = table[table["kind"].str.startswith(OBJECT_SHOWN) & (table["predictor"] == SIMULATOR)
-                 & table["step"].isin(SHOWN_STEPS)]
-    if len(rows):
+        _print_means(rows[rows["kind"] == kind], "predictor",
+                     {name: name for name in (*PREDICTORS, OTHER_SIMULATOR)}, digits=5)
+    shown = {kind: kind.removeprefix(OBJECT_SHOWN) for kind in sorted(table["kind"].unique())
+             if kind.startswith(OBJECT_SHOWN)}
+    if shown:
         print("share of the objects in view that the simulator shows")
-        shares = rows.assign(kind=rows["kind"].str.removeprefix(OBJECT_SHOWN)).pivot(
-            index="kind", columns="step", values="mean")
-        print(shares.to_string(float_format="{:.3f}".format, index_names=False))
+        _print_means(rows[rows["predictor"] == SIMULATOR], "kind", shown)
     for comparison in compared:
-        if comparison.steps:
-            steps = comparison.steps
-            print(f"the simulator beats {comparison.predictor} at {comparison.better} of the "
+        if steps := comparison["steps"]:
+            print(f"the simulator beats {comparison['predictor']} at {comparison['better']} of the "
                   f"{len(steps)} steps from {steps[0]} to {steps[-1]}, clearly (95 % interval of "
-                  f"the difference) at {comparison.clearly}")
+                  f"the difference) at {comparison['clearly']}")
 
 
 def print_card(table: pd.DataFrame) -> None:
@@ -334,10 +321,10 @@ def print_card(table: pd.DataFrame) -> None:
               f"({row.low_95:.2f} to {row.high_95:.2f})")
 
 
-def _print_means(rows: pd.DataFrame, index: str, titles: dict[str, str]) -> None:
+def _print_means(rows: pd.DataFrame, index: str, titles: dict[str, str], digits: int = 3) -> None:
     means = rows.pivot_table(index=index, columns="step", values="mean", sort=False)
     means = means.reindex([name for name in titles if name in means.index]).rename(titles)
-    print(means.to_string(float_format="{:.3f}".format, index_names=False, na_rep=""))
+    print(means.to_string(float_format=f"{{:.{digits}f}}".format, index_names=False, na_rep=""))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from agents.run_folder import newest_run, read_log
 from agents.training_plots import plot_beside, plot_everything, plot_for_figure
 from common.cli import Parser
 from common.errors import UserError, script_main
+from generative.figures import plot_simulator
 from generative.runs import newest_simulator_run, read_progress
-from generative.training_plots import plot_simulator
 
 
 def parser() -> Parser:

@@ -21,7 +21,7 @@ from common.errors import script_main
 from common.game_constants import ACTION_LABELS
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import add_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
 from interventions.projector import Projector
@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = read_simulator_flags(parser(), argv)
+    args, _, parameters = parser().read(argv)
     output = args.output_dir or parameters.folders.readout
     store = ResultStore(output, FIGURES)
     store.check_replaceable()

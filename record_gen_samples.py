@@ -22,7 +22,11 @@ from common.parameters import ParameterSet
 from common.shards import add_shard_flags
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import (
+    add_generated_data_flag,
+    add_simulator_flags,
+    open_directions,
+)
 from generative.runs import open_simulator
 from generative.sample_files import join_samples, open_samples
 from generative.sampling import (
@@ -32,19 +36,17 @@ from generative.sampling import (
     manual_actions,
     record_samples,
 )
-from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
+from interventions.config import DirectionsConfig, SwapConfig
 from interventions.flags import (
     add_patch_flags,
     add_swap_flags,
     configured_name,
-    directions_folder,
     open_arm,
     open_swap,
     patch_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector
 from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32
@@ -54,8 +56,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=SAMPLES_AT_A_TIME)
-    flags.add_argument("--generated_data_dir", key="generated_data_dir",
-                       help="folder in which the sample folders are written")
+    add_generated_data_flag(flags)
     flags.add_argument("--data_save_dir", type=Path,
                        help="same as --generated_data_dir, and takes precedence")
     flags.add_argument("--num_samples", type=count, key="record.max_samples",
@@ -84,7 +85,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    args, explicit, parameters = parser().read(argv)
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
     register_maze_words()
     arm, save_dir = patch_arm(args), args.data_save_dir or Path(common.generated_data_dir)
@@ -113,58 +114,41 @@ def main(argv: list[str] | None = None) -> int:
         "data_recording": dataset.folder.description() if dataset else None,
         "precision": compute.precision, "swap": None, "versions": versions()}
 
-    policy, sampler = simulator.agent.policy, Sampler(simulator, compute, plan, dataset)
-    sampler.check(max_samples)
+    policy = simulator.agent.policy
+    sampler = Sampler(simulator, compute, plan, dataset, max_samples)
     patches = open_arm(arm, args, policy, None, lambda size, seed: recorded_reference(
-        RolloutFolder(Path(common.data_dir)), sampler.episodes(max_samples), size, seed))
+        RolloutFolder(Path(common.data_dir)), sampler.episodes, size, seed))
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
-                     lambda: Projector.load_for(
-                         policy.hidden_state_size, directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, args.agent_file),
+                     lambda: open_directions(args, parameters, simulator, compute),
                      compute.device, args.random_directions)
-    kinds: list[tuple[dict, contextlib.AbstractContextManager]] = [
-        (description, contextlib.nullcontext())]
+    unaltered = {"unaltered": plan.folder_name}
+    descriptions: list[dict] = [{}]
+    scopes: list[contextlib.AbstractContextManager] = [contextlib.nullcontext()]
     if swap:
-        kinds.append(({**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
-                      patched(policy, [swap.patch])))
+        descriptions.append({"swap": {**swap.description, **unaltered}})
+        scopes.append(patched(policy, [swap.patch]))
     if arm:
-        kinds.append(({**description, **patches.metadata, "unaltered": plan.folder_name},
-                      patches.scope(policy)))
-    runs = [SamplerRun(name, *kind) for name, kind
-            in zip(folder_names(args, parameters, plan, arm), kinds, strict=True)]
+        descriptions.append({**patches.metadata, **unaltered})
+        scopes.append(patches.scope(policy))
     starts_a_batch = max(args.batch_size // plan.samples_per_start, 1)
     starts = args.shard.of(range(max_samples), starts_a_batch)
-    folders = [open_samples(save_dir / run.name, run.description, args.overwrite, args.shard,
+    folders = [open_samples(save_dir / name, {**description, **more}, args.overwrite, args.shard,
                             max_samples * plan.samples_per_start, starts_a_batch)
-               for run in runs]
-    num_samples = len(starts) * plan.samples_per_start
-    for run, folder in zip(runs, folders):
-        with run.scope:
+               for name, more in zip(folder_names(args, parameters, plan, arm), descriptions,
+                                     strict=True)]
+    for folder, scope in zip(folders, scopes):
+        with scope:
             status = record_samples(sampler, folder, starts, starts_a_batch,
                                     not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {folder.path}")
             return status
-        print(f"{num_samples} samples of {plan.num_steps} steps are in {folder.path}")
+        print(f"{len(starts) * plan.samples_per_start} samples of {plan.num_steps} steps are in "
+              f"{folder.path}")
     for folder, what in zip(folders[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
         print(f"the pair, from the same starts: {folder.path} with the {what}, "
               f"{folders[0].path} without")
     return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplerRun:
-    """Folder of samples to record, and how to simulate them.
-
-    Attributes:
-        name: name of the folder.
-        description: settings that define the samples.
-        scope: context manager in which the samples are simulated.
-    """
-
-    name: str
-    description: dict
-    scope: contextlib.AbstractContextManager
 
 
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,

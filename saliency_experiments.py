@@ -19,7 +19,7 @@ from generative.config import SaliencyConfig, SimulatorConfig
 from generative.flags import (
     add_samples_flags,
     add_simulator_flags,
-    read_simulator_flags,
+    open_directions,
     samples_of,
 )
 from generative.runs import open_simulator
@@ -41,14 +41,11 @@ from generative.saliency.run import (
     write_saliency,
 )
 from generative.sample_files import SampleFolder
-from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_flags,
     add_direction_ids_flag,
     add_direction_type_flag,
-    directions_folder,
 )
-from interventions.projector import Projector
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, _, parameters = read_simulator_flags(parser(), argv)
+    args, _, parameters = parser().read(argv)
     settings, common = parameters.get(SaliencyConfig), parameters.common
     samples = samples_of(args, parameters)
     numbers = settings.ids("sample_ids")
@@ -126,9 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         shared.join()
         print(f"saliency of {len(functions)} functions in {len(numbers)} samples is in "
               f"{samples.path}")
-        for line in measure_specificity(SaliencyFolder(samples.path), numbers,
-                                        args.without_env_grads):
-            print(line)
+        measure_specificity(SaliencyFolder(samples.path), numbers, args.without_env_grads)
         return 0
     origin = {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
@@ -139,11 +134,8 @@ def main(argv: list[str] | None = None) -> int:
                                compute)
     projector, matrices = None, None
     if any(function.direction is not None for function in functions):
-        projector, matrices = Projector.load_for(
-            simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+        projector, matrices = open_directions(args, parameters, simulator, compute)
         checked_directions(functions, projector)
-        projector = projector.on(compute.device)
     description = {**origin, "precision": compute.precision, "versions": versions()}
     if settings.combine_samples_not_iterate:
         samples = combine_samples(simulator, compute, samples, numbers, description,
@@ -166,13 +158,12 @@ def main(argv: list[str] | None = None) -> int:
         if write is write_saliency:
             print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
                   f"{folder}")
-            for line in measure_specificity(SaliencyFolder(folder), chosen, args.without_env_grads):
-                print(line)
+            measure_specificity(SaliencyFolder(folder), chosen, args.without_env_grads)
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
                   f"environment is in {folder}")
-    if args.shard != WHOLE:
-        shared.finish(args.shard)
+    if args.shard != WHOLE and shared.notes.exist():
+        shared.notes.finish(args.shard)
     if saliency.diverging:
         print(f"in {len(saliency.diverging)} samples, {min(saliency.diverging)} among them, the "
               "agent's own actions do not lead to the recorded frames that the pictures have below "

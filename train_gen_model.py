@@ -15,7 +15,7 @@ from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.parameters import ParameterSet
 from generative.config import SimulatorConfig, TrainingConfig
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import add_simulator_flags
 from generative.losses import LossScales
 from generative.runs import (
     SimulatorRunSettings,
@@ -43,7 +43,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    args, explicit, parameters = parser().read(argv)
     with init_distributed() as world:
         return train(args, explicit, parameters, world)
 

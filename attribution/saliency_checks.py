@@ -46,11 +46,11 @@ from common.results import Entry, File, ResultStore, Schema
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import add_simulator_flags
 from generative.frozen_agent import FrozenAgent
 from generative.runs import open_simulator
 from generative.saliency.gradients import SaliencyFunction
-from generative.start_optimisation.recorded_starts import drawn_windows
+from generative.start_optimisation.objectives import drawn_windows
 
 RANDOM_ORDERS = 2
 CHECKS = Schema("checks of saliency maps (attribution.saliency_checks)",
@@ -80,7 +80,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = read_simulator_flags(parser(), argv)
+    args, _, parameters = parser().read(argv)
     common, saliency = parameters.common, parameters.get(SaliencyConfig)
     lags = tuple(dict.fromkeys((0, saliency.common_timesteps[-1])))
     store = ResultStore(args.output_dir, CHECKS)

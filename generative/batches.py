@@ -14,14 +14,16 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.progress import with_progress
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
 
@@ -95,7 +97,7 @@ class BatchReader:
 
     def _read(self, number: int) -> Windows:
         windows = self._dataset.batch(self._order[number][self._part])
-        return windows.pinned() if self._device.type == "cuda" else windows
+        return windows.each(Tensor.pin_memory) if self._device.type == "cuda" else windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +156,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     Returns:
         Motion in each step and since the first step's label, in pixels to the right and down
         (T, B, 4).
-
-    Raises:
-        ValueError: if the batch has no positions.
     """
-    if batch.positions is None:
-        raise ValueError("the motion of the camera needs recorded positions")
+    assert batch.positions is not None
     right, up = (pixels_per_square * torch.diff(batch.positions, dim=0)).nan_to_num().unbind(dim=-1)
     moved = torch.stack([right, -up], dim=-1)  # (T, B, 2)
     displacement = moved.cumsum(dim=0) - moved[0]
@@ -181,6 +179,21 @@ def true_phase(batch: AlignedBatch) -> Tensor:
     right, up = batch.positions[1].unbind(dim=-1)
     angle = 2 * math.pi * torch.stack([right, -up], dim=-1)  # (B, 2)
     return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
+
+
+def divide(items: Sequence | np.ndarray, batch_size: int) -> list[Any]:
+    """Divide items into batches.
+
+    Rounding depends on the composition of a batch, so the division is fixed: a resumed run puts
+    every item into the same batch as an uninterrupted run.
+    """
+    return [items[begin:begin + batch_size] for begin in range(0, len(items), batch_size)]
+
+
+def in_batches(items: Sequence | np.ndarray, batch_size: int) -> Iterator[Any]:
+    """Yield items in batches, with progress reports."""
+    batches = divide(items, batch_size)
+    return with_progress(batches, len(batches), "batch")
 
 
 def as_frames(images: Tensor) -> np.ndarray:

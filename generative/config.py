@@ -21,16 +21,19 @@ _TAIL = 0.15  # share of the batches, at the end of training, over which "tail" 
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
-def _not_negative(config: object, *names: str) -> None:
+def _within(config: object, low: float, high: float, *names: str) -> None:
+    """Raise UserError if a field is given but not within the bounds; the message names it."""
     for name in names:
-        if not 0 <= (getattr(config, name) or 0) < math.inf:
-            raise UserError(f"{name} must not be negative, but is {getattr(config, name)}")
+        value = getattr(config, name)
+        if value is not None and (not low <= value <= high or value == math.inf):
+            raise UserError(f"{name} must lie between {low:g} and {high:g}, not {value}")
 
 
-def _shares(config: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise UserError(f"{name} must lie between 0 and 1, not {getattr(config, name)}")
+def refuse(refusals: dict[str, bool]) -> None:
+    """Raise UserError with the first message that applies."""
+    for message, applies in refusals.items():
+        if applies:
+            raise UserError(message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,39 +117,38 @@ class SimulatorConfig:
             value = getattr(self, field.name)
             if field.type in ("int", "int | None") and value is not None and value < 1:
                 raise UserError(f"{field.name} must be above 0, not {value}")
-        _not_negative(self, "kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight",
-                      "camera_loss_weight", "pixels_per_square")
-        _shares(self, "kl_balance")
-        if self.num_init_steps < 2:
-            raise UserError("num_init_steps must be at least 2, not 1")
-        if self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete:
-            raise UserError(f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
-                            f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}")
-        if self.is_spatial:
-            self._check_spatial_sizes()
+        _within(self, 0, math.inf, "kl_weight", "bottleneck_loss_weight",
+                "env_update_penalty_weight", "camera_loss_weight", "pixels_per_square")
+        _within(self, 0, 1, "kl_balance")
+        refusals = {
+            "num_init_steps must be at least 2": self.num_init_steps < 2,
+            f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
+            f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}":
+                self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete,
+            **(self._spatial_refusals() if self.is_spatial else {})}
+        refuse(refusals)
 
-    def _check_spatial_sizes(self) -> None:
+    def _spatial_refusals(self) -> dict[str, bool]:
+        """Sizes that the spatial architecture refuses: messages, and whether they apply."""
+        cells = GRID * GRID
         channels = self.canvas_channels + self.memory_channels + self.scene_channels
-        size = GRID * GRID * channels + self.motion_dim + 9
-        if self.deter_dim != size:
-            raise UserError(f"deter_dim must be {GRID * GRID} * (canvas_channels + memory_channels "
-                            f"+ scene_channels) + motion_dim + 9 = {size} in the spatial "
-                            f"architecture, not {self.deter_dim}")
-        if self.bottleneck_vec_size % (GRID * GRID) or self.bottleneck_vec_size < 2 * GRID * GRID:
-            raise UserError(f"bottleneck_vec_size must be a multiple of {GRID * GRID} from "
-                            f"{2 * GRID * GRID} up in the spatial architecture, not "
-                            f"{self.bottleneck_vec_size}")
-        if self.spatial_width % 16:
-            raise UserError(f"spatial_width must be a multiple of 16, not {self.spatial_width}")
+        size = cells * channels + self.motion_dim + 9
         most = self.image_channels * (FRAME_SIZE // GRID) ** 2
-        smallest = max(self.canvas_channels, self.bottleneck_vec_size // GRID ** 2 - 1)
-        if not smallest <= self.patch_components <= most:
-            raise UserError(f"patch_components must lie between {smallest}, the components in "
-                            f"the canvas or the bottleneck vector, and {most}, not "
-                            f"{self.patch_components}")
-        if (self.stoch_dim, self.stoch_discrete) != (1, 1):
-            raise UserError("the spatial architecture has no latent variables: stoch_dim and "
-                            "stoch_discrete must be 1")
+        smallest = max(self.canvas_channels, self.bottleneck_vec_size // cells - 1)
+        return {
+            f"deter_dim must be {cells} * (canvas_channels + memory_channels + scene_channels) + "
+            f"motion_dim + 9 = {size} in the spatial architecture, not {self.deter_dim}":
+                self.deter_dim != size,
+            f"bottleneck_vec_size must be a multiple of {cells} from {2 * cells} up in the spatial "
+            f"architecture, not {self.bottleneck_vec_size}":
+                self.bottleneck_vec_size % cells > 0 or self.bottleneck_vec_size < 2 * cells,
+            f"spatial_width must be a multiple of 16, not {self.spatial_width}":
+                self.spatial_width % 16 > 0,
+            f"patch_components must lie between {smallest}, the components in the canvas or the "
+            f"bottleneck vector, and {most}, not {self.patch_components}":
+                not smallest <= self.patch_components <= most,
+            "the spatial architecture has no latent variables: stoch_dim and stoch_discrete must "
+            "be 1": (self.stoch_dim, self.stoch_discrete) != (1, 1)}
 
     @property
     def is_spatial(self) -> bool:
@@ -207,12 +209,12 @@ class TrainingConfig:
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
-                 "gradient_norm_limit", "agent_every", "batch_size", "epochs", "held_out_fraction")
+                 "gradient_norm_limit", "agent_every", "batch_size", "epochs")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
-        _shares(self, "image_rarity", "open_loop_share", "true_camera_share")
-        _not_negative(self, "vector_noise")
-        if not 0 <= self.average_decay < 1:
-            raise UserError(f"average_decay must be from 0 to below 1, not {self.average_decay}")
+        _within(self, 0, 1, "image_rarity", "open_loop_share", "held_out_fraction",
+                "true_camera_share")
+        _within(self, 0, math.inf, "vector_noise")
+        _within(self, 0, 1 - 1e-9, "average_decay")
 
     def lr_at(self, batch: int, num_batches: int) -> float:
         """Learning rate of batch number ``batch`` of ``num_batches``."""
@@ -232,9 +234,6 @@ class RecordConfig:
     rand_init: bool
     max_samples: int
 
-    def __post_init__(self):
-        positive(self, "max_samples")
-
 
 @dataclasses.dataclass(frozen=True)
 class LossOverTimeConfig:
@@ -243,9 +242,6 @@ class LossOverTimeConfig:
     section: ClassVar[str] = "analysis.loss_over_time"
 
     num_batches: int
-
-    def __post_init__(self):
-        positive(self, "num_batches")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,15 +273,14 @@ class SaliencyConfig:
                  "gaussian_kernel_size", "sigma")
         tail_fraction(self, "extrema_threshold")
         one_of("direction_type", self.direction_type, ("ica", "pca"))
-        if self.gaussian_kernel_size % 2 == 0:
-            raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
-        _not_negative(self, "perturbation_scale")
-        for name in ("func_type", "common_timesteps"):
-            if not getattr(self, name):
-                raise UserError(f"{name} must not be empty")
-        if min(self.common_timesteps) < 0:
-            raise UserError("common_timesteps must not be negative, but holds "
-                            f"{min(self.common_timesteps)}")
+        _within(self, 0, math.inf, "perturbation_scale")
+        refuse({
+            f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}":
+                self.gaussian_kernel_size % 2 == 0,
+            "func_type must not be empty": not self.func_type,
+            "common_timesteps must not be empty": not self.common_timesteps,
+            f"common_timesteps must not be negative: {self.common_timesteps}":
+                min(self.common_timesteps, default=0) < 0})
         for name in ("direction_ids", "sample_ids", "difference_demo_sample_ids"):
             self.ids(name)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -46,16 +47,13 @@ class Windows:
     hidden_states: Tensor
     positions: Tensor | None = None
 
+    def each(self, function: Callable[[Tensor], Tensor]) -> Windows:
+        """Apply a function to every tensor."""
+        return Windows(**{name: function(tensor) for name, tensor in self.tensors().items()})
+
     def to(self, device: torch.device | str) -> Windows:
         """Move the windows to a device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pinned(self) -> Windows:
-        """Copy the windows to pinned memory."""
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, function: Callable[[Tensor], Tensor]) -> Windows:
-        return Windows(**{name: function(tensor) for name, tensor in self.tensors().items()})
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields by name; ``positions`` only if they were recorded."""
@@ -105,40 +103,30 @@ class RolloutDataset:
 
     def __init__(self, folder: Path, num_init_steps: int, num_sim_steps: int,
                  terminal_absorbing: bool = True):
-        for name, number in (("num_init_steps", num_init_steps), ("num_sim_steps", num_sim_steps)):
-            if number < 1:
-                raise UserError(f"{name} must be above 0, not {number}")
         self.folder = RolloutFolder(folder)
         self.num_init_steps = num_init_steps
         self.window_length = num_init_steps + num_sim_steps - 1
         self.terminal_absorbing = terminal_absorbing
-        self._read_index()
-        self._read_steps()
+        self._read_steps(self._read_index())
         self._lay_out_windows()
         self._check_arrays()
 
-    def _read_index(self) -> None:
-        index = self.folder.index()
-        path = self.folder.index_file
+    def _read_index(self) -> pd.DataFrame:
+        index, path = self.folder.index(), self.folder.index_file
         if len(index) < self.window_length:
             raise UserError(f"{path} has {len(index)} frames, fewer than the "
                             f"{self.window_length} of a window")
-        if (np.diff(index["global_step"]) != 1).any():
-            row = int(np.argmax(np.diff(index["global_step"]) != 1))
-            raise UserError(f"{path} has a gap: after global_step "
-                            f"{index['global_step'].iloc[row]} comes "
-                            f"{index['global_step'].iloc[row + 1]}")
-        episodes = index["episode"].to_numpy()
-        rises = np.diff(episodes)
-        if ((rises != 0) & (rises != 1)).any():
-            row = int(np.argmax((rises != 0) & (rises != 1)))
-            raise UserError(f"{path} has a gap: after episode {episodes[row]} comes "
-                            f"{episodes[row + 1]}")
-        self._first_global_step = int(index["global_step"].iloc[0])
-        self._row_episode = episodes - episodes[0]  # (N,), counted from 0
-        self.episodes = np.unique(episodes)  # numbers on disk
+        for column, steps in (("global_step", (1,)), ("episode", (0, 1))):
+            numbers = index[column].to_numpy()
+            gaps = np.flatnonzero(~np.isin(np.diff(numbers), steps))
+            if len(gaps):
+                raise UserError(f"{path} has a gap: after {column} {numbers[gaps[0]]} comes "
+                                f"{numbers[gaps[0] + 1]}")
+        self.episodes = index["episode"].unique()  # numbers on disk
+        self._row_episode = index["episode"].to_numpy() - self.episodes[0]  # (N,), counted from 0
         self._lengths = np.bincount(self._row_episode)
-        self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
+        self._first_rows = self._lengths.cumsum() - self._lengths
+        return index
 
     def check_agent(self, agent_file: Path, policy: Policy) -> None:
         """Check that an agent made the recording; only warn if the recording names no agent.
@@ -153,28 +141,24 @@ class RolloutDataset:
                             "record this agent with record.py")
         self.folder.check_agent(agent_file)
 
-    def _read_steps(self) -> None:
-        steps = self.folder.all_steps(self.episodes)
-        recorded = np.column_stack([steps["global_step"], steps["episode"]])
-        rows = self._first_global_step + np.arange(len(self._row_episode))
-        expected = np.column_stack([rows, self._row_episode + self.episodes[0]])
-        if recorded.shape != expected.shape or (recorded != expected).any():
-            shared = min(len(recorded), len(expected))
-            wrong = (recorded[:shared] != expected[:shared]).any(axis=1)
-            row = int(np.argmax(wrong)) if wrong.any() else min(shared, len(expected) - 1)
-            number = self.episodes[self._row_episode[row]]
-            raise UserError(f"{self.folder.steps_file(number)} does not fit "
-                            f"{self.folder.index_file.name}: other frames, from row "
-                            f"{row} of the index on")
-        last = self._first_rows + self._lengths - 1
-        done = steps["done"].to_numpy(np.float32)
-        unfinished = np.flatnonzero(done[last] != 1)
-        early = np.flatnonzero(np.delete(done, last) != 0)
-        if len(unfinished) or len(early):
-            row = last[unfinished[0]] if len(unfinished) else np.delete(
-                np.arange(len(done)), last)[early[0]]
-            number = self.episodes[self._row_episode[row]]
-            raise UserError(f"{self.folder.steps_file(number)}: 'done' must be 1 in the last row "
+    def _steps_file(self, row: int) -> Path:
+        """File that holds a row of the index."""
+        return self.folder.steps_file(self.episodes[self._row_episode[row]])
+
+    def _read_steps(self, index: pd.DataFrame) -> None:
+        steps, num_rows = self.folder.all_steps(self.episodes), len(index)
+        recorded, expected = (table[["global_step", "episode"]].to_numpy()
+                              for table in (steps, index))
+        shared = min(len(recorded), num_rows)
+        wrong = np.flatnonzero((recorded[:shared] != expected[:shared]).any(axis=1))
+        if len(wrong) or len(recorded) != num_rows:
+            row = min([*wrong[:1], shared, num_rows - 1])
+            raise UserError(f"{self._steps_file(row)} does not fit {self.folder.index_file.name}: "
+                            f"other frames, from row {row} of the index on")
+        is_last = np.isin(np.arange(num_rows), self._first_rows + self._lengths - 1)
+        wrong = np.flatnonzero(steps["done"] != is_last)
+        if len(wrong):
+            raise UserError(f"{self._steps_file(wrong[0])}: 'done' must be 1 in the last row "
                             "and 0 in all others")
         self._actions = steps["action"].to_numpy(np.int64)  # (N,)
         self._rewards = steps["reward"].to_numpy(np.float32)
@@ -215,8 +199,7 @@ class RolloutDataset:
                                     f"{self.folder.index_file.name} and the other episodes say")
         wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
         if len(wrong):
-            number = self.episodes[self._row_episode[wrong[0]]]
-            raise UserError(f"{self.folder.steps_file(number)} has the action "
+            raise UserError(f"{self._steps_file(wrong[0])} has the action "
                             f"{self._actions[wrong[0]]}, but lp.npy has {self._num_actions}")
 
     def __len__(self) -> int:
@@ -224,10 +207,7 @@ class RolloutDataset:
 
     def __getitem__(self, number: int) -> Windows:
         """Read one window (W, …)."""
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"window {number} of {len(self)}")
-        batch = self.batch([number])
-        return Windows(**{name: tensor[:, 0] for name, tensor in batch.tensors().items()})
+        return self.batch([number]).each(lambda tensor: tensor[:, 0])
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Windows:
         """Read several windows, time first (W, B, …).
@@ -252,15 +232,15 @@ class RolloutDataset:
             for target, file in ((frames, files.frames), (hidden_states, files.hidden_states)):
                 piece = file.rows(begin, begin + len(target) - lead)
                 target[lead:lead + len(piece), b] = piece
-        return Windows(
-            frames=torch.from_numpy(frames),
-            actions=torch.from_numpy(np.where(inside, self._actions[rows], 0)),
-            rewards=torch.from_numpy(np.where(inside, self._rewards[rows], np.float32(0))),
-            values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
-            terminals=torch.from_numpy(terminals.astype(np.float32)),
-            hidden_states=torch.from_numpy(hidden_states),
-            positions=None if self._positions is None else torch.from_numpy(
-                np.where(inside[..., None], self._positions[rows], np.float32(np.nan))))
+        fields = {"actions": self._actions, "rewards": self._rewards, "values": self._values}
+        arrays = {name: np.where(inside, values[rows], values.dtype.type(0))
+                  for name, values in fields.items()}
+        if self._positions is not None:
+            arrays["positions"] = np.where(inside[..., None], self._positions[rows],
+                                           np.float32(np.nan))
+        return Windows(**{name: torch.from_numpy(array) for name, array in {
+            **arrays, "frames": frames, "hidden_states": hidden_states,
+            "terminals": terminals.astype(np.float32)}.items()})
 
     @property
     def has_positions(self) -> bool:
@@ -276,15 +256,12 @@ class RolloutDataset:
         """Split the windows by the episode that they show, deterministically for a given seed.
 
         Args:
-            held_out_fraction: share of the episodes to hold out, above 0 and below 1; at least
-                one episode is held out and at least one is kept.
+            held_out_fraction: share of the episodes to hold out, from 0 to 1; at least one
+                episode is held out and at least one is kept.
 
         Raises:
-            UserError: if the fraction is out of range or there are fewer than two episodes.
+            UserError: if there are fewer than two episodes.
         """
-        if not 0 < held_out_fraction < 1:
-            raise UserError("the held-out fraction must lie between 0 and 1, not "
-                            f"{held_out_fraction}")
         shown = np.unique(self._window_episode)
         if len(shown) < 2:
             raise UserError(f"{self.folder.path} has windows of one episode only, so none can be "

@@ -4,33 +4,33 @@ Both worlds start from the same recorded frames, half of which lie shortly befor
 episode. The agent starts with the recorded hidden state and takes its most likely action at every
 step.
 
-Letters in shape comments: N starts, T steps, E episodes, D agent hidden state, A actions.
+Letters in shape comments: N starts, T steps, D agent hidden state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from agents.acting import run_policy
+from agents.networks import PolicyOutput, to_images
 from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
-from common.game_constants import NUM_ACTIONS
-from common.progress import with_progress
 from envs.procgen_env import LevelSlots
+from generative.batches import in_batches
 from generative.dataset import RolloutDataset, WindowPlace
+from generative.frozen_agent import FrozenAgent
 from generative.networks import Draw
 from generative.simulator import Simulator, stack
-from stats.bootstrap import ClusterBootstrap, by_episode
+from stats.association import estimate
+from stats.bootstrap import ClusterBootstrap
 
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
 HORIZONS = (16, 32)  # numbers of actions
@@ -87,9 +87,8 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
     for episode in episodes:
         last = dataset.folder.array_files(episode).frames.shape[0] - 1  # terminal row
         anywhere += [LifeStart(episode, frame) for frame in range(first, last)]
-        if last < TIME_LIMIT:
-            near += [LifeStart(episode, last - steps, near_end=True) for steps in BEFORE_END
-                     if last - steps >= first]
+        near += [LifeStart(episode, last - steps, near_end=True) for steps in BEFORE_END
+                 if last - steps >= first and last < TIME_LIMIT]
     num_near = number // 2
     if len(near) < num_near or len(anywhere) < number:
         raise UserError(f"{dataset.folder.path} has only {len(anywhere)} frames to start from, "
@@ -145,11 +144,12 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
 
 
 def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Life:
-    """Find the first outcome in a simulation whose step t shows the frame after t actions.
+    """Find the first outcome in a rollout whose step t shows the frame after t actions.
 
     Args:
         rewards: rewards in units of the coin's reward (T + 1,).
         ends: probability that the episode ends (T + 1,).
+        actions: actions taken at the frames (T + 1,).
     """
     happens = np.flatnonzero((rewards >= 0.5) | (ends >= 0.5))
     if not len(happens):
@@ -158,59 +158,70 @@ def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Li
     return Life(COIN if rewards[step] > POSITIVE else DEATH, step, actions[:step])
 
 
-@contextlib.contextmanager
-def games_at(folder: RolloutFolder, places: Sequence[WindowPlace],
-             ) -> Iterator[tuple[LevelSlots, torch.Tensor]]:
-    """Replay recorded episodes, each up to the frame given by its place.
+@torch.no_grad()
+def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
+              places: Sequence[WindowPlace], num_actions: int,
+              ) -> tuple[list[PolicyOutput], np.ndarray, np.ndarray]:
+    """Replay recordings, each up to a given frame, then let the agent take its most likely actions.
 
-    Yields:
-        The games, and the agent's recorded hidden states before these frames (N, D).
+    The agent starts with the recorded hidden states.
+
+    Args:
+        places: episodes and frames (N places).
+
+    Returns:
+        The outputs at the given frames and after each action, T + 1 in all, which repeat the last
+        frame of an episode that has ended; the rewards that led to these frames (T + 1, N); and
+        whether the episode ended with them, bool (T + 1, N).
 
     Raises:
         UserError: if a replay deviates from the recorded frames; the message names episode and
             step.
     """
-    slots = LevelSlots(recorded_game(folder), len(places))
-    try:
+    rewards = np.zeros((num_actions + 1, len(places)))
+    ends, ended, outputs = rewards > 0, np.zeros(len(places), dtype=bool), []
+    with contextlib.closing(LevelSlots(recorded_game(folder), len(places))) as slots:
         states = []
         for slot, place in enumerate(places):
             for _ in replay(slots, slot, folder, place.episode, place.frame):
                 pass
             hidden_states = folder.array_files(place.episode).hidden_states
             states.append(hidden_states.rows(place.frame, place.frame + 1)[0])
-        yield slots, torch.from_numpy(np.stack(states))
-    finally:
-        slots.close()
+        hidden = torch.from_numpy(np.stack(states)).to(compute.device)  # (N, D)
+        frames = slots.frames.copy()
+        for t in range(num_actions + 1):
+            images = to_images(torch.from_numpy(frames.copy()).to(compute.device),
+                               compute.channels_last)  # (N, C, H, W)
+            with compute.autocast():
+                outputs.append(agent.step(images, hidden))
+            if t == num_actions:
+                break
+            actions = outputs[-1].log_probs.argmax(dim=-1).tolist()
+            for slot in np.flatnonzero(~ended):
+                rewards[t + 1, slot], ends[t + 1, slot] = slots.step(slot, actions[slot])
+            ended |= ends[t + 1]
+            frames[~ended] = slots.frames[~ended]
+            continues = torch.from_numpy(~ended).to(hidden.device)
+            hidden = torch.where(continues.unsqueeze(-1), outputs[-1].hidden_states, hidden)
+    return outputs, rewards, ends
 
 
-@torch.no_grad()
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
     """Let the agent play in the real game, which is replayed up to each start.
 
     Raises:
-        UserError: if a replay deviates from the recorded frames; the message names episode and
-            step.
+        UserError: see ``play_from``.
     """
-    policy, horizon = simulator.agent.policy, max(HORIZONS)
-    actions: list[list[int]] = [[] for _ in starts]
-    outcomes: dict[int, tuple[str, int]] = {}
-    with games_at(folder, starts) as (slots, states):
-        hidden = states.to(compute.device)  # (N, D)
-        for step in range(1, horizon + 1):
-            output = run_policy(policy, compute, slots.frames.copy(), hidden)
-            hidden = output.hidden_states
-            chosen = output.log_probs.argmax(dim=-1).tolist()
-            for slot in [slot for slot in range(len(starts)) if slot not in outcomes]:
-                actions[slot].append(chosen[slot])
-                reward, ended = slots.step(slot, chosen[slot])
-                if reward > 0:
-                    outcomes[slot] = COIN, step
-                elif ended:
-                    late = starts[slot].frame + step >= TIME_LIMIT
-                    outcomes[slot] = NEITHER if late else DEATH, step
-    return [Life(*outcomes.get(slot, (NEITHER, horizon)), np.array(taken, np.int64))
-            for slot, taken in enumerate(actions)]
+    outputs, rewards, ends = play_from(simulator.agent, compute, folder, starts, max(HORIZONS))
+    actions = torch.stack([output.log_probs.argmax(dim=-1) for output in outputs]).cpu().numpy()
+    lives = []
+    for slot, start in enumerate(starts):
+        steps = slice(TIME_LIMIT - start.frame + 1)  # Procgen ends the episode then
+        late = start.frame + np.arange(len(ends[steps])) >= TIME_LIMIT
+        lives.append(_read_life(rewards[steps, slot] > 0, ends[steps, slot] & ~late,
+                                actions[steps, slot]))
+    return lives
 
 
 def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequence[LifeStart],
@@ -220,16 +231,13 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
     Returns:
         A row per start: ``episode``, ``frame``, ``near_end``; for each world (``real``, ``dream``)
         the outcome within each horizon, the ``step`` of the first outcome and the ``actions``,
-        separated by spaces; and ``diverges``, the number of actions before the first difference,
-        infinite if the actions are equal until one of the lives ends.
+        separated by spaces.
 
     Raises:
-        UserError: see ``live_in_game``.
+        UserError: see ``play_from``.
     """
     rows = []
-    begins = range(0, len(starts), BATCH)
-    for begin in with_progress(begins, len(begins), "batch"):
-        part = starts[begin:begin + BATCH]
+    for part in in_batches(starts, BATCH):
         worlds = {"real": live_in_game(simulator, dataset.folder, part, compute),
                   "dream": live_in_dream(simulator, dataset.folder, part, draw, reward, compute)}
         for number, start in enumerate(part):
@@ -239,30 +247,20 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
                 row |= {f"{world}_{horizon}": life.within(horizon) for horizon in HORIZONS}
                 row |= {f"{world}_step": life.step,
                         f"{world}_actions": " ".join(map(str, life.actions))}
-            row["diverges"] = divergence(*(worlds[world][number].actions for world in worlds))
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def divergence(actions: np.ndarray, others: np.ndarray) -> float:
-    """Number of equal actions before the first difference of two sequences; infinite if none."""
-    shared = min(len(actions), len(others))
-    differs = np.flatnonzero(actions[:shared] != others[:shared])
-    return float(differs[0]) if len(differs) else math.inf
-
-
 def summarize(table: pd.DataFrame, seed: int) -> dict:
-    """Confusion, agreement and Cohen's kappa of the outcomes, and the actions of both worlds.
+    """Confusion, agreement and Cohen's kappa of the outcomes.
 
     Args:
         table: table from ``compare_lives``.
 
     Returns:
         For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
-        ``confusion`` (rows are real outcomes, columns dreamt outcomes), ``agreement`` and ``kappa``
-        with 95 % intervals over episodes (None where undefined); ``actions``, the share of each
-        action in each world; ``action_difference``, half the sum of their absolute differences; and
-        ``median_divergence``, None if more than half of the lives never diverge.
+        ``confusion`` (rows are real outcomes, columns dreamt outcomes), and ``agreement`` and
+        ``kappa`` with 95 % intervals over episodes (None where undefined).
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),
@@ -279,35 +277,18 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
         cells = np.eye(len(OUTCOMES)**2)[real * len(OUTCOMES) + dream]  # (N, 9)
         confusion = cells.sum(axis=0).reshape(len(OUTCOMES), -1).astype(int)
         summary[f"within_{horizon}"] = {
-            "confusion": {name: dict(zip(OUTCOMES, row.tolist()))
-                          for name, row in zip(OUTCOMES, confusion)},
-            **{name: _estimate(statistic, cells, episodes, bootstrap)
-               for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa))}}
-    shares = {world: action_shares(table[f"{world}_actions"]) for world in ("real", "dream")}
-    median = float(np.sort(table["diverges"].to_numpy())[(len(table) - 1) // 2])
-    return {**summary, "actions": {world: share.tolist() for world, share in shares.items()},
-            "action_difference": float(abs(shares["real"] - shares["dream"]).sum() / 2),
-            "median_divergence": median if math.isfinite(median) else None}
-
-
-def _estimate(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
-                   episodes: np.ndarray, bootstrap: ClusterBootstrap) -> dict:
-    """Evaluate a function of the confusion matrix, with its 95 % interval over episodes.
-
-    Args:
-        cells: cell of the matrix that each start belongs to, one-hot (N, 9).
-    """
-    sums = by_episode(episodes, cells.T)  # (E, 9)
-    ends = (np.full(2, np.nan) if bootstrap.num_episodes < 2 else
-            bootstrap.interval_of(lambda draws: statistic(draws @ sums)))
-    return {"value": _number(float(statistic(cells.sum(axis=0)))),
-            "interval_95": [_number(end) for end in ends]}
+            "confusion": pd.DataFrame(confusion, OUTCOMES, OUTCOMES).to_dict("index")}
+        for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa)):
+            found = estimate(statistic, cells.T, episodes, bootstrap)
+            summary[f"within_{horizon}"][name] = {
+                "value": _number(found.value),
+                "interval_95": [_number(found.low), _number(found.high)]}
+    return summary
 
 
 def agreement(confusion: np.ndarray) -> np.ndarray:
     """Share on the diagonal (…,) of flattened confusion matrices (…, 9)."""
-    matrix = confusion.reshape(*confusion.shape[:-1], len(OUTCOMES), -1)
-    return np.trace(matrix, axis1=-2, axis2=-1) / matrix.sum(axis=(-2, -1))
+    return confusion[..., ::len(OUTCOMES) + 1].sum(axis=-1) / confusion.sum(axis=-1)
 
 
 def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
@@ -320,12 +301,6 @@ def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
                      out=np.full(np.shape(chance), np.nan), where=chance < 1)
 
 
-def action_shares(actions: pd.Series) -> np.ndarray:
-    """Share of each action (A,) in strings of numbers separated by spaces."""
-    taken = [int(action) for text in actions for action in text.split()]
-    return np.bincount(taken, minlength=NUM_ACTIONS) / max(len(taken), 1)
-
-
 def print_lives(summary: dict) -> None:
     """Print the outcomes of both worlds and their agreement."""
     for name, group in summary.items():
@@ -333,21 +308,14 @@ def print_lives(summary: dict) -> None:
               f"{group['episodes']} episodes)")
         for horizon in HORIZONS:
             within = group[f"within_{horizon}"]
-            measured = ", ".join(
-                f"{what} {estimate['value']:.2f} ({estimate['interval_95'][0]:.2f} to "
-                f"{estimate['interval_95'][1]:.2f})" if None not in (estimate["value"],
-                                                                 *estimate["interval_95"])
-                else f"{what} not defined"
-                for what, estimate in within.items() if what != "confusion")
-            print(f"within {horizon} actions: {measured}; real outcomes in rows, dreamt ones in "
-                  "columns")
+            measured = {what: np.array([within[what]["value"], *within[what]["interval_95"]], float)
+                        for what in ("agreement", "kappa")}  # NaN where undefined
+            print(f"within {horizon} actions: " + ", ".join(
+                f"{what} {value:.2f} ({low:.2f} to {high:.2f})"
+                for what, (value, low, high) in measured.items())
+                + "; real outcomes in rows, dreamt ones in columns")
             print(pd.DataFrame(within["confusion"]).T.to_string())
-        median = group["median_divergence"]
-        print("first action that differs: " + (
-            "in over half of the lives none does" if median is None else
-            f"number {int(median) + 1} in the median") +
-            f"; distributions of actions differ by {group['action_difference']:.3f}")
 
 
 def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return value if np.isfinite(value) else None

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agents.acting import embed_frames
-from agents.networks import Policy, PolicyOutput
+from agents.networks import Policy
 from common.devices import Compute
 from generative.dataset import RolloutDataset
 from generative.frozen_agent import FrozenAgent
@@ -100,16 +100,12 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
         initial: positions of the player in squares, x to the right and y up, at the initial frames
             (I, B, 2).
         later: positions of the player at the simulated steps (T, B, 2).
-        scale: pixels per square, see ``pixels_per_square``.
+        scale: pixels per square, see ``pixels_per_square``; above 0.
         size: height and width of a frame, H = W.
 
     Returns:
-        Mask, bool (T, B, H, W); False where the position is NaN, unless the camera stands still.
+        Mask, bool (T, B, H, W); False where the position is NaN.
     """
-    num_steps, num_windows = later.shape[:2]
-    if scale == 0:
-        return torch.ones(num_steps, num_windows, size, size, dtype=torch.bool,
-                          device=later.device)
     moved = (later[:, None] - initial[None]) * later.new_tensor([scale, -scale])  # (T, I, B, 2)
     pixels = torch.arange(size, device=later.device)
     places = pixels + moved.unsqueeze(-1)  # (T, I, B, 2, size)
@@ -120,42 +116,34 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
     return revealed == 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Regions:
-    """Masks of pixels of the recorded frames that are measured separately, bool (T, B, H, W) each.
+def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, Tensor]:
+    """Masks of the pixels of the recorded frames that are measured separately.
 
-    Attributes:
-        in_memory: pixels of places in view in the initial frames, see ``remembered_mask``; None if
-            the camera's motion is not known.
-        moving: pixels of moving objects; None if objects are not measured.
+    Args:
+        in_memory: pixels of places in view in the initial frames, see ``remembered_mask``, bool
+            (T, B, H, W); None if the camera's motion is not known.
+        moving: pixels of moving objects, bool (T, B, H, W); None if objects are not measured.
+
+    Returns:
+        Mask (T, B, H, W) of each kind of PSNR that is restricted to a region.
     """
-
-    in_memory: Tensor | None = None
-    moving: Tensor | None = None
-
-    def masks(self) -> dict[str, Tensor]:
-        """Mask (T, B, H, W) of each kind of PSNR that is restricted to a region."""
-        masks = {}
-        if self.in_memory is not None:
-            still = torch.ones_like(self.in_memory) if self.moving is None else ~self.moving
-            masks[PSNR_REMEMBERED] = self.in_memory & still
-            masks[PSNR_REVEALED] = ~self.in_memory & still
-        if self.moving is not None:
-            masks[PSNR_MOVING] = self.moving
-        return masks
-
-    def remembered_share(self) -> Tensor | None:
-        """Share of the pixels that are remembered (T, B); None if it is not known."""
-        remembered = self.masks().get(PSNR_REMEMBERED)
-        return None if remembered is None else remembered.float().mean(dim=(-2, -1))
+    masks = {}
+    if in_memory is not None:
+        still = torch.ones_like(in_memory) if moving is None else ~moving
+        masks[PSNR_REMEMBERED] = in_memory & still
+        masks[PSNR_REVEALED] = ~in_memory & still
+    if moving is not None:
+        masks[PSNR_MOVING] = moving
+    return masks
 
 
-def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str, Tensor]:
-    """Compute the measures of ``FRAME_KINDS`` that the regions allow.
+def measure_frames(images: Tensor, labels: Tensor, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Compute the measures of ``FRAME_KINDS`` that the masks allow.
 
     Args:
         images: predicted images (T, B, C, H, W); they are rounded to 8 bits.
         labels: recorded images (T, B, C, H, W) in [0, 1].
+        masks: masks of regions, see ``region_masks``.
 
     Returns:
         Measures by kind, (T, B) each: mean squared error of values from 0 to 1, PSNR in dB, or
@@ -164,7 +152,6 @@ def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str
     images, labels = to_8_bits(images), to_8_bits(labels)
     errors = (images - labels).square().mean(dim=-3)  # (T, B, H, W)
     similarity = torch.stack([ssim_map(*step) for step in zip(images, labels)])
-    masks = regions.masks()
     measures = {MSE: errors.mean(dim=(-2, -1)), SSIM: similarity.mean(dim=(-2, -1))}
     measures[PSNR] = psnr(measures[MSE])
     measures |= {kind: psnr(_masked_mean(errors, mask)) for kind, mask in masks.items()}
@@ -217,13 +204,10 @@ def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
         Measures by name, (T, B) each; NaN where the kind of object is not in view.
     """
     errors, sizes, shown = _compare_objects(images, labels, without)
-    measures = {}
-    for number, kind in enumerate(kinds):
-        hidden = sizes[..., number] == 0
-        mean = errors[..., number] / (sizes[..., number] * labels.shape[2])
-        measures[OBJECT_ERROR + kind] = mean.masked_fill(hidden, math.nan)
-        measures[OBJECT_SHOWN + kind] = shown[..., number].masked_fill(hidden, math.nan)
-    return measures
+    means = errors / (sizes * labels.shape[2])  # NaN for an object without pixels
+    return {prefix + kind: measure[..., number].masked_fill(sizes[..., number] == 0, math.nan)
+            for number, kind in enumerate(kinds)
+            for prefix, measure in ((OBJECT_ERROR, means), (OBJECT_SHOWN, shown))}
 
 
 def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
@@ -234,7 +218,8 @@ def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, w
         kinds: names of K kinds.
         images, labels: predicted and recorded images (T, B, C, H, W).
         without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
-        in_memory: see ``Regions``; parts of objects outside it do not count. If None, all count.
+        in_memory: see ``region_masks``; parts of objects outside it do not count. If None, all
+            count.
 
     Returns:
         Measures by name, 1 or 0, (T, B) each; NaN where the kind of object was not in view at the
@@ -242,12 +227,11 @@ def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, w
     """
     _, sizes, shown = _compare_objects(to_8_bits(images), labels, without, in_memory)
     at_start = (without[0] != labels[0].unsqueeze(1)).flatten(2).any(dim=-1)  # (B, K)
-    absent = (sizes == 0) | ~at_start  # (T, B, K)
-    return {KEPT + kind: shown[..., number].masked_fill(absent[..., number], math.nan)
-            for number, kind in enumerate(kinds)}
+    kept = shown.masked_fill((sizes == 0) | ~at_start, math.nan)  # (T, B, K)
+    return {KEPT + kind: kept[..., number] for number, kind in enumerate(kinds)}
 
 
-class OtherAgent:
+class OtherAgent(FrozenAgent):
     """An agent that is not part of the simulator, with its own hidden states on recorded episodes.
 
     Args:
@@ -256,7 +240,7 @@ class OtherAgent:
     """
 
     def __init__(self, policy: Policy, dataset: RolloutDataset, compute: Compute):
-        self._inside = FrozenAgent(policy, policy.hidden_state_size, policy.fc_policy.out_features)
+        super().__init__(policy, policy.hidden_state_size, policy.fc_policy.out_features)
         self._dataset, self._compute = dataset, compute
         self._entering: dict[int, Tensor] = {}  # (L, D) by episode
 
@@ -264,35 +248,20 @@ class OtherAgent:
     def states_entering(self, windows: np.ndarray) -> Tensor:
         """Compute the agent's hidden states (B, D) before the first simulated steps of windows
         (B,), after all earlier frames of the episodes."""
-        places = map(self._dataset.place, windows.tolist())
-        return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
-
-    def sequence(self, images: Tensor, hidden: Tensor) -> PolicyOutput:
-        """Run T steps at once, see ``FrozenAgent.sequence``."""
-        with self._compute.autocast():
-            return self._inside.sequence(images, hidden)
+        entering = []
+        for place in map(self._dataset.place, windows.tolist()):
+            if place.episode not in self._entering:
+                self._entering[place.episode] = self._states_of(place.episode)
+            entering.append(self._entering[place.episode][place.frame])
+        return torch.stack(entering)
 
     def _states_of(self, episode: int) -> Tensor:
-        if episode not in self._entering:
-            policy, file = self._inside.policy, self._dataset.folder.array_files(episode).frames
-            frames = torch.from_numpy(np.moveaxis(file.rows(0, file.shape[0]), 1, -1).copy())
-            embeddings = embed_frames(policy, frames.to(self._compute.device), self._compute)
-            initial = policy.initial_states(1)
-            leaving = policy.sequence(embeddings.unsqueeze(1), initial, masks=None).hidden_states
-            self._entering[episode] = torch.cat([initial, leaving[:-1, 0]])
-        return self._entering[episode]
-
-
-def compare_agents(recorded: PolicyOutput, shown: PolicyOutput) -> tuple[Tensor, Tensor]:
-    """Compare an agent's outputs on predicted frames with its outputs on recorded frames.
-
-    Returns:
-        KL divergence, in nats, of its policy on recorded frames from its policy on predicted
-        frames, and cosine similarity of its hidden states, (T, B) each.
-    """
-    divergence = (recorded.log_probs.exp() * (recorded.log_probs - shown.log_probs)).sum(dim=-1)
-    return divergence, functional.cosine_similarity(recorded.hidden_states, shown.hidden_states,
-                                                    dim=-1)
+        file = self._dataset.folder.array_files(episode).frames
+        frames = torch.from_numpy(np.moveaxis(file.rows(0, file.shape[0]), 1, -1).copy())
+        embeddings = embed_frames(self.policy, frames.to(self._compute.device), self._compute)
+        initial = self.policy.initial_states(1)
+        leaving = self.policy.sequence(embeddings.unsqueeze(1), initial, masks=None).hidden_states
+        return torch.cat([initial, leaving[:-1, 0]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,9 +301,9 @@ class FidelityCard:
     objects: ObjectFrames | None = None
 
     def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
-        """Mask ``Regions.in_memory`` of windows (B,) with label frames (T, B, C, H, W)."""
+        """Mask of remembered pixels of windows (B,) with label frames (T, B, C, H, W)."""
         if self.scale == 0:
-            return labels.new_ones(*labels.shape[:2], *labels.shape[-2:], dtype=torch.bool)
+            return torch.ones_like(labels[:, :, 0], dtype=torch.bool)
         positions = None if self.positions is None else self.positions(windows)
         if self.scale is None or positions is None:
             return None

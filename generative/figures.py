@@ -1,10 +1,11 @@
-"""Figures of the loss over simulated steps, of objects shown, and of the fidelity card."""
+"""Figures of training, of the loss over simulated steps, and of the fidelity card."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ from common.palette import (
     SKY_BLUE,
     VERMILION,
 )
+from common.training_curves import STEPS, TRAINING, VALIDATION, save
 from generative.fidelity import (
     KEPT,
     OBJECT_ERROR,
@@ -69,23 +71,68 @@ TITLES_OF_CARD = {
     SSIM: "SSIM, all pixels", PSNR_MARGIN: "PSNR with the recorded actions above others (dB)",
     POLICY_KL: "agent inside: divergence of its policy (nats)",
     OTHER_POLICY_KL: "agent not in training: divergence (nats)"}
+TITLES_OF_TRAINING = {
+    "loss": "total loss",
+    "loss_image": "image loss of a window",
+    "loss_reward": "reward loss of a window",
+    "loss_terminal": "terminal loss of a window",
+    "loss_agent_state": "loss of the agent's state, of a window",
+    "kl_nats": "KL of posterior and prior (nats a step)",
+    "posterior_entropy": "entropy of the posterior (nats a step)",
+    "prior_entropy": "entropy of the prior (nats a step)",
+    "vector_distance": "mean distance of two bottleneck vectors",
+    "loss_first_action": "loss of the first action (nats)",
+    "gradient_norm": "gradient norm before it is clipped",
+    "frames_per_second": "frames a second",
+}
+LOGARITHMIC = {"loss", "loss_image", "loss_reward", "loss_terminal", "loss_agent_state",
+               "gradient_norm"}
+SMOOTHED_ROWS = 20
 _KEPT_WIDTH = 0.4  # half the width of a group of bars
+
+
+def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
+    """Plot the metrics in ``progress.csv`` on training and held-out episodes."""
+    figure, grid = plt.subplots(3, 4, figsize=(18, 12), layout="constrained")
+    for axes, (name, heading) in zip(grid.flat, TITLES_OF_TRAINING.items()):
+        held_out = f"held_out_{name}"
+        for column, colour, label in ((name, TRAINING, "training episodes"),
+                                      (held_out, VALIDATION, "held-out episodes")):
+            if column in log:
+                axes.plot(log["batches"], log[column], color=colour, alpha=0.25, linewidth=0.7)
+                smooth = log[column].rolling(SMOOTHED_ROWS, min_periods=1).mean()
+                axes.plot(log["batches"], smooth, color=colour, label=label)
+        if held_out in log:
+            axes.legend()
+        if name in LOGARITHMIC:
+            axes.set_yscale("log")
+        axes.set_title(heading, fontsize=10)
+        axes.set_xlabel("batches")
+        axes.xaxis.set_major_formatter(STEPS)
+        axes.grid(alpha=0.3)
+    save(figure, path, title)
+
+
+def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float, float],
+                 ) -> tuple[Figure, list[Axes]]:
+    """Draw measures over simulated steps, one panel each, and return the figure and all panels."""
+    figure = Figure(figsize=size, layout="constrained")
+    panels = list(figure.subplots(3, 3).flat)
+    for axes, (kind, title) in zip(panels, titles.items()):
+        _draw(axes, table, kind, title)
+        if kind in (*KINDS, POLICY_KL, OTHER_POLICY_KL):
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel(f"{STEP} (0 shows the last initial frame)")
+    for axes in panels[len(titles):]:
+        axes.axis("off")
+    return figure, panels
 
 
 def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot means with intervals over simulated steps, one panel per loss or measure of the
     agent."""
-    figure = Figure(figsize=(15, 12.5), layout="constrained")
-    panels = figure.subplots(3, 3).flat
-    titles = {**{kind: TITLES[kind] for kind in KINDS}, **TITLES_OF_AGENT}
-    for axes, (kind, name) in zip(panels, titles.items()):
-        _draw(axes, table, kind, name)
-        if kind in KINDS or kind == POLICY_KL:
-            axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"{STEP} (0 shows the last initial frame)")
-    *drawn, corner = figure.axes
-    corner.axis("off")
-    corner.legend(*drawn[0].get_legend_handles_labels(), loc="center", fontsize=11)
+    figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT, (15, 12.5))
+    panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
@@ -112,21 +159,13 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot the fidelity card: one panel per measure over simulated steps, and the shares of objects
     kept at the last step."""
-    figure = Figure(figsize=(16, 13), layout="constrained")
-    kinds = [kind for kind in TITLES_OF_CARD if (table["kind"] == kind).any()]
-    panels = list(figure.subplots(3, 3).flat)
+    titles = {kind: heading for kind, heading in TITLES_OF_CARD.items()
+              if (table["kind"] == kind).any()}
     perfect = (table["predictor"] == LAST_FRAME) & (table["step"] == 0)  # equals the label
-    drawn = table[~(perfect & table["kind"].isin(TITLES_OF_CARD))]
-    for axes, kind in zip(panels, kinds):
-        _draw(axes, drawn, kind, TITLES_OF_CARD[kind])
-        if kind in (POLICY_KL, OTHER_POLICY_KL):
-            axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"{STEP} (0 shows the last initial frame)")
-    _draw_kept(panels[len(kinds)], table)
-    for axes in panels[len(kinds) + 1:]:
-        axes.axis("off")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=11)
+    figure, panels = _draw_panels(table[~(perfect & table["kind"].isin(titles))], titles, (16, 13))
+    _draw_kept(panels[len(titles)], table)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  fontsize=11)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
@@ -137,20 +176,17 @@ def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
     rows = table[table["kind"].str.startswith(KEPT)]
     rows = rows[rows["step"] == rows["step"].max()]
     if not len(rows):
-        axes.axis("off")
         return
-    kinds = rows["kind"].unique().tolist()
+    axes.axis("on")
     shown = [name for name in (SIMULATOR, OTHER_SIMULATOR, MEAN_FRAME)
              if (rows["predictor"] == name).any()]
-    for number, predictor in enumerate(shown):
-        bars = rows[rows["predictor"] == predictor].set_index("kind").reindex(kinds)
-        offset = (number - (len(shown) - 1) / 2) * 2 * _KEPT_WIDTH / len(shown)
-        axes.bar(np.arange(len(kinds)) + offset, bars["mean"], 2 * _KEPT_WIDTH / len(shown),
-                 yerr=np.nan_to_num([bars["mean"] - bars["low_95"], bars["high_95"] - bars["mean"]]
-                                    ).clip(min=0),
-                 color=LINES[predictor][0], error_kw={"elinewidth": 1})
-    axes.set_xticks(range(len(kinds)), [kind.removeprefix(KEPT) for kind in kinds], rotation=40,
-                    ha="right")
+    by_kind = rows.assign(kind=rows["kind"].str.removeprefix(KEPT)).pivot(
+        index="kind", columns="predictor").reindex(rows["kind"].str.removeprefix(KEPT).unique())
+    means, low, high = (by_kind[name][shown] for name in ("mean", "low_95", "high_95"))
+    errors = np.nan_to_num([means - low, high - means]).clip(min=0)  # (2, kinds, predictors)
+    means.plot.bar(ax=axes, yerr=np.moveaxis(errors, -1, 0), legend=False, width=2 * _KEPT_WIDTH,
+                   color=[LINES[name][0] for name in shown], error_kw={"elinewidth": 1},
+                   xlabel="", rot=40)
     axes.set_ylim(0, 1.03)
     axes.set_title(f"objects kept: share still shown at step {rows['step'].max()}", fontsize=11)
     axes.grid(alpha=0.3, axis="y")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from common.cli import (
@@ -16,14 +15,28 @@ from common.cli import (
     folder_name,
     seed,
 )
+from common.devices import Compute
 from common.parameters import ParameterSet
 from generative.config import LR_DECAYS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
+from generative.simulator import Simulator
+from interventions.config import DirectionFilesConfig
+from interventions.flags import directions_folder
+from interventions.projector import Projector
 
-# Loss terms of an older model.
-_LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
-
-logger = logging.getLogger(__name__)
+# Flags that override a parameter: name, parameter in the section gen_model, type and help.
+_PARAMETERS = (
+    ("num_sim_steps", "num_sim_steps", count, "number of simulated steps"),
+    ("num_initializing_steps", "num_init_steps", count,
+     "number of recorded frames from which a simulation starts"),
+    ("epochs", "epochs", count, "number of passes over the training windows"),
+    ("lr", "lr", float, "learning rate"),
+    ("image_rarity", "image_rarity", float,
+     "0 to 1: how strongly errors at pixels of rare colours are upweighted"),
+    ("open_loop_share", "open_loop_share", float,
+     "0 to 1: share of the windows whose latents come from the prior"),
+    ("log_interval", "log_interval", count, "batches per row of the log"),
+    ("save_interval", "save_interval", count, "batches between checkpoints"))
 
 
 def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool,
@@ -42,51 +55,22 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     add_data_flag(parser)
     parser.add_argument("--log_dir_base", key="log_dir_base",
                         help="simulators are written to <log_dir_base>/results/")
-    if at_a_time:
-        parser.add_argument("--batch_size", type=count, default=at_a_time,
-                            help="samples per batch")
-    else:
-        parser.add_argument("--batch_size", type=count, key="gen_model.batch_size",
-                            help="windows per batch")
-    parser.add_argument("--num_sim_steps", type=count, key="gen_model.num_sim_steps",
-                        help="number of simulated steps")
-    parser.add_argument("--num_initializing_steps", type=count, key="gen_model.num_init_steps",
-                        help="number of recorded frames from which a simulation starts")
-    parser.add_argument("--epochs", type=count, key="gen_model.epochs",
-                        help="number of passes over the training windows")
-    parser.add_argument("--lr", type=float, key="gen_model.lr", help="learning rate")
+    parser.add_argument("--batch_size", type=count, default=at_a_time,
+                        key=None if at_a_time else "gen_model.batch_size",
+                        help="samples per batch" if at_a_time else "windows per batch")
+    for name, parameter, kind, description in _PARAMETERS:
+        parser.add_argument(f"--{name}", type=kind, key=f"gen_model.{parameter}", help=description)
     parser.add_argument("--lr_decay", choices=LR_DECAYS, key="gen_model.lr_decay",
                         help="how the learning rate decays to 0 by the end of training")
-    parser.add_argument("--image_rarity", type=float, key="gen_model.image_rarity",
-                        help="0 to 1: how strongly errors at pixels of rare colours are upweighted")
-    parser.add_argument("--open_loop_share", type=float, key="gen_model.open_loop_share",
-                        help="0 to 1: share of the windows whose latents come from the prior")
-    parser.add_argument("--log_interval", type=count, key="gen_model.log_interval",
-                        help="batches per row of the log")
-    parser.add_argument("--save_interval", type=count, key="gen_model.save_interval",
-                        help="batches between checkpoints")
     parser.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
     for name, term in (("obs", "the image"), ("hx", "the agent's state"), ("reward", "the reward"),
                        ("done", "the terminal"), ("kl", "the KL")):
         parser.add_argument(f"--loss_scale_{name}", type=float, default=1.0,
                             help=f"weight of the loss term for {term}")
-    for name in _LOSSES_WITHOUT_EFFECT:
-        parser.add_argument(f"--loss_scale_{name}", type=float, default=0.0,
-                            help=argparse.SUPPRESS)
     add_compute_flags(parser, in_parameter_set=True)
     add_published_flags(parser, ("exp_name", "env_name", "start_level", "num_levels",
                                  "distribution_mode", "agent_param_name", "param_name",
-                                 "num_threads"))
-
-
-def read_simulator_flags(parser: Parser, argv: list[str] | None
-                         ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
-    """Parse the flags with ``Parser.read``, and warn about flags without effect."""
-    args, explicit, parameters = parser.read(argv)
-    for name in _LOSSES_WITHOUT_EFFECT:
-        if getattr(args, f"loss_scale_{name}"):
-            logger.warning("--loss_scale_%s has no effect: this model has no such loss", name)
-    return args, explicit, parameters
+                                 "num_threads", "loss_scale_act_log_probs", "loss_scale_gen_adv"))
 
 
 def add_data_flag(parser: Parser) -> None:
@@ -108,6 +92,20 @@ def add_samples_flags(parser: Parser) -> None:
     add_generated_data_flag(parser)
     parser.add_argument("--samples_dir", type=Path, help="folder of samples to read; "
                         f"<generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
+
+
+def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
+                    compute: Compute) -> tuple[Projector, dict]:
+    """Open the directions of the simulator's agent selected by the flags of
+    ``add_direction_flags``, and return the checksums of their files.
+
+    Raises:
+        UserError: see ``Projector.load_for``.
+    """
+    projector, matrices = Projector.load_for(
+        simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
+        parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+    return projector.on(compute.device), matrices
 
 
 def samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:

@@ -15,6 +15,8 @@ from common.errors import UserError
 class FrozenAgent(nn.Module):
     """A policy whose weights never change and whose state is never reset.
 
+    GRU and heads run in float32 even under autocast, as in the agent's own training.
+
     Args:
         policy: a trained agent; it is frozen in place.
         hidden_size: D, size of the hidden state that the simulator was built for.
@@ -58,7 +60,7 @@ class FrozenAgent(nn.Module):
         else:
             embeddings = self.policy.embed(images.flatten(0, 1)).float().unflatten(
                 0, images.shape[:2])  # (T, B, E)
-        with _full_precision(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
             return self.policy.sequence(embeddings, hidden, masks=None)
 
     def step(self, image: Tensor, hidden: Tensor) -> PolicyOutput:
@@ -72,10 +74,5 @@ class FrozenAgent(nn.Module):
             hidden: hidden state before the step (B, D).
         """
         embedding = self.policy.embed(image).float()  # (B, E)
-        with _full_precision(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
             return self.policy.step(embedding, hidden)
-
-
-def _full_precision(tensor: Tensor) -> torch.autocast:
-    """Run GRU and heads in float32, as in the agent's own training."""
-    return torch.autocast(tensor.device.type, enabled=False)

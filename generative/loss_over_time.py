@@ -33,39 +33,47 @@ kinds of object.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agents.networks import PolicyOutput
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.progress import with_progress
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, Npy, Schema, Table
-from generative.batches import AlignedBatch, align, as_frames
+from generative.batches import AlignedBatch, align, as_frames, in_batches
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.fidelity import (
+    MSE,
+    OBJECT_ERROR,
     OBJECT_SHOWN,
     OTHER_POLICY_KL,
     OTHER_STATE_COSINE,
+    OTHER_VALUE_CORRELATION,
     PSNR,
+    PSNR_MARGIN,
+    PSNR_OF_MEAN_ERROR,
+    PSNR_REMEMBERED,
     REMEMBERED_SHARE,
     FidelityCard,
-    Regions,
-    compare_agents,
     measure_frames,
     measure_kept_objects,
     measure_objects,
+    psnr,
+    region_masks,
 )
+from generative.frozen_agent import FrozenAgent
 from generative.losses import balanced_kl, until_first_terminal
 from generative.networks import LatentSampler
 from generative.simulator import Simulation, Simulator, stack
+from stats.association import correlation
+from stats.bootstrap import ClusterBootstrap
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")
@@ -76,6 +84,10 @@ RECORDED = "recorded"  # the recorded frames, in place of a predictor
 KINDS = ("image", "reward", "terminal", "agent_state", "kl")
 POLICY_KL, VALUE_CORRELATION, STATE_COSINE = AGENT_MEASURES = (
     "policy_kl", "value_correlation", "hidden_state_cosine")
+VALUES, OTHER_VALUES = "agent_values", "other_agent_values"  # kinds: an agent's values
+IMAGE_MSE = "image_mse"  # only in the table: mean squared error per colour value
+COMPARED_STEPS = range(2, 11)
+_CONSTANT = 1e-6  # range up to which values count as constant
 MEAN_FRAME_EPISODES = 1000
 
 _BY_WINDOW = Npy(Array(np.float32, "T N", finite=False))  # NaN where a step does not count
@@ -116,12 +128,10 @@ class LossOverTime:
             cosine similarity of its hidden states and, if objects are measured, for each kind the
             mean squared error on its pixels and whether it is shown (1 or 0), NaN where it is not
             in view.
-        values: the agent's values by predictor, and on the RECORDED frames, float32 (T, N), NaN
-            where a step does not count.
+            The kind VALUES are the agent's values, also on the RECORDED frames.
         fidelity: measures of the fidelity card by predictor and kind, float32 (T, N), NaN where
-            they are not defined or the card excludes the frame.
-        other_values: ``values`` of an agent that took no part in training, NaN where the card
-            excludes the frame.
+            they are not defined or the card excludes the frame. The kind OTHER_VALUES are the
+            values of an agent that took no part in training, also on the RECORDED frames.
     """
 
     windows: np.ndarray
@@ -129,32 +139,22 @@ class LossOverTime:
     episodes: np.ndarray
     counted: np.ndarray
     losses: dict[tuple[str, str], np.ndarray]
-    values: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     fidelity: dict[tuple[str, str], np.ndarray] = dataclasses.field(default_factory=dict)
-    other_values: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-    @property
-    def objects(self) -> tuple[str, ...]:
-        """Kinds of object that were measured."""
-        return tuple(kind.removeprefix(OBJECT_SHOWN) for predictor, kind in self.losses
-                     if predictor == SIMULATOR and kind.startswith(OBJECT_SHOWN))
 
     def save(self, folder: Path) -> None:
         """Write one file per kind and predictor (the simulator's files omit its name), and one file
         for the card, with arrays named ``<kind>/<predictor>``."""
         store = ResultStore(folder, LOSS_OVER_TIME)
         for (predictor, kind), loss in self.losses.items():
-            key = kind if predictor == SIMULATOR else f"{kind}_{predictor}"
-            store.write("loss", key, value=loss)
-        for predictor, values in self.values.items():
-            store.write("values", predictor, value=values)
+            if kind == VALUES:
+                store.write("values", predictor, value=loss)
+            else:
+                store.write("loss", kind if predictor == SIMULATOR else f"{kind}_{predictor}",
+                            value=loss)
         if self.fidelity:
-            arrays = {f"{kind}/{predictor}": measure
-                      for (predictor, kind), measure in self.fidelity.items()}
-            arrays |= {f"other_agent_values/{predictor}": values
-                       for predictor, values in self.other_values.items()}
             with store.file("card") as path:
-                np.savez(path, **arrays)
+                np.savez(path, **{f"{kind}/{predictor}": measure
+                                  for (predictor, kind), measure in self.fidelity.items()})
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
@@ -206,50 +206,51 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
         UserError: if a loss is not finite, or ``card`` has a simulator with another number of
             initial frames.
     """
-    num_steps = dataset.window_length - dataset.num_init_steps + 1
-    config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
+    num_init_steps = dataset.num_init_steps
+    config = dataclasses.replace(simulator.config,
+                                 num_sim_steps=dataset.window_length - num_init_steps + 1)
     action_windows = np.roll(windows, -1)
-    if card and card.other_simulator:
-        _check_initial_frames(card.other_simulator, config.num_init_steps)
-    batches = []
-    begins = range(0, len(windows), batch_size)
-    for begin in with_progress(begins, len(begins), "batch"):
-        numbers = windows[begin:begin + batch_size]
-        batch, other = (align(dataset.batch(rows).to(compute.device), config)
-                        for rows in (numbers, action_windows[begin:begin + batch_size]))
+    other = card and card.other_simulator
+    if other and other.config.num_init_steps != num_init_steps:
+        raise UserError(f"the simulator to compare with starts from {other.config.num_init_steps} "
+                        f"initial frames, but this one from {num_init_steps}, so they cannot be "
+                        "given the same windows")
+    batches: list[list[dict]] = []
+    for pairs in in_batches(np.stack([windows, action_windows], axis=1), batch_size):
+        batch, other_batch = (align(dataset.batch(rows).to(compute.device), config)
+                              for rows in pairs.T)
+        numbers = pairs[:, 0]
         simulations, images, controls = _predict(
-            simulator, batch, other.actions, mean.to(compute.device), draw, compute, card)
+            simulator, batch, other_batch.actions, mean.to(compute.device), draw, compute, card)
         losses = _prediction_losses(simulator, batch, simulations, images, compute)
-        measures, values = _agent_measures(
-            compute.autocast()(simulator.agent.sequence), batch.images, batch.first_hidden,
-            images, POLICY_KL, STATE_COSINE)
-        losses |= measures
+        losses |= _agent_measures(simulator.agent, compute, batch.images, batch.first_hidden,
+                                  images, (POLICY_KL, STATE_COSINE, VALUES))
         without: Tensor | None = None
         fidelity: Measures = {}
-        other_values: dict[str, Tensor] = {}
+        inside = torch.ones(len(numbers), dtype=torch.bool)  # (B,)
         if card and card.objects:
             without = torch.from_numpy(card.objects.of(numbers)).to(compute.device).to(
                 batch.images.dtype) / 255  # (T, B, K, C, H, W)
             losses |= {(predictor, kind): measure for predictor, predicted in images.items()
                        for kind, measure in measure_objects(
                            card.objects.kinds, predicted, batch.images, without).items()}
-        inside = torch.ones(len(numbers), dtype=torch.bool)  # (B,)
         if card:
-            fidelity, other_values = _fidelity(card, numbers, batch, {**images, **controls},
-                                               without)
-            inside = torch.tensor([dataset.place(number).frame >= dataset.num_init_steps - 1
+            fidelity = _fidelity(card, compute, numbers, batch, {**images, **controls},
+                                 without)
+            inside = torch.tensor([dataset.place(number).frame >= num_init_steps - 1
                                    for number in numbers.tolist()])
         included = (batch.terminals.cumsum(dim=0) == 0) & inside.to(compute.device)  # (T, B)
-        batches.append([_to_numpy(each) for each in (
-            {"counted": until_first_terminal(batch.terminals), "included": included},
-            losses, values, fidelity, other_values)])
-    rows, all_losses, all_values, card_measures, card_values = map(_concatenate, zip(*batches))
+        batches.append([
+            {key: measure.float().cpu().numpy() for key, measure in measures.items()}
+            for measures in ({"counted": until_first_terminal(batch.terminals),
+                              "included": included}, losses, fidelity)])
+    rows, all_losses, card_measures = (
+        {key: np.concatenate([part[key] for part in parts], axis=1) for key in parts[0]}
+        for parts in zip(*batches))
     counted, included = rows["counted"] == 1, rows["included"] == 1  # (T, N)
-    for (predictor, kind), loss in (*all_losses.items(), *(
-            ((predictor, "values"), loss) for predictor, loss in all_values.items())):
-        measured = counted & ~np.isnan(loss) if kind.startswith(("object_", OBJECT_SHOWN)
-                                                                ) else counted
-        if not np.isfinite(loss[measured]).all():
+    for (predictor, kind), loss in all_losses.items():
+        may_miss = kind.startswith((OBJECT_ERROR, OBJECT_SHOWN)) & np.isnan(loss)
+        if not np.isfinite(loss[counted & ~may_miss]).all():
             raise UserError(f"the {kind} loss of the predictor '{predictor}' is not finite; the "
                             "simulator has diverged, so use an earlier model file")
         loss[~counted] = np.nan
@@ -257,26 +258,9 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
         if kind == PSNR and not np.isfinite(measure[included]).all():
             raise UserError(f"the frames of the predictor '{predictor}' are not finite; its "
                             "simulator has diverged, so use an earlier model file")
-    for measure in (*card_measures.values(), *card_values.values()):
         measure[~included] = np.nan
     return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counted, all_losses,
-                        all_values, card_measures, card_values)
-
-
-def _to_numpy(measures: Mapping) -> dict:
-    return {key: measure.float().cpu().numpy() for key, measure in measures.items()}
-
-
-def _concatenate(batches: Sequence[dict]) -> dict:
-    """Concatenate the windows of all batches."""
-    return {key: np.concatenate([batch[key] for batch in batches], axis=1) for key in batches[0]}
-
-
-def _check_initial_frames(simulator: Simulator, num_init_steps: int) -> None:
-    if simulator.config.num_init_steps != num_init_steps:
-        raise UserError(f"the simulator to compare with starts from "
-                        f"{simulator.config.num_init_steps} initial frames, but this one from "
-                        f"{num_init_steps}, so they cannot be given the same windows")
+                        card_measures)
 
 
 @torch.no_grad()
@@ -359,33 +343,33 @@ def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
     return losses
 
 
-def _agent_measures(sequence: Callable[[Tensor, Tensor], PolicyOutput], truth: Tensor,
-                    entering: Tensor, images: dict[str, Tensor], kl: str, cosine: str,
-                    ) -> tuple[Measures, dict[str, Tensor]]:
+def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, entering: Tensor,
+                    images: dict[str, Tensor], names: tuple[str, str, str]) -> Measures:
     """Compare an agent's outputs on predicted images with its outputs on recorded images.
 
     Args:
-        sequence: function that runs the agent, see ``FrozenAgent.sequence``.
         truth: recorded images (T, B, C, H, W).
         entering: the agent's hidden state before the first step (B, D).
-        kl, cosine: names of the two measures.
-
-    Returns:
-        The measures, and the agent's values by predictor and on the RECORDED images, (T, B) each.
+        names: names of the KL divergence, in nats, of its policy on recorded images from its policy
+            on predicted images; of the cosine similarity of its hidden states; and of its values.
     """
-    recorded = sequence(truth, entering)
-    measures, values = {}, {RECORDED: recorded.values}
-    for predictor, predicted in images.items():
-        output = sequence(predicted, entering)
-        measures[predictor, kl], measures[predictor, cosine] = compare_agents(recorded, output)
-        values[predictor] = output.values
-    return measures, values
+    kl, cosine, value = names
+    with compute.autocast():
+        recorded = agent.sequence(truth, entering)
+        measures = {(RECORDED, value): recorded.values}
+        for predictor, predicted in images.items():
+            shown = agent.sequence(predicted, entering)
+            gain = recorded.log_probs - shown.log_probs  # (T, B, A)
+            measures[predictor, kl] = (recorded.log_probs.exp() * gain).sum(dim=-1)
+            measures[predictor, cosine] = functional.cosine_similarity(
+                recorded.hidden_states, shown.hidden_states, dim=-1)
+            measures[predictor, value] = shown.values
+    return measures
 
 
-def _fidelity(card: FidelityCard, windows: np.ndarray, batch: AlignedBatch,
-              images: dict[str, Tensor], without: Tensor | None,
-              ) -> tuple[Measures, dict[str, Tensor]]:
-    """Compute the measures of the card, and the values of the other agent by predictor.
+def _fidelity(card: FidelityCard, compute: Compute, windows: np.ndarray, batch: AlignedBatch,
+              images: dict[str, Tensor], without: Tensor | None) -> Measures:
+    """Compute the measures of the card.
 
     Args:
         windows: numbers of the windows (B,).
@@ -396,19 +380,102 @@ def _fidelity(card: FidelityCard, windows: np.ndarray, batch: AlignedBatch,
     if without is not None and card.objects is not None:
         movers = [number for number, moves in enumerate(card.objects.moving) if moves]
         moving = (without[:, :, movers] != truth.unsqueeze(2)).any(dim=3).any(dim=2)
-    regions = Regions(in_memory, moving)
+    masks = region_masks(in_memory, moving)
     measures: Measures = {}
-    if (share := regions.remembered_share()) is not None:
-        measures[RECORDED, REMEMBERED_SHARE] = share
+    if PSNR_REMEMBERED in masks:
+        measures[RECORDED, REMEMBERED_SHARE] = masks[PSNR_REMEMBERED].float().mean(dim=(-2, -1))
     for predictor, predicted in images.items():
-        by_kind = measure_frames(predicted, truth, regions)
+        by_kind = measure_frames(predicted, truth, masks)
         if without is not None and card.objects is not None:
             by_kind |= measure_kept_objects(card.objects.kinds, predicted, truth, without,
                                             in_memory)
         measures |= {(predictor, kind): measure for kind, measure in by_kind.items()}
-    if card.other_agent is None:
-        return measures, {}
-    compared, values = _agent_measures(
-        card.other_agent.sequence, truth, card.other_agent.states_entering(windows), images,
-        OTHER_POLICY_KL, OTHER_STATE_COSINE)
-    return {**measures, **compared}, values
+    if card.other_agent is not None:
+        measures |= _agent_measures(
+            card.other_agent, compute, truth, card.other_agent.states_entering(windows), images,
+            (OTHER_POLICY_KL, OTHER_STATE_COSINE, OTHER_VALUES))
+    return measures
+
+
+def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
+    """Summarise a result: a row for each step reached by a window, predictor and kind.
+
+    Returns:
+        The columns ``step`` (counted from 0, whose label is the last initial frame),
+        ``predictor``, ``kind``, ``windows`` (number of windows that reach the step and show the
+        object, if any), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
+        ``high_95``, the ends of the mean's interval. For the kinds ``value_correlation`` and
+        ``other_value_correlation``, the mean is Pearson's correlation over the windows; there is no
+        row if one of the values is constant. For ``psnr_of_mean_error`` it is the PSNR in dB of the
+        mean squared error, and for ``psnr_margin`` the mean difference in PSNR between the
+        simulator with the recorded actions and the predictor, on the same windows.
+    """
+    bootstrap = ClusterBootstrap(result.episodes, seed)
+    pixel_errors = {(predictor, IMAGE_MSE): loss * 2 / np.prod(FRAME_SHAPE)
+                    for (predictor, kind), loss in result.losses.items() if kind == "image"}
+    margins = {(predictor, PSNR_MARGIN): result.fidelity[SIMULATOR, PSNR]
+               - result.fidelity[predictor, PSNR]
+               for predictor in (SHUFFLED_ACTIONS, *ACTION_CONTROLS)
+               if (predictor, PSNR) in result.fidelity}
+    rows = []
+    for (predictor, kind), loss in {**result.losses, **pixel_errors, **result.fidelity,
+                                    **margins}.items():
+        if kind in (VALUES, OTHER_VALUES):
+            continue
+        measured = np.isfinite(loss)
+        num_windows = measured.sum(axis=1)  # (T,)
+        low, high = bootstrap.interval(loss, measured)
+        for step in np.flatnonzero(num_windows).tolist():
+            values = loss[step, measured[step]].astype(np.float64)
+            spread = values.std(ddof=1) if len(values) > 1 else np.nan
+            rows.append((step, predictor, kind, num_windows[step], values.mean(), spread,
+                         low[step], high[step]))
+            if kind == MSE:  # a monotonic function maps the ends of the mean's interval
+                rows.append((step, predictor, PSNR_OF_MEAN_ERROR, num_windows[step],
+                             psnr(values.mean()), np.nan, psnr(high[step]), psnr(low[step])))
+    for name, kind, measures in ((VALUE_CORRELATION, VALUES, result.losses),
+                                 (OTHER_VALUE_CORRELATION, OTHER_VALUES, result.fidelity)):
+        rows += _value_correlations(name, {predictor: values for (predictor, of_kind), values
+                                           in measures.items() if of_kind == kind},
+                                    result.episodes, seed)
+    return pd.DataFrame(rows, columns=["step", "predictor", "kind", "windows", "mean",
+                                       "standard_deviation", "low_95", "high_95"])
+
+
+def _value_correlations(name: str, values: dict[str, np.ndarray], episodes: np.ndarray,
+                        seed: int) -> list[tuple]:
+    """Rows of the table: correlations of an agent's values with its values on recorded frames."""
+    rows = []
+    for predictor in [name for name in values if name != RECORDED]:
+        counted = np.isfinite(values[predictor])  # (T, N)
+        for step in np.flatnonzero(counted.any(axis=1)).tolist():
+            at = counted[step]
+            pair = [values[each][step, at] for each in (RECORDED, predictor)]
+            if min(map(np.ptp, pair)) > _CONSTANT:
+                measured = correlation(pair[0], pair[1], episodes[at],
+                                       ClusterBootstrap(episodes[at], seed))
+                rows.append((step, predictor, name, at.sum(), measured.value, np.nan,
+                             measured.low, measured.high))
+    return rows
+
+
+def comparisons(result: LossOverTime, seed: int) -> list[dict]:
+    """Compare the simulator's image loss with that of each other predictor.
+
+    Returns:
+        For each ``predictor``: ``steps``, the steps in COMPARED_STEPS that any window reaches;
+        ``better``, the number of steps at which the simulator's mean image loss is lower; and
+        ``clearly``, the number of steps at which the 95 % interval of the paired difference lies
+        entirely in the simulator's favour.
+    """
+    bootstrap = ClusterBootstrap(result.episodes, seed)
+    steps = [step for step in COMPARED_STEPS
+             if step < len(result.counted) and result.counted[step].any()]
+    compared = []
+    for predictor in PREDICTORS[1:]:
+        gain = result.losses[predictor, "image"] - result.losses[SIMULATOR, "image"]  # (T, N)
+        low = bootstrap.interval(gain, result.counted)[0, steps]
+        compared.append({"predictor": predictor, "steps": steps,
+                         "better": sum(bool(np.nanmean(gain[step]) > 0) for step in steps),
+                         "clearly": int((low > 0).sum())})
+    return compared

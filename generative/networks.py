@@ -44,10 +44,6 @@ class LatentSampler:
     generator: torch.Generator | None = None
     part: tuple[slice, int] | None = None
 
-    def __post_init__(self):
-        if self.how not in ("sample", "mode"):
-            raise ValueError(f"how must be 'sample' or 'mode', not {self.how!r}")
-
     def __call__(self, logits: Tensor) -> Tensor:
         """Choose S one-hot variables with straight-through gradients.
 

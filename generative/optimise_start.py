@@ -26,41 +26,39 @@ from common.parameters import ParameterSet
 from common.results import ResultStore
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
-from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.flags import (
+    add_generated_data_flag,
+    add_simulator_flags,
+    open_directions,
+)
 from generative.runs import open_simulator
 from generative.saliency.gradients import DIRECTION
 from generative.sample_files import SampleFolder, open_samples
 from generative.simulator import Simulator
-from generative.start_optimisation.evaluation import evaluate
+from generative.start_optimisation.evaluation import evaluate, plot, report
 from generative.start_optimisation.objectives import (
     AIMS,
     MAXIMISE,
     Objective,
-    Target,
-    targets_named,
-)
-from generative.start_optimisation.recorded_starts import (
-    OPTIMISED_STARTS,
     RecordedDensity,
     RecordedStarts,
+    Target,
     drawn_windows,
     recorded_starts,
+    targets_named,
 )
-from generative.start_optimisation.report import plot, report
 from generative.start_optimisation.search import (
+    OPTIMISED_STARTS,
     SearchContext,
     SearchPlan,
     write_best_starts,
     write_starts,
 )
-from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_flags,
     add_direction_ids_flag,
     add_direction_type_flag,
-    directions_folder,
 )
-from interventions.projector import Projector
 
 STARTS_AT_A_TIME = 32
 _CHOSEN = 4  # random stream; part of the generator's seed
@@ -72,6 +70,18 @@ def weight(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number from 0 up, not {text}")
     return value
+
+
+# Flags of numbers: name, type, default and help.
+_NUMBERS = (
+    ("num_starts", count, 4, "starts per objective"),
+    ("iterations", from_zero, 40, "optimiser steps"),
+    ("learning_rate", float, 0.02, "learning rate of Adam, for the entries of the unit vectors"),
+    ("diversity", weight, 1.0, "weight of the penalty on crowding among an objective's starts"),
+    ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
+     "starts and the scale of the targets are estimated"),
+    ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "
+     "searches begin from the others"))
 
 
 def parser() -> Parser:
@@ -88,22 +98,12 @@ def parser() -> Parser:
     flags.add_argument("--step", type=from_zero,
                        help="simulated step at which a target is read, from 0; the last of the "
                             "parameter set's common_timesteps if not given")
-    flags.add_argument("--num_starts", type=count, default=4, help="starts per objective")
-    flags.add_argument("--iterations", type=from_zero, default=40, help="optimiser steps")
-    flags.add_argument("--learning_rate", type=float, default=0.02,
-                       help="learning rate of Adam, for the entries of the unit vectors")
+    for name, kind, default, description in _NUMBERS:
+        flags.add_argument(f"--{name}", type=kind, default=default, help=description)
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
                        help="weights of the penalty on distance from the recorded starts and on "
                             "the surprisal that the episode has not ended; each has its own "
                             "output folder, 0 leaves the search unconstrained")
-    flags.add_argument("--diversity", type=weight, default=1.0,
-                       help="weight of the penalty on crowding among an objective's starts")
-    flags.add_argument("--num_recorded", type=count, default=2000,
-                       help="maximum number of recorded starts, from which the density of starts "
-                            "and the scale of the targets are estimated")
-    flags.add_argument("--best_of", type=count, default=1000,
-                       help="number of recorded starts that optimised starts are compared with; "
-                            "searches begin from the others")
     flags.add_argument("--no_real_game", action="store_true",
                        help="do not replay the nearest recorded starts in the real game")
     add_direction_ids_flag(flags, "--direction_ids", "directions that hx_direction stands for")
@@ -111,8 +111,7 @@ def parser() -> Parser:
     add_direction_flags(flags)
     flags.add_argument("--output_dir", type=Path,
                        help="output folder; <generated_data_dir>/made_to_order if not given")
-    flags.add_argument("--generated_data_dir", key="generated_data_dir",
-                       help="parent of the folders of simulated samples")
+    add_generated_data_flag(flags)
     flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the output folder")
@@ -121,7 +120,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    args, explicit, parameters = parser().read(argv)
     common, saliency = parameters.common, parameters.get(SaliencyConfig)
     step = saliency.common_timesteps[-1] if args.step is None else args.step
     num_steps = saliency.num_sim_steps
@@ -141,17 +140,15 @@ def main(argv: list[str] | None = None) -> int:
                             f"least {target.first_step}")
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, num_steps)
     dataset.check_agent(args.agent_file, simulator.agent.policy)
-    recording = None if args.no_real_game else RolloutFolder(Path(common.data_dir))
+    recording = None if args.no_real_game else dataset.folder
     if recording is not None:
-        try:  # fail before the search, not after it
-            recorded_game(recording)
-        except UserError as error:
-            raise UserError(f"{error}; --no_real_game leaves the real game out") from None
+        recorded_game(recording)  # fails before the search, not after it
     windows = drawn_windows(dataset, args.num_recorded, step, args.seed)
     best_of = args.best_of if "best_of" in explicit else min(args.best_of, len(windows) // 2)
-    if not 0 < best_of < len(windows):
-        raise UserError(f"--best_of {best_of} leaves none of the {len(windows)} recorded starts to "
-                        "begin from; lower it, or raise --num_recorded or record more")
+    if not 0 < best_of <= len(windows) - args.num_starts:
+        raise UserError(f"--best_of {best_of} leaves {len(windows) - best_of} of the "
+                        f"{len(windows)} recorded starts to begin from; lower it or --num_starts, "
+                        "or raise --num_recorded or record more")
 
     names = [target.name for target in targets]
     settings = {
@@ -169,16 +166,13 @@ def main(argv: list[str] | None = None) -> int:
     arrays = store.compute("recorded", function=lambda: {**vars(recorded_starts(
         simulator, compute, dataset, windows, targets, step, args.batch_size)),
         "targets": np.array(names)})
-    if arrays.pop("targets").tolist() != names:
-        raise UserError(f"{store.file_of('recorded')} is damaged; give --overwrite to make it "
-                        "again")
+    del arrays["targets"]
     starts = RecordedStarts(**arrays)
     objectives = tuple(Objective(target, aim) for aim in dict.fromkeys(args.aims)
                        for target in targets)
     context = SearchContext(
         simulator, compute, dataset, starts, best_of,
-        RecordedDensity.fit(starts.vectors, starts.episodes), objectives,
-        tuple(range(len(targets))) * (len(objectives) // len(targets)), plan, args.num_starts,
+        RecordedDensity.fit(starts.vectors, starts.episodes), objectives, plan, args.num_starts,
         num_steps)
     folders = {}
     for penalty in dict.fromkeys(args.penalty):
@@ -201,10 +195,7 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
     """Targets named by the flags, and the checksums of their direction files."""
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
     if any(name.startswith(DIRECTION) for name in args.targets):
-        projector, matrices = Projector.load_for(
-            simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
-        projector = projector.on(compute.device)
+        projector, matrices = open_directions(args, parameters, simulator, compute)
     targets = targets_named(args.targets, simulator.agent.policy, settings.ids("direction_ids"),
                             settings.direction_type, projector)
     if args.num_targets is not None:

@@ -82,6 +82,9 @@ _PREFIXES = (
     (r"cell\.posterior_norm\.", f"{_STEPPER}post_norm."),
     (r"cell\.posterior_out\.", f"{_STEPPER}post_mlp."),
     (r"decoder\.image\.linear\.", f"{_DECODER}image.model.0."),
+    # Model 1 of the published layout is a reshape.
+    *((rf"decoder\.image\.layers\.{number}\.", f"{_DECODER}image.model.{number + 2}.")
+      for number in (0, 2, 4, 6)),
     (r"decoder\.(reward|terminal)\.", rf"{_DECODER}\1.model.model."),
 )
 
@@ -106,9 +109,6 @@ class PublishedSimulator:
 
 def published_name(name: str) -> str:
     """Published key of one of our parameters."""
-    image_layer = re.fullmatch(r"decoder\.image\.layers\.(\d)\.(weight|bias)", name)
-    if image_layer:  # preceded in the published layout by the linear layer and a reshape
-        return f"{_DECODER}image.model.{int(image_layer[1]) + 2}.{image_layer[2]}"
     for ours, theirs in _PREFIXES:
         renamed, count = re.subn("^" + ours, theirs, name)
         if count:
@@ -134,23 +134,21 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
         raise UserError(f"the simulator in {path} has the architecture '{architecture}', not "
                         f"'{config.architecture}'")
     simulator = Simulator(config, policy)
-    parts = _own_tensors(simulator)
-    expected = {_file_name(simulator, name): name for name in parts}
-    unused_shapes = _unused_shapes(simulator)
-    for key, name in expected.items():
-        if key not in tensors:
-            raise UserError(f"the simulator file {path} has no tensor '{key}'")
-        _check_shape(path, key, tensors[key], parts[name].shape)
-    unused = {}
-    for key in tensors.keys() - expected.keys():
-        if key not in unused_shapes:
-            raise UserError(f"the simulator file {path} has a tensor '{key}' that belongs to no "
-                            "simulator of these sizes")
-        _check_shape(path, key, tensors[key], unused_shapes[key])
-        unused[key] = tensors[key]
+    own = {_file_name(simulator, name): tensor
+           for name, tensor in _own_tensors(simulator).items()}
+    shapes = {**_unused_shapes(simulator), **{key: tensor.shape for key, tensor in own.items()}}
+    problems = [f"there is no tensor '{key}'" for key in own if key not in tensors]
+    problems += [f"the tensor '{key}' belongs to no simulator of these sizes"
+                 for key in tensors if key not in shapes]
+    problems += [f"the tensor '{key}' has the shape {tuple(tensor.shape)}, not "
+                 f"{tuple(shapes[key])}" for key, tensor in tensors.items()
+                 if key in shapes and tensor.shape != shapes[key]]
+    if problems:
+        raise UserError(f"the simulator file {path} does not fit: {problems[0]}")
     with torch.no_grad():
-        for key, name in expected.items():
-            parts[name].copy_(tensors[key])
+        for key, tensor in own.items():
+            tensor.copy_(tensors[key])
+    unused = {key: tensor for key, tensor in tensors.items() if key not in own}
     adam = _moments(simulator, more.pop(_OPTIMIZER, None), path)
     return PublishedSimulator(simulator, unused, adam, more)
 
@@ -166,9 +164,8 @@ def published_state(simulator: Simulator,
              for name, tensor in _own_tensors(simulator).items()}
     if simulator.config.is_spatial:
         return state
-    for key, shape in _unused_shapes(simulator).items():
-        state[key] = unused[key] if unused and key in unused else torch.zeros(shape)
-    return _in_published_order(state)
+    zeros = {key: torch.zeros(shape) for key, shape in _unused_shapes(simulator).items()}
+    return _in_published_order({**state, **zeros, **(unused or {})})
 
 
 def _in_published_order(layout: dict) -> dict:
@@ -194,12 +191,10 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(map(simulator.get_parameter, names)).state_dict()
     positions = {_file_name(simulator, name): i for i, name in enumerate(names)}
-    if simulator.config.is_spatial:
-        more = {**(more or {}), _ARCHITECTURE: simulator.config.architecture}
-        keys = list(positions)
-    else:
-        keys = list(state)
+    is_spatial = simulator.config.is_spatial
+    keys = positions if is_spatial else state
     save_tensors(path, {**(more or {}), _KEY: state,
+                        **({_ARCHITECTURE: simulator.config.architecture} if is_spatial else {}),
                         _OPTIMIZER: reorder_adam(optimizer_state, [*map(positions.get, keys)])})
 
 
@@ -284,9 +279,3 @@ def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
     return {**{_SECOND_DECODER + name: shape for name, shape in {**decoder,
                                                                 **vecobs_shapes}.items()},
             **{_DECODER + name: shape for name, shape in vecobs_shapes.items()}}
-
-
-def _check_shape(path: Path, key: str, tensor: Tensor, shape: torch.Size) -> None:
-    if tensor.shape != shape:
-        raise UserError(f"in the simulator file {path} the tensor '{key}' has the shape "
-                        f"{tuple(tensor.shape)}, not {tuple(shape)}")

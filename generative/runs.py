@@ -19,7 +19,7 @@ import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_digests
-from common.config import SETTINGS_NAME, check_seed, load_settings
+from common.config import SETTINGS_NAME, load_settings
 from common.devices import Compute
 from common.errors import UserError
 from common.metrics_log import read_metrics
@@ -35,7 +35,6 @@ MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_e
             "prior_entropy", "vector_distance")
 COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
            "gradient_norm", *MEASURES, *(f"held_out_{name}" for name in MEASURES))
-SECONDS_AN_HOUR = 3600
 
 
 def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
@@ -78,14 +77,6 @@ class SimulatorRunSettings:
     loss_scales: LossScales
     num_episodes: int | None = None
 
-    def __post_init__(self):
-        check_seed(self.seed)
-
-
-def results_folder(log_dir_base: str, exp_name: str) -> Path:
-    """Folder of an experiment's runs."""
-    return Path(log_dir_base) / "results" / exp_name
-
 
 def checkpoint_name(epoch: int, batch: int) -> str:
     return f"model_epoch{epoch}_batch{batch}.pt"
@@ -102,7 +93,7 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
     """Delete all checkpoints but the newest ones and the first of every ``keep_hours`` hours."""
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
-        slot = int(path.stat().st_mtime / (keep_hours * SECONDS_AN_HOUR))
+        slot = int(path.stat().st_mtime / (keep_hours * 3600))
         if slot in kept_slots:
             path.unlink()
         kept_slots.add(slot)
@@ -127,7 +118,7 @@ def read_progress(folder: Path) -> pd.DataFrame:
 
 def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
     """Path of the folder of a run that starts now; the folder is not created."""
-    return results_folder(log_dir_base, exp_name) / time.strftime("%Y%m%d_%H%M%S")
+    return Path(log_dir_base) / "results" / exp_name / time.strftime("%Y%m%d_%H%M%S")
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:
@@ -179,11 +170,11 @@ def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes
     """Reason why the evaluated episodes may have been used in training, or "" if none."""
     if run is None:
         return "no hyperparameters.yml beside the model file says how its data was split"
-    if Path(run.data_dir).resolve() != Path(data_dir).resolve():
-        return f"the simulator was trained on {run.data_dir}, not on {data_dir}"
-    if run.num_episodes != num_episodes:
-        return (f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it "
-                f"holds {num_episodes} now, of which others are held out")
-    if run.model_file:
-        return f"training started from {run.model_file}, whose split may have been another"
-    return ""
+    reasons = {
+        f"the simulator was trained on {run.data_dir}, not on {data_dir}":
+            Path(run.data_dir).resolve() != Path(data_dir).resolve(),
+        f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it holds "
+        f"{num_episodes} now, of which others are held out": run.num_episodes != num_episodes,
+        f"training started from {run.model_file}, whose split may have been another":
+            bool(run.model_file)}
+    return next((reason for reason, applies in reasons.items() if applies), "")

@@ -56,9 +56,9 @@ _SAMPLE = SampleFormat({
     "actions": Array(np.int64, "T", optional=True)})
 SAMPLES = Schema(
     "samples", _SCRIPT, items={
-        "sample": Entry("sample_{}", _SAMPLE),
-        "video": Entry("videos/sample_{}.mp4", File()),
-        "start_video": Entry("videos/start_{}.mp4", File())},
+        "sample": Entry("sample_{:0>5}", _SAMPLE),
+        "video": Entry("videos/sample_{:0>5}.mp4", File()),
+        "start_video": Entry("videos/start_{:0>5}.mp4", File())},
     informative=("versions", "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
 # Files in a sample folder that later stages read.
@@ -118,15 +118,25 @@ class SampleOrigin:
     manual_action: str | None = None
 
 
-class NumberedStore(ResultStore):
-    """A result store whose keys may be numbers, which are written with five digits."""
+def stack(folder: Path, arrays: Mapping[int, np.ndarray], what: str) -> np.ndarray:
+    """Stack an array of several samples, by number.
 
-    def file_of(self, name: str, *key: object) -> Path:
-        return super().file_of(name, *(f"{part:05d}" if isinstance(part, int | np.integer) else part
-                                       for part in key))
+    Args:
+        folder: folder of the samples, for the message.
+        what: name of the array, for the message.
+
+    Raises:
+        UserError: if the shapes of the samples differ.
+    """
+    first = next(iter(arrays.values()))
+    for number, array in arrays.items():
+        if array.shape != first.shape:
+            raise UserError(f"{what} of sample {number} in {folder} has the shape {array.shape}, "
+                            f"not {first.shape} as other samples")
+    return np.stack(list(arrays.values()))
 
 
-class SampleFolder(NumberedStore):
+class SampleFolder(ResultStore):
     """Reads a folder of samples, or writes to it after ``open_samples``.
 
     Args:
@@ -165,9 +175,9 @@ class SampleFolder(NumberedStore):
         present = self.numbers()
         absent = sorted(set(numbers) - set(present))
         if absent:
-            more = f" and lacks {len(absent) - 1} more" if len(absent) > 1 else ""
-            raise UserError(f"{self.path} has no sample {absent[0]}{more}; its {len(present)} lie "
-                            f"between {present[0]} and {present[-1]}, see --sample_ids")
+            raise UserError(f"{self.path} has no sample {absent[0]}, one of {len(absent)} missing; "
+                            f"its {len(present)} lie between {present[0]} and {present[-1]}, see "
+                            "--sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
         """Read one sample; published samples do not store actions, which are then all -1.
@@ -186,15 +196,17 @@ class SampleFolder(NumberedStore):
         Raises:
             UserError: see ``numbers`` and ``sample``; or if the shapes of the samples differ.
         """
-        numbers = self.numbers() if numbers is None else numbers
-        samples = [self.sample(number) for number in numbers]
-        return SampleArrays(**{field: self._stack(
-            numbers, field, [getattr(sample, field) for sample in samples]) for field in _NAMES})
+        samples = {number: self.sample(number)
+                   for number in (self.numbers() if numbers is None else numbers)}
+        return SampleArrays(**{field: stack(
+            self.path, {number: getattr(sample, field) for number, sample in samples.items()}, name)
+            for field, name in _NAMES.items()})
 
     def stacked_field(self, field: str, numbers: Sequence[int] | None = None) -> np.ndarray:
         """Return one field of ``stacked`` without reading the other files."""
         numbers = self.numbers() if numbers is None else numbers
-        return self._stack(numbers, field, [self._read_field(number, field) for number in numbers])
+        return stack(self.path, {number: self._read_field(number, field) for number in numbers},
+                     _NAMES[field])
 
     def origin(self, number: int) -> SampleOrigin:
         """Read the origin of a sample; published samples do not store it.
@@ -217,14 +229,6 @@ class SampleFolder(NumberedStore):
         name = _NAMES[field]
         arrays = self.read("sample", number, form=NpyFolder({name: _SAMPLE.fields[name]}))
         return arrays[name] if arrays else np.full(len(self._read_field(number, "frames")), -1)
-
-    def _stack(self, numbers: Sequence[int], field: str, arrays: list[np.ndarray]) -> np.ndarray:
-        for number, array in zip(numbers, arrays):
-            if array.shape != arrays[0].shape:
-                path = self.sample_folder(number) / f"{_NAMES[field]}.npy"
-                raise UserError(f"{path} has the shape {array.shape}, not {arrays[0].shape} as "
-                                f"sample {numbers[0]}")
-        return np.stack(arrays)
 
 
 def open_samples(path: Path, settings: dict, overwrite: bool = False, shard: Shard = WHOLE,

@@ -11,7 +11,7 @@ Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from agents.patch import NO_LEVEL, Array, BatchInfo, Patch
 from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
 from common.devices import Compute
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.game_constants import ACTION_NAMES
-from common.progress import Progress, with_progress
+from common.parameters import one_of
+from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import (
     by_direction,
@@ -35,7 +36,8 @@ from common.video import (
     mark_terminal,
     write_video,
 )
-from generative.batches import AlignedBatch, align, as_frames
+from generative.batches import AlignedBatch, align, as_frames, divide, in_batches
+from generative.config import refuse
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
@@ -78,11 +80,12 @@ class SamplingPlan:
     seed: int
 
     def __post_init__(self):
-        if self.recorded_actions and self.random_start:
-            raise UserError("a random start has no recorded actions; leave --use_recorded_actions "
-                            "or --recording_rand_init (record.rand_init) out")
-        if self.recorded_actions and self.manual_actions:
-            raise UserError("--use_recorded_actions and --manual_action exclude each other")
+        refuse({
+            "a random start has no recorded actions; leave --use_recorded_actions or "
+            "--recording_rand_init (record.rand_init) out":
+                self.recorded_actions and self.random_start,
+            "--use_recorded_actions and --manual_action exclude each other":
+                self.recorded_actions and len(self.manual_actions) > 0})
 
     @property
     def samples_per_start(self) -> int:
@@ -91,12 +94,10 @@ class SamplingPlan:
     @property
     def folder_name(self) -> str:
         """Name of the folder for the samples."""
-        if self.recorded_actions:
-            return "recorded_actions"
         start = "rand_init" if self.random_start else "informed_init"
-        if not self.manual_actions:
-            return start
-        return "manual_actions_rand_init" if self.random_start else "manual_actions"
+        if self.manual_actions:
+            return "manual_actions_rand_init" if self.random_start else "manual_actions"
+        return "recorded_actions" if self.recorded_actions else start
 
 
 def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
@@ -108,9 +109,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
     """
     names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
-        if name not in (*ACTION_NAMES, ALL_ACTIONS):
-            raise UserError(f"unknown --manual_action '{name}'"
-                            f"{nearest(name, (*ACTION_NAMES, ALL_ACTIONS))}")
+        one_of("--manual_action", name, (*ACTION_NAMES, ALL_ACTIONS))
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
             raise UserError(f"--manual_action names '{name}' beside itself or others; once or "
                             "alone is enough")
@@ -126,26 +125,26 @@ class Sampler:
         simulator: simulator on the device of ``compute``.
         dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
             starts.
+        num_starts: number of starts.
+
+    Attributes:
+        episodes: recorded episodes of the starts; empty for random starts.
+
+    Raises:
+        UserError: if the dataset has fewer than ``num_starts`` windows.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SamplingPlan,
-                 dataset: RolloutDataset | None):
+                 dataset: RolloutDataset | None, num_starts: int):
         self._simulator, self._compute, self.plan = simulator, compute, plan
         self._dataset = None if plan.random_start else dataset
-        number = 0 if self._dataset is None else len(self._dataset)
-        self._order = np.random.default_rng(plan.seed).permutation(number)
-
-    def check(self, num_starts: int) -> None:
-        """Raise UserError if the dataset has fewer than ``num_starts`` windows."""
-        if self._dataset is not None and num_starts > len(self._dataset):
-            raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
-                            f"start from, fewer than the {num_starts} of --num_samples")
-
-    def episodes(self, num_starts: int) -> set[int]:
-        """Recorded episodes of the first ``num_starts`` starts; empty for random starts."""
-        if self._dataset is None:
-            return set()
-        return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
+        self.episodes: set[int] = set()
+        if self._dataset is not None:
+            if num_starts > len(self._dataset):
+                raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
+                                f"start from, fewer than the {num_starts} of --num_samples")
+            self._order = np.random.default_rng(plan.seed).permutation(len(self._dataset))
+            self.episodes = set(self._dataset.episodes_of(self._order[:num_starts]).tolist())
 
     @torch.no_grad()
     def simulate(self, starts: Sequence[int]) -> list[tuple[int, SampleArrays, SampleOrigin]]:
@@ -155,29 +154,26 @@ class Sampler:
             Number, arrays and origin of each sample.
         """
         plan, simulator = self.plan, self._simulator
-        batch = self._recorded(starts)
         draw = self._draw(starts)
+        # Metadata of the samples, with the start in place of the episode.
+        numbers = np.repeat(np.array(starts, np.int64), plan.samples_per_start)  # (B,)
+        rows = BatchInfo(numbers, np.zeros_like(numbers), np.full_like(numbers, NO_LEVEL))
+        batch = None if self._dataset is None else align(
+            self._dataset.batch(self._order[list(starts)]).to(self._compute.device),
+            dataclasses.replace(simulator.config, num_init_steps=plan.num_init_steps,
+                                num_sim_steps=plan.num_steps))
         with self._compute.autocast():
             vectors = (self._random_vectors(starts) if batch is None
                        else simulator.encode(batch.initial_images))
             vectors = vectors.repeat_interleave(plan.samples_per_start, dim=0)  # (B, V)
             start = simulator.start_from(vectors, draw)
-            steps = simulator.imagine(
-                start, draw, plan.num_steps, rows=self._rows(starts),
-                true_actions=self._given_actions(len(starts), batch))
-        positions = [(number, position) for number in starts
-                     for position in range(plan.samples_per_start)]
+            steps = simulator.imagine(start, draw, plan.num_steps, rows=rows,
+                                      true_actions=self._given_actions(len(starts), batch))
+        places = [(number, position) for number in starts
+                  for position in range(plan.samples_per_start)]
         return [(number * plan.samples_per_start + position, arrays,
                  self._origin(number, position))
-                for (number, position), arrays in zip(positions, _split(stack(start, steps)))]
-
-    def _recorded(self, starts: Sequence[int]) -> AlignedBatch | None:
-        if self._dataset is None:
-            return None
-        windows = self._dataset.batch(self._order[list(starts)]).to(self._compute.device)
-        return align(windows, dataclasses.replace(
-            self._simulator.config, num_init_steps=self.plan.num_init_steps,
-            num_sim_steps=self.plan.num_steps))
+                for (number, position), arrays in zip(places, _split(stack(start, steps)))]
 
     def _random_vectors(self, starts: Sequence[int]) -> Tensor:
         vectors = []
@@ -208,12 +204,6 @@ class Sampler:
                                device=self._compute.device)
         return actions.repeat(self.plan.num_steps, num_starts)
 
-    def _rows(self, starts: Sequence[int]) -> BatchInfo:
-        """Return the metadata of the samples (B,), with the start in place of the episode."""
-        episodes = np.repeat(np.array(starts, np.int64), self.plan.samples_per_start)
-        levels = np.full_like(episodes, NO_LEVEL)
-        return BatchInfo(episodes, np.zeros_like(episodes), levels)
-
     def _origin(self, start: int, position: int) -> SampleOrigin:
         action = self.plan.manual_actions[position] if self.plan.manual_actions else None
         if self._dataset is None:
@@ -239,22 +229,19 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
     with compute.autocast():
         start = simulator.start_from(vectors.to(compute.device), draw)
         steps = simulator.imagine(start, draw, num_steps)
-    return list(_split(stack(start, steps)))
+    return _split(stack(start, steps))
 
 
-def _split(simulation: Simulation) -> Iterator[SampleArrays]:
-    """Yield the samples of a batch."""
-    def batch_first(tensor: Tensor) -> np.ndarray:  # (T, B, …) to (B, T, …)
-        return tensor.transpose(0, 1).float().cpu().numpy()
-
+def _split(simulation: Simulation) -> list[SampleArrays]:
+    """Return the samples of a batch."""
+    fields = {name: getattr(simulation, name).transpose(0, 1).float().cpu().numpy() for name in (
+        "rewards", "terminals", "values", "hidden_states", "log_probs", "env_h")}  # (B, T, …)
     batch = SampleArrays(
         frames=as_frames(simulation.images.transpose(0, 1)),  # (B, T, H, W, C)
         actions=simulation.actions.argmax(dim=-1).T.cpu().numpy(),  # (B, T)
         bottleneck_vec=simulation.start.bottleneck_vec.float().cpu().numpy(),  # (B, V)
-        **{name: batch_first(getattr(simulation, name)) for name in (
-            "rewards", "terminals", "values", "hidden_states", "log_probs", "env_h")})
-    for row in range(len(batch.frames)):
-        yield batch[row]
+        **fields)
+    return [batch[row] for row in range(len(batch.frames))]
 
 
 def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int], batch_size: int,
@@ -271,50 +258,30 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
         0 when all samples are written, 128 + the signal's number after a signal.
     """
     per_start = sampler.plan.samples_per_start
-    missing = {start for start in starts if not all(
-        folder.has("sample", number) for number in _numbers(start, per_start))}
-    if with_videos:
-        for start in sorted(set(starts) - missing):
-            _write_videos(folder, start, sampler.plan)
+    numbers = {start: range(start * per_start, (start + 1) * per_start) for start in starts}
+    missing = {start for start in starts
+               if not all(folder.has("sample", number) for number in numbers[start])}
     with (deferred_signals("batch") as received,
           Progress(len(starts), "start", len(starts) - len(missing)) as progress):
-        for batch in batches_with(starts, batch_size, missing.__contains__):
+        for batch in divide(starts, batch_size):
             if received:
-                break
-            for number, arrays, origin in sampler.simulate(batch):
-                if not folder.has("sample", number):
-                    folder.add(number, arrays, origin)
+                return 128 + received[0]
+            if not missing.isdisjoint(batch):
+                for number, arrays, origin in sampler.simulate(batch):
+                    if not folder.has("sample", number):
+                        folder.add(number, arrays, origin)
             if with_videos:
                 for start in batch:
-                    _write_videos(folder, start, sampler.plan)
+                    _write_videos(folder, start, numbers[start], sampler.plan)
             missing -= set(batch)
             progress.update(len(starts) - len(missing))
-    if not missing:
-        folder.finish()
-    return 128 + received[0] if missing else 0
+    folder.finish()
+    return 0
 
 
-def batches_with(numbers: Sequence[int], batch_size: int,
-                 is_missing: Callable[[int], object]) -> Iterator[Sequence[int]]:
-    """Divide numbers into batches, and yield the batches in which a number is missing.
-
-    Rounding depends on the composition of a batch, so the division is fixed: a resumed run puts
-    every number into the same batch as an uninterrupted run.
-    """
-    for begin in range(0, len(numbers), batch_size):
-        batch = numbers[begin:begin + batch_size]
-        if any(map(is_missing, batch)):
-            yield batch
-
-
-def _numbers(start: int, per_start: int) -> range:
-    """Numbers of the samples of a start."""
-    return range(start * per_start, (start + 1) * per_start)
-
-
-def _write_videos(folder: SampleFolder, start: int, plan: SamplingPlan) -> None:
-    """Write the missing videos of a start."""
-    numbers = _numbers(start, plan.samples_per_start)
+def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
+                  plan: SamplingPlan) -> None:
+    """Write the missing videos of a start and its samples."""
     for number in numbers:
         if not folder.has("video", number):
             write_video(folder.file_of("video", number), film(folder.sample(number)),
@@ -349,15 +316,12 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     Raises:
         UserError: if the dataset has fewer than ``num_starts`` windows.
     """
-    sampler = Sampler(simulator, compute, plan, dataset)
-    sampler.check(num_starts)
-    begins = range(0, num_starts, batch_size)
+    sampler = Sampler(simulator, compute, plan, dataset, num_starts)
 
     def run(patches: Sequence[Patch], std: Mapping[str, Array]) -> ArmRuns:
         with patched(simulator.agent.policy, patches, std) as scope:
-            samples = [arrays for begin in with_progress(begins, len(begins), "batch")
-                       for _, arrays, _ in sampler.simulate(
-                           range(begin, min(begin + batch_size, num_starts)))]
+            samples = [arrays for starts in in_batches(range(num_starts), batch_size)
+                       for _, arrays, _ in sampler.simulate(starts)]
         warn_of_unused(scope)
         return ArmRuns(
             np.arange(num_starts),
@@ -368,9 +332,8 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
             np.concatenate([arrays.rewards for arrays in samples]),
             *map(np.array, scope.total_change()))
 
-    episodes = sampler.episodes(num_starts)
     return Playground(
         run, {"where": "the simulator", **dataclasses.asdict(plan), **settings},
         ("simulated starts", f"{plan.num_steps} steps of most likely actions"),
         simulator.agent.policy, None, [],
-        lambda size, seed: recorded_reference(recording, episodes, size, seed))
+        lambda size, seed: recorded_reference(recording, sampler.episodes, size, seed))

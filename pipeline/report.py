@@ -29,8 +29,7 @@ from common.errors import UserError
 from common.files import atomic_path, read_description, versions
 from common.results import ResultStore
 from common.video import write_poster, write_strip
-from generative.loss_over_time import LOSS_OVER_TIME
-from generative.loss_tables import IMAGE_MSE
+from generative.loss_over_time import IMAGE_MSE, LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
 from pipeline.presets import ROOT

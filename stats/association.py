@@ -31,7 +31,7 @@ class Estimate:
 def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate the slope of the least-squares regression of y (N,) on x (N,)."""
-    return _estimate(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
+    return estimate(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
@@ -46,20 +46,20 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 def correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                 bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate Pearson's correlation of x and y, both (N,)."""
-    return _estimate(_correlation, _moments(x, y), episodes, bootstrap)
+    return estimate(_correlation, _moments(x, y), episodes, bootstrap)
 
 
 def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
               bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate the share of the variance of y (N,) that is linearly explained by x (N,)."""
-    return _estimate(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
+    return estimate(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
 
 
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate the ratio of the mean of x (N,) to the mean of y (N,)."""
-    return _estimate(lambda sums: _divided(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
-                     bootstrap)
+    return estimate(lambda sums: _divided(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
+                    bootstrap)
 
 
 def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -68,8 +68,8 @@ def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y])
 
 
-def _estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
-              bootstrap: ClusterBootstrap) -> Estimate:
+def estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
+             bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate a statistic that depends only on sums over frames.
 
     Args:

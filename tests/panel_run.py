@@ -157,7 +157,7 @@ def _write_samples(path: Path, chosen: range, swap: dict | None, samples: Sample
                 np.zeros((NUM_STEPS, 3, FRAME, FRAME)), of_states, np.zeros((NUM_STEPS, 6)),
                 processed))
             direction = "direction" in name
-            saliency.mark_finished(number, name, {
+            saliency.write("description", number, name, value={
                 "function": name, "common_timesteps": [READ_AT],
                 "matrices_sha256": checksums if direction else None})
 

@@ -30,7 +30,6 @@ from analysis import clustering
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
 from generative.config import SimulatorConfig, TrainingConfig
-from generative.flags import read_simulator_flags
 
 TRAIN_FLAGS = shlex.split(
     "--exp_name e --env_name coinrun --start_level 3 --num_levels 1000000 "
@@ -90,13 +89,6 @@ def test_both_generations_of_simulator_flags_parse(script, more, names):
     assert sizes.cnn_depth == 24  # the set's
     if more:
         assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
-
-
-def test_a_loss_of_an_older_model_is_said_to_have_no_effect(capsys):
-    for value, expected in (("0.5", 1), ("0", 0)):
-        argv = ["--agent_file", "a.pth", "--loss_scale_gen_adv", value]
-        read_simulator_flags(train_gen_model.parser(), argv)
-        assert capsys.readouterr().err.count("--loss_scale_gen_adv has no effect") == expected
 
 
 @pytest.mark.parametrize("name", ["easy", "easy-200", "hard", "hard-500", "hard-500-mem",

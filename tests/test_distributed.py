@@ -19,7 +19,6 @@ import torch.distributed as dist
 from conftest import (
     FLOAT32,
     ROOT,
-    assert_same,
     log_of,
     start,
     tiny_config,
@@ -352,34 +351,6 @@ def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_two, agent_path,
-                                                                           tmp_path):
-    """A process that is killed ends the others; torchrun hands a signal to stop on to both."""
-    undisturbed = trained_run(by_two[0] / "recurrent")
-    with by_torchrun("agent", *agent_arguments(tmp_path, agent_path)) as process:
-        wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_PER_UPDATE}.pth")), process)
-        os.kill(rank_process(process, 1), signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert errors.count("error: another process of this training has ended") == 1
-    run = trained_run(tmp_path)
-    assert len(log_of(run)) < UPDATES
-
-    with by_torchrun("agent", "--resume", run, "--device", "cpu") as process:
-        wait_for(lambda: (run / f"model_{2 * STEPS_PER_UPDATE}.pth").exists(), process)
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
-    assert f"stopped after {log_of(run)['timesteps'].iloc[-1]} steps" in output, errors
-    assert len(log_of(run)) < UPDATES
-    assert f"torchrun --standalone --nproc_per_node=2 train.py --resume {run}" in output
-
-    with by_torchrun("agent", "--resume", run, "--device", "cpu") as process:
-        assert "finished after" in process.communicate(timeout=200)[0]
-    pd.testing.assert_frame_equal(log_of(run), log_of(undisturbed), check_exact=True)
-    assert_same(weights(agent_files(run)[-1]), weights(agent_files(undisturbed)[-1]))
-
-
 def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
     """As the system does it to a job that takes too much memory; they save first."""
     process = subprocess.Popen(
@@ -423,15 +394,3 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agen
     expected = simulator_run(by_one / "simulator")
     np.testing.assert_allclose(progress_of(run), progress_of(expected), rtol=1e-3, atol=1e-2)
     assert "ranks" not in torch.load(checkpoints(run)[-1], weights_only=True)
-
-
-@pytest.mark.slow
-def test_the_agent_of_two_processes_is_trained_on_by_one(by_one, by_two, tmp_path, capsys):
-    run = shutil.copytree(trained_run(by_two[0] / "recurrent"), tmp_path / "run")
-    twin = shutil.copytree(trained_run(by_one / "recurrent"), tmp_path / "twin")
-    more = str((UPDATES + 1) * STEPS_PER_UPDATE)
-    for folder in (run, twin):
-        assert train_agent(["--resume", str(folder), "--num_timesteps", more,
-                            "--device", "cpu"]) == 0
-    assert capsys.readouterr().err.count("is resumed with 1") == 1
-    np.testing.assert_allclose(log_of(run).iloc[-1], log_of(twin).iloc[-1], rtol=1e-2, atol=1e-3)

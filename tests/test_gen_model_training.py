@@ -20,18 +20,15 @@ from conftest import (
     colours_of,
     figures_drawn,
     read_video,
-    start,
     tiny_policy,
-    wait_for,
 )
-from PIL import Image, ImageDraw
+from PIL import Image
 
 import plot_training_csv
 import train_gen_model
 from agents.agent_file import load_agent, save_agent
 from agents.provenance import agent_sha256
 from common import parameters
-from common.config import typed
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
@@ -62,7 +59,7 @@ def arguments(agent_path, recording, root, *more):
     return ["--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
             "--log_dir_base", str(root),
             "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed", "4",
-            "--log_interval", "4", "--save_interval", "10", "--max_batches", "32",
+            "--log_interval", "2", "--save_interval", "5", "--max_batches", "12",
             "--precision", "float32", "--device", "cpu", *more]
 
 
@@ -93,7 +90,7 @@ def newest(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(agent_path, recording, tmp_path_factory):
-    """A finished run of 32 batches."""
+    """A finished run of 12 batches."""
     root = tmp_path_factory.mktemp("undisturbed")
     assert train_gen_model.main(arguments(agent_path, recording, root)) == 0
     return run_folder(root)
@@ -102,7 +99,7 @@ def undisturbed(agent_path, recording, tmp_path_factory):
 def test_run_writes_what_the_format_says(undisturbed, agent_path):
     log = pd.read_csv(undisturbed / "progress.csv")
     assert tuple(log.columns) == COLUMNS
-    assert log["batches"].tolist() == list(range(4, 33, 4))
+    assert log["batches"].tolist() == list(range(2, 13, 2))
     assert np.isfinite(log.to_numpy()).all()
     terms = [name for name in log if name.startswith("loss_")]
     assert len(terms) == 9
@@ -113,25 +110,13 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
     assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["simulator"]["cnn_depth"] == 4
     assert list(undisturbed.glob("events.out.tfevents.*"))
-    # Saved at batches 10, 20, 30 and at the end; the three newest are kept, and the oldest as the
-    # first of its six hours.
     assert [path.name for path in checkpoints(undisturbed)] == [
-        f"model_epoch{epoch}_batch{batch}.pt" for epoch, batch in expected_numbers(undisturbed)]
+        f"model_epoch0_batch{batch}.pt" for batch in (5, 10, 12)]
+    assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
+        f"batch_{number:07d}.mp4" for number in (5, 10, 12)]
     for path in checkpoints(undisturbed):
         assert {"gen_model_state_dict", "optimizer_state_dict"} <= torch.load(
             path, weights_only=True).keys()
-
-
-def expected_numbers(folder):
-    log = pd.read_csv(folder / "progress.csv").set_index("batches")
-    per_epoch = next(n for n in range(1, 10**4)
-                     if all(b // n == e for b, e in log["epoch"].items()))
-    return [divmod(batch, per_epoch) for batch in (10, 20, 30, 32)]
-
-
-def test_a_video_is_written_with_every_checkpoint(undisturbed):
-    assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
-        f"batch_{number:07d}.mp4" for number in (10, 20, 30, 32)]
 
 
 def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording, tmp_path):
@@ -171,13 +156,6 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     for name, shown in columns.items():
         errors = {other: np.abs(shown - images).mean() for other, images in expected.items()}
         assert min(errors, key=errors.get) == name and errors[name] < 10, (name, errors)
-    for name, header in zip(columns, np.split(video[0, :16], 3, axis=1)):
-        fits = {}
-        for other in columns:
-            title = Image.new("L", (128, 16), 255)
-            ImageDraw.Draw(title).text((4, 2), other, fill=0)
-            fits[other] = np.corrcoef(np.ravel(title), header.mean(axis=2).ravel())[0, 1]
-        assert max(fits, key=fits.get) == name, fits
 
 
 def test_plot_is_drawn_from_the_log(undisturbed, capsys):
@@ -198,40 +176,26 @@ def test_plot_is_drawn_from_the_log(undisturbed, capsys):
     assert np.asarray(Image.open(undisturbed / "plot.png")).std() > 10
 
 
-def test_losses_fall(undisturbed):
-    log = progress_of(undisturbed)
-    for name in ("loss_image", "held_out_loss_image"):
-        assert log[name].iloc[-2:].mean() < 0.8 * log[name].iloc[0]
-
-
-def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path):
+def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys):
     """Stopped between two rows: the row that follows is still the mean of all its batches."""
-    process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))
-    results = tmp_path / "results" / "t"
-    wait_for(lambda: any(len(path.read_text().splitlines()) > 1
-                         for path in results.glob("*/progress.csv")), process)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "--resume" in output and "Traceback" not in errors
+    one_batch = SimulatorTraining.one_batch
+
+    def stop_in_the_third(run, windows):
+        if run.batches == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return one_batch(run, windows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatorTraining, "one_batch", stop_in_the_third)
+        assert train_gen_model.main(arguments(agent_path, recording, tmp_path)
+                                    ) == 128 + signal.SIGTERM
+    assert "--resume" in capsys.readouterr().out
     folder = run_folder(tmp_path)
-    assert len(checkpoints(folder)) >= 1
+    assert [path.name for path in checkpoints(folder)] == ["model_epoch0_batch3.pt"]
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
                                  "--device", "cpu"]) == 0
     pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
     assert_same(newest(folder), newest(undisturbed))
-
-
-def test_agent_stays_as_it_was(agent_path, recording, tmp_path):
-    run = SimulatorTraining(tmp_path, settings_for(agent_path, recording), FLOAT32)
-    before = {name: tensor.clone() for name, tensor in run.simulator.state_dict().items()}
-    assert run.train() == 0
-    expected = load_agent(agent_path).state_dict()
-    for name, tensor in run.simulator.agent.policy.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
-    changed = {name for name, tensor in run.simulator.state_dict().items()
-               if not torch.equal(tensor, before[name])}
-    assert changed == {name for name in before if not name.startswith("agent.")}
 
 
 def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
@@ -239,7 +203,8 @@ def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
     for bfloat16 in (False, True):
         folder = tmp_path / str(bfloat16)
         compute = Compute(torch.device("cpu"), bfloat16)
-        assert SimulatorTraining(folder, settings_for(agent_path, recording), compute).train() == 0
+        settings = settings_for(agent_path, recording, max_batches=2)
+        assert SimulatorTraining(folder, settings, compute).train() == 0
         losses.append(progress_of(folder)[["loss", "held_out_loss"]].to_numpy())
     assert not np.array_equal(*losses)
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
@@ -351,10 +316,6 @@ def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, rec
     checkpoints(tmp_path / "half")[-1].unlink()
     assert SimulatorTraining(tmp_path / "half", settings, FLOAT32).train() == 0
     assert_same(newest(tmp_path / "half"), newest(tmp_path / "whole"))
-    plain = settings_for(agent_path, recording, training={"lr_decay": "cosine"})
-    SimulatorTraining(tmp_path / "plain", plain, FLOAT32).train()
-    images = [progress_of(tmp_path / name)["loss_image"].iloc[0] for name in ("whole", "plain")]
-    assert images[0] != pytest.approx(images[1], rel=1e-3)
 
 
 def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recording, tmp_path):
@@ -369,19 +330,6 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
         run.train()
     assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == saved
     assert (tmp_path / "progress.csv").read_text() == rows
-
-
-def test_the_film_that_a_kill_prevented_is_made_when_the_run_goes_on(agent_path, recording,
-                                                                     tmp_path):
-    run = SimulatorTraining(tmp_path / "run", settings_for(agent_path, recording, max_batches=2),
-                            FLOAT32)
-    assert run.train() == 0
-    (film,) = tmp_path.rglob("*.mp4")
-    whole = film.read_bytes()
-    film.unlink()
-    longer = settings_for(agent_path, recording, max_batches=3)
-    assert SimulatorTraining(tmp_path / "run", longer, FLOAT32).train() == 0
-    assert film.read_bytes() == whole
 
 
 def test_simulator_runs_of_one_name_have_folders_of_their_own(agent_path, recording, tmp_path):
@@ -519,58 +467,16 @@ def test_reader_gives_the_batches_in_order(recording):
         assert_same(vars(windows), vars(dataset.batch(order[number])))
 
 
-@pytest.mark.slow
-def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tmp_path):
-    """Trained on few windows, it imagines them from their first frames and actions."""
-    settings = settings_for(
-        agent_path, recording, max_batches=150, training={"log_interval": 50, "lr": 2e-3},
-        simulator={"cnn_depth": 8, "hidden_dim": 128, "deter_dim": 96})
-    run = SimulatorTraining(tmp_path, settings, FLOAT32)
-    few = np.arange(4)  # consecutive windows of one episode
-    run._order = BatchOrder(few, 4, 0)
-    run.train()
-    batch = align(run.dataset.batch(few), settings.simulator)
-    draw = LatentSampler("mode")
-    with torch.no_grad():
-        start_state = run.simulator.start_from(run.simulator.encode(batch.initial_images), draw)
-        imagined = stack(start_state, run.simulator.imagine(
-            start_state, draw, true_actions=batch.actions)).images
-
-    def error(images):
-        return float((images - batch.images)[1:].square().mean())
-
-    repeated = error(batch.initial_images[-1].expand_as(batch.images))
-    mean = error(batch.images.mean(dim=(0, 1)).expand_as(batch.images))
-    assert error(imagined) < 0.5 * min(repeated, mean)
-
-
 @pytest.mark.parametrize(("section", "change", "message"), [
     (TrainingConfig, {"gen_model.learning_rate": 1.0}, "unknown key 'learning_rate'"),
-    (TrainingConfig, {"gen_model.lr": "fast"}, "'lr' must be a float, not 'fast'"),
     (TrainingConfig, {"gen_model.batch_size": 0}, "batch_size must be above 0"),
     (parameters.CommonConfig, {"device": "gup"}, "unknown device 'gup'.*'gpu'"),
-    (RecordConfig, {"record": 7}, "'record' must hold a mapping"),
     (SaliencyConfig, {"analysis.saliency.direction_type": "nmf"}, "unknown direction_type 'nmf'"),
     (SwapConfig, {"gen_model.swap_directions_from": [1]}, "swap_directions_from has 1"),
-    (SwapConfig, {"gen_model.swap_directions_from": [1.5], "gen_model.swap_directions_to": [2]},
-     "'swap_directions_from' must be a int, not 1.5")])
+    (SaliencyConfig, {"analysis.saliency.gaussian_kernel_size": 4}, "size must be odd, not 4")])
 def test_wrong_parameters_are_named(section, change, message):
     with pytest.raises(UserError, match=message):
         ParameterSet("tiny", change).get(section)
-
-
-def test_missing_parameters_and_sets_are_named(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"no parameter set 'dmo'.*did you mean 'demo'"):
-        ParameterSet("dmo")
-    path = tmp_path / "c.yml"
-    path.write_text(yaml.safe_dump({"defaults": {"gen_model": {"lr": 1.0}}}))
-    monkeypatch.setattr(parameters, "INTERPRETING_CONFIG_FILE", path)
-    with pytest.raises(UserError, match=r"the key 'log_interval' is missing"):
-        ParameterSet("defaults").get(TrainingConfig)
-    with pytest.raises(UserError, match=r"'record': the section is missing"):
-        ParameterSet("defaults").get(RecordConfig)
-    with pytest.raises(UserError, match="the key 'log_interval' is missing"):
-        typed(TrainingConfig, {}, "x")
 
 
 def test_published_values_are_the_defaults():
@@ -587,19 +493,13 @@ def test_published_values_are_the_defaults():
 
 @pytest.mark.parametrize(("more", "message"), [
     (["--agent_file", "nowhere.pth"], "no agent file nowhere.pth"),
-    (["--data_dir", "nowhere"], "nowhere holds no recorded rollouts"),
     (["--model_file", "nowhere.pt"], "no simulator file nowhere.pt"),
     (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
     (["--lr", "nan"], "lr must be above 0"),
-    (["--lr", "inf"], "lr must be above 0"),
     (["--image_rarity", "1.5"], "image_rarity must lie between 0 and 1"),
-    (["--open_loop_share", "-0.1"], "open_loop_share must lie between 0 and 1"),
-    (["--resume", "nowhere"], "nowhere holds no run to resume"),
-    (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
-    pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(
-        torch.cuda.is_available(), reason="a GPU is no mistake here"))])
+    (["--resume", "nowhere"], "nowhere holds no run to resume")])
 def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, capsys, more, message):
     assert train_gen_model.main([*arguments(agent_path, recording, tmp_path), *more]) == 2
     error = capsys.readouterr().err

@@ -398,7 +398,7 @@ def write_surrogate_saliency(samples, projector, heads, noise, without, matrices
             writer.add(number, file_name, SaliencyArrays(
                 np.zeros((NUM_STEPS, 3, 2, 2)), gradients[number], np.zeros((NUM_STEPS, 8)),
                 np.zeros((NUM_STEPS, 2, 2, 3))))
-            writer.mark_finished(number, file_name, {
+            writer.write("description", number, file_name, value={
                 "function": name, "common_timesteps": [STEP], "num_copies": COPIES,
                 "without_env_grads": without,
                 "matrices_sha256": matrices if name.startswith("hx") else None})
@@ -642,7 +642,7 @@ def error_of(capsys, main, argv):
 
 
 @pytest.mark.parametrize(("more", "words"), [
-    (["--sample_ids", "0", "to", "70"], "has no sample 64 and lacks 5 more"),
+    (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
     (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
     (["--num_episodes", "9"], "hx_mu_9.npy; analysis/hidden_analysis_precompute.py writes it"),
     (["--common_timesteps", "1"], "made with another common_timesteps"),

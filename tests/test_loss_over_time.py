@@ -3,21 +3,20 @@
 import copy
 import dataclasses
 import json
-import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, tiny_policy, write_recording
+from conftest import FLOAT32, record_arguments
 from PIL import Image
 
 import loss_over_time_experiment
 import record
-import train_gen_model
-from agents.agent_file import save_agent
 from agents.provenance import agent_sha256
+from common.config import save_settings
 from common.errors import UserError
 from common.files import sha256
 from generative.dataset import RolloutDataset
@@ -29,14 +28,16 @@ from generative.loss_over_time import (
     RECORDED,
     SHUFFLED_ACTIONS,
     SIMULATOR,
+    VALUES,
     LossOverTime,
     choose_windows,
+    comparisons,
     loss_over_time,
     mean_frame,
+    table_of,
 )
-from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
-from generative.runs import checkpoints, open_simulator, run_of
+from generative.runs import leakage_reason, open_simulator, run_of
 
 MODE = LatentSampler("mode")
 STEPS = 5
@@ -45,18 +46,12 @@ KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidde
 
 
 @pytest.fixture(scope="module")
-def model_file(agent_path, recording, tmp_path_factory):
-    """A simulator that was trained on the recording for two batches."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("run")
-        patch.chdir(root)  # log_dir_base is a relative path
-        assert train_gen_model.main([
-            "--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
-            "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed",
-            str(SPLIT_SEED), "--log_interval", "2", "--max_batches", "2", "--precision", "float32",
-            "--device", "cpu"]) == 0
-        (folder,) = (root / "generative" / "results" / "t").iterdir()
-    return checkpoints(folder)[-1]
+def model_file(simulator_file, agent_path, recording, tmp_path_factory):
+    """A simulator whose settings say that it was trained on the recording."""
+    path = Path(shutil.copy(simulator_file, tmp_path_factory.mktemp("run")))
+    save_settings(path.parent, dataclasses.replace(
+        run_of(simulator_file), data_dir=str(recording / "data"), seed=SPLIT_SEED, num_episodes=12))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -191,16 +186,6 @@ def test_no_window_is_given_its_own_actions_and_each_actions_once(result):
                            result.losses[SHUFFLED_ACTIONS, "image"][2:], equal_nan=True)
 
 
-def test_windows_are_drawn_by_the_seed_without_repetition():
-    held_out = np.arange(100, 200)
-    chosen = choose_windows(held_out, 30, seed=1)
-    assert len(set(chosen.tolist())) == 30 and np.isin(chosen, held_out).all()
-    assert (chosen == choose_windows(held_out, 30, seed=1)).all()
-    assert (chosen != choose_windows(held_out, 30, seed=2)).any()
-    assert not (chosen == np.sort(chosen)).all()
-    assert sorted(choose_windows(held_out, 500, seed=1)) == held_out.tolist()
-
-
 def made_up(simulator_loss, other_loss, episodes):
     """Losses with known numbers (T, N), the same for all other predictors."""
     simulator_loss, other_loss = (np.asarray(loss, np.float32)
@@ -232,10 +217,8 @@ def test_comparison_counts_the_steps_at_which_the_simulator_is_better():
     better, worse, unclear = [1, 1, 1, 1], [4, 4, 4, 4], [0, 0, 0, 5.9]
     result = made_up([worse, worse, better, unclear, worse, better], [[2] * 4] * 6, [0, 1, 2, 3])
     found = comparisons(result, seed=0)
-    assert [each.predictor for each in found] == [SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME]
-    for each in found:
-        assert each.steps == (2, 3, 4, 5)
-        assert (each.better, each.clearly) == (3, 2)
+    assert found == [{"predictor": name, "steps": [2, 3, 4, 5], "better": 3, "clearly": 2}
+                     for name in (SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME)]
 
 
 # What matters to the agent
@@ -266,7 +249,7 @@ def test_agent_is_shown_the_frames_of_each_predictor_from_the_recorded_state_on(
             outputs[name].append(policy.step(policy.embed(image[None]), hidden))
             hidden = outputs[name][-1].hidden_states
     for t, true in enumerate(outputs[RECORDED]):
-        assert result.values[RECORDED][t, n] == pytest.approx(float(true.values), abs=1e-4)
+        assert result.losses[RECORDED, VALUES][t, n] == pytest.approx(float(true.values), abs=1e-4)
         p = torch.distributions.Categorical(logits=true.log_probs)
         for name in (LAST_FRAME, MEAN_FRAME, SIMULATOR):
             output = outputs[name][t]
@@ -275,18 +258,21 @@ def test_agent_is_shown_the_frames_of_each_predictor_from_the_recorded_state_on(
                 float(torch.distributions.kl_divergence(p, q)), rel=1e-2, abs=1e-6)
             assert result.losses[name, "hidden_state_cosine"][t, n] == pytest.approx(float(
                 torch.cosine_similarity(true.hidden_states, output.hidden_states)), abs=1e-4)
-            assert result.values[name][t, n] == pytest.approx(float(output.values), abs=1e-4)
+            assert result.losses[name, VALUES][t, n] == pytest.approx(float(output.values),
+                                                                     abs=1e-4)
 
 
 def test_correlation_of_values_is_over_the_windows_that_reach_a_step():
     rng = np.random.default_rng(0)
     recorded = rng.normal(size=(2, 40)).astype(np.float32)
+    recorded[1, 30:] = np.nan
     result = made_up(np.ones((2, 40)), np.ones((2, 40)), np.repeat(np.arange(20), 2))
-    result.counted[1, 30:] = False
     values = {name: recorded + rng.normal(size=recorded.shape).astype(np.float32)
               for name in PREDICTORS}
-    values[MEAN_FRAME] = np.full_like(recorded, 0.1)
-    table = table_of(dataclasses.replace(result, values={RECORDED: recorded, **values}), seed=0)
+    values[MEAN_FRAME] = 0 * recorded + np.float32(0.1)
+    result.losses.update({(name, VALUES): array
+                          for name, array in {RECORDED: recorded, **values}.items()})
+    table = table_of(result, seed=0)
     rows = table[table["kind"] == "value_correlation"].set_index(["predictor", "step"])
     for step, reached in ((0, 40), (1, 30)):
         row = rows.loc[SIMULATOR, step]
@@ -313,7 +299,6 @@ def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper)
     windows = np.random.default_rng(0).permutation(len(dataset))[:24]
     found = loss_over_time(simulator, dataset, windows, 10, torch.zeros(3, 64, 64), MODE, FLOAT32,
                            FidelityCard(objects=objects))
-    assert found.objects == objects.kinds
     without = objects.of(windows)  # (T, N, K, C, H, W)
     labels = dataset.batch(windows).frames[2:].numpy()
     in_view = (without != labels[:, :, None]).any(axis=(3, 4, 5)) & found.counted[..., None]
@@ -335,18 +320,6 @@ def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper)
             assert shown[t, n] == (wrong.sum() < limit)
         rows = table[(table["kind"] == f"shown_{kind}") & (table["predictor"] == LAST_FRAME)]
         assert rows["windows"].tolist() == [num for num in in_view[..., number].sum(axis=1) if num]
-
-
-def test_script_measures_objects_where_the_game_can_be_played_again(
-        agent_path, model_file, leaper, tmp_path, capsys):
-    assert run(agent_path, model_file, leaper, "--output_dir", tmp_path / "a", "--num_batches",
-               2) == 0
-    assert "share of the objects in view" in capsys.readouterr().out
-    kinds = json.loads((tmp_path / "a" / "settings.json").read_text())["objects"]
-    assert "agent" in kinds and (tmp_path / "a" / "objects_over_time_plot.png").exists()
-    table = pd.read_csv(tmp_path / "a" / "loss_over_time.csv")
-    rows = table[table["kind"] == "shown_agent"]
-    assert set(rows["predictor"]) == set(PREDICTORS) and rows["mean"].between(0, 1).all()
 
 
 # The script
@@ -416,40 +389,16 @@ def test_script_writes_losses_table_plot_and_settings(
     assert f"wrote {folder.relative_to(tmp_path)}" in printed
 
 
-def test_drawn_latents_follow_the_seed(agent_path, model_file, recording, tmp_path, monkeypatch):
-    for name in ("plot_losses", "plot_card"):
-        monkeypatch.setattr(loss_over_time_experiment, name, lambda *args: None)
-    losses = []
-    for number, more in enumerate((["--sample_latents"], ["--sample_latents"], [])):
-        folder = tmp_path / str(number)
-        assert run(agent_path, model_file, recording, "--output_dir", folder, "--seed", 5,
-                   *more) == 0
-        losses.append(np.load(folder / "loss_image.npy"))
-    np.testing.assert_array_equal(losses[0], losses[1])
-    assert not np.array_equal(losses[0], losses[2], equal_nan=True)
-
-
-def test_episodes_that_may_have_been_trained_on_are_said_to(
-        agent_path, model_file, recording, tmp_path, capsys):
-    moved = tmp_path / "moved"
-    shutil.copytree(recording, moved)
-    assert run(agent_path, model_file, moved, "--output_dir", tmp_path / "a") == 0
-    assert f"the simulator was trained on {recording / 'data'}" in capsys.readouterr().out
-    alone = tmp_path / "alone" / model_file.name
-    alone.parent.mkdir()
-    shutil.copy(model_file, alone)
-    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "b") == 0
-    assert "no hyperparameters.yml beside the model file" in capsys.readouterr().out
-    shutil.copy(model_file.parent / "hyperparameters.yml", alone.parent)
-    settings = (alone.parent / "hyperparameters.yml").read_text()
-    (alone.parent / "hyperparameters.yml").write_text(
-        settings.replace("model_file: ''", "model_file: earlier.pt"))
-    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "c") == 0
-    assert "training started from earlier.pt" in capsys.readouterr().out
-    (alone.parent / "hyperparameters.yml").write_text(
-        re.sub("num_episodes: [0-9]+", "num_episodes: 99", settings))
-    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "d") == 0
-    assert "held 99 episodes; it holds" in capsys.readouterr().out
+def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recording, tmp_path):
+    settings, data = run_of(model_file), str(recording / "data")
+    assert leakage_reason(settings, data, 12) == ""
+    for run, folder, number, words in (
+            (settings, str(tmp_path), 12, f"the simulator was trained on {data}"),
+            (None, data, 12, "no hyperparameters.yml beside the model file"),
+            (dataclasses.replace(settings, model_file="earlier.pt"), data, 12,
+             "training started from earlier.pt"),
+            (settings, data, 99, "held 12 episodes; it holds 99 now")):
+        assert words in leakage_reason(run, folder, number)
 
 
 def refused(capsys, *argv):
@@ -466,26 +415,9 @@ def test_unusable_input_is_refused_and_nothing_is_written(
         capsys, agent_path, model_file, tmp_path / "nowhere", *output)
     assert "--num_initializing_steps is 4, but this simulator was trained with 3" in refused(
         capsys, agent_path, model_file, recording, *output, "--num_initializing_steps", 4)
-    other = tmp_path / "other.pth"
-    save_agent(other, tiny_policy(seed=7), {})
-    assert "is not the agent of this simulator" in refused(
-        capsys, other, model_file, recording, *output)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "exists already" in refused(capsys, agent_path, model_file, recording, *output)
-
-
-def test_a_single_held_out_window_is_refused(agent_path, model_file, recording, tmp_path, capsys):
-    write_recording(tmp_path / "data", (4, 30))  # 4 frames start one window
-    alone = shutil.copy(model_file, tmp_path)  # without settings, so that --seed decides
-    dataset = RolloutDataset(tmp_path / "data", 3, STEPS)
-    seed = next(seed for seed in range(20) if len(dataset.split(0.3, seed).held_out) == 1)
-    output = ("--output_dir", tmp_path / "out")
-    for argv in ((agent_path, alone, tmp_path, *output, "--seed", seed),
-                 (agent_path, model_file, recording, *output, "--num_batches", 1, "--batch_size",
-                  1)):
-        assert "at least 2 held-out windows, but there are only 1" in refused(capsys, *argv)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, mean):
@@ -494,4 +426,3 @@ def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, mean):
         broken.decoder.reward[-1].bias.fill_(torch.inf)
     with pytest.raises(UserError, match=r"reward loss .* is not finite"):
         loss_over_time(broken, dataset, split.held_out[:3], 3, mean, MODE, FLOAT32)
-

@@ -17,7 +17,6 @@ from conftest import (
 from scipy.integrate import quad
 
 import record
-import saliency_experiments
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import cached
@@ -29,26 +28,25 @@ from envs.procgen_env import EnvConfig
 from generative import optimise_start
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
+from generative.dream_life import play_from
 from generative.frozen_agent import FrozenAgent
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.published import load_published
 from generative.sample_files import SampleFolder
 from generative.start_optimisation import evaluation
-from generative.start_optimisation.evaluation import play_on
 from generative.start_optimisation.objectives import (
     MAXIMISE,
     MINIMISE,
     Objective,
+    RecordedDensity,
+    RecordedStarts,
+    Rollouts,
+    drawn_windows,
+    log_normaliser,
     rollout,
     targets_named,
 )
-from generative.start_optimisation.recorded_starts import (
-    RecordedDensity,
-    RecordedStarts,
-    drawn_windows,
-    log_normaliser,
-)
-from generative.start_optimisation.search import Scale, SearchContext, SearchPlan, search
+from generative.start_optimisation.search import SearchContext, SearchPlan, search
 from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
@@ -81,7 +79,7 @@ def arguments(simulator_file, agent_path, recording, matrices):
             "--interpreting_params_name", "tiny", "--data_dir", recording / "data",
             "--precomp_dir", matrices, "--targets", *TARGETS, "--num_starts", NUM_STARTS,
             "--iterations", 2, "--num_recorded", 24, "--seed", 5, "--device", "cpu",
-            "--no_videos", "--output_dir", folder, *more))]
+            "--output_dir", folder, *more))]
     return argv
 
 
@@ -151,7 +149,7 @@ def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulat
     steps, answers = rollout(exact, FLOAT32, vector, STEP + 1,
                                    ("hidden_state",) * name.startswith("hidden"))
     (target,) = named(exact.agent.policy, name)
-    (gradient,) = torch.autograd.grad(target(answers, STEP).sum(), vector)
+    (gradient,) = torch.autograd.grad(target.read(answers, STEP).sum(), vector)
     with torch.no_grad():
         start = exact.start_from(vector, LatentSampler("mode"), detached=False)
         _, reference = smooth(exact, start, steps, vector, None)
@@ -195,7 +193,7 @@ def recorded_around(centre, number=60):
 def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=60):
     simulator, _ = planted
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    return search(simulator, FLOAT32, Objective(target, aim), begin, Scale(0.0, 0.3), density,
+    return search(simulator, FLOAT32, Objective(target, aim), begin, (0.0, 0.3), density,
                   penalty, SearchPlan(1, iterations, 0.05, diversity))
 
 
@@ -226,7 +224,7 @@ def test_penalty_keeps_the_simulated_episode_going(simulator):
             steps = rollout(simulator, FLOAT32, start_vectors, 2)[0]
         return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
 
-    kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], Scale(0.0, 1e9),
+    kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], (0.0, 1e9),
                   everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target counts for nothing
     assert (ends(kept) < 0.8 * ends(begin[:3])).all()
 
@@ -245,7 +243,7 @@ def test_the_best_vector_on_the_way_is_kept(planted):
     simulator, direction = planted
     _, density = recorded_around(direction)
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    wild = search(simulator, FLOAT32, Objective(target, MAXIMISE), direction[None], Scale(0.0, 0.3),
+    wild = search(simulator, FLOAT32, Objective(target, MAXIMISE), direction[None], (0.0, 0.3),
                   density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leads away from the best
     torch.testing.assert_close(wild[0], direction)
 
@@ -291,13 +289,6 @@ def test_windows_of_an_episode_do_not_vouch_for_each_other():
         RecordedDensity.fit(points.numpy(), np.zeros(200))
 
 
-def test_nearest_are_the_recorded_vectors_with_the_largest_cosine():
-    near, density = recorded_around(vectors(1)[0])
-    rows, cosines = density.nearest(near[[7, 3]], 2)
-    assert rows[:, 0].tolist() == [7, 3] and cosines[:, 0] == pytest.approx(1, abs=1e-5)
-    assert cosines[0, 1] == pytest.approx(float((near @ near[7]).sort().values[-2]), abs=1e-5)
-
-
 # Targets
 
 def test_targets_are_what_their_names_say(simulator):
@@ -310,7 +301,7 @@ def test_targets_are_what_their_names_say(simulator):
         start_vectors = vectors(3)
         _, answers = rollout(simulator, FLOAT32, start_vectors, STEP + 1,
                                        ("hidden_state", "embedder.block1.conv"))
-        values = [target(answers, STEP) for target in targets]
+        values = [target.read(answers, STEP) for target in targets]
         start = simulator.start_from(start_vectors, LatentSampler("mode"))
         steps = simulator.imagine(start, LatentSampler("mode"), STEP + 1)
         last = steps[STEP]
@@ -330,24 +321,24 @@ def test_targets_are_what_their_names_say(simulator):
 
 # Searches and comparisons of a context
 
-def context_of(simulated, episodes, orders, columns, best_of, real=None):
+def context_of(simulated, episodes, orders, best_of):
     number = len(episodes)
     starts = RecordedStarts(np.arange(number), np.array(episodes), np.zeros(number, int),
                             np.zeros((number, 16), np.float32), simulated,
-                            simulated if real is None else real)
-    return SearchContext(None, FLOAT32, None, starts, best_of, None, orders, columns,
-                    SearchPlan(STEP, 3, 0.1, 0.0), 3, NUM_STEPS)
+                            simulated)
+    return SearchContext(None, FLOAT32, None, starts, best_of, None, orders,
+                         SearchPlan(STEP, 3, 0.1, 0.0), 3, NUM_STEPS)
 
 
 def test_searches_begin_from_the_best_of_the_starts_that_are_not_compared(simulator):
     (target,) = named(simulator.agent.policy, "value")
     simulated = np.array([[5.0], [4], [1], [3], [2], [9], [8], [7]], np.float32)
     orders = Objective(target, MAXIMISE), Objective(target, MINIMISE)
-    context = context_of(simulated, [0, 0, 1, 1, 2, 3, 4, 5], orders, (0, 0), 3)
+    context = context_of(simulated, [0, 0, 1, 1, 2, 3, 4, 5], orders, 3)
     # the best of each episode, the best episode first
     assert context.begins(0).tolist() == [0, 3, 4] and context.begins(1).tolist() == [2, 4, 1]
-    assert context.scores(0) == pytest.approx(-context.scores(1))
-    few = context_of(simulated, [0] * 8, orders, (0, 0), 3)
+    assert context.recorded_scores[:, 0] == pytest.approx(-context.recorded_scores[:, 1])
+    few = context_of(simulated, [0] * 8, orders, 3)
     assert few.begins(0).tolist() == [0, 1, 3]  # one episode gives all
 
 
@@ -356,14 +347,15 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
     targets = named(simulator.agent.policy, *(f"hidden_state:{unit}" for unit in range(24)))
     orders = tuple(Objective(target, MAXIMISE) for target in targets)
     simulated = rng.normal(size=(400, 24)).astype(np.float32)
-    context = context_of(simulated, np.arange(400), orders, tuple(range(24)), 200)
-    best = np.array([context.scores(number)[-200:].max() for number in range(24)])
+    context = context_of(simulated, np.arange(400), orders, 200)
+    best = context.recorded_scores[-200:].max(axis=0)
     at_random = rng.uniform(size=(24, 24))
     shown = at_random.copy()
     np.fill_diagonal(shown, rng.uniform(0.8, 1, 24))
     for gain, percentiles, claimed in ((1.0, shown, True), (0.0, at_random, False)):
         scores = np.diag(best + gain + 0.1 * rng.normal(size=24))
-        table = evaluation.compare_with_recorded(context, {1.0: scores}, {1.0: percentiles}, 3)
+        table = evaluation.compare_with_recorded(context, {"penalty 1": scores},
+                                                 {"penalty 1": percentiles}, 3)
         own = table[~table["control"]].set_index("outcome")
         assert (own["claimed"] == claimed).all(), own
         assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
@@ -371,16 +363,6 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
             np.diag(percentiles).mean() - 0.5)
         controls = table[table["control"]].groupby("outcome").size()
         assert controls["percentile"] == 23 and controls["score"] == evaluation.NUM_SUBSETS
-
-
-def test_controls_are_the_starts_of_other_targets(simulator):
-    targets = named(simulator.agent.policy, "value", "log_prob_up")
-    orders = tuple(Objective(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
-    context = context_of(np.zeros((4, 2), np.float32), range(4), orders, (0, 1, 0, 1), 2)
-    # two places further is the same target's other aim
-    assert evaluation.shifts(np.array(context.columns)) == [1, 3]
-    matrix = np.arange(16).reshape(4, 4)  # row the start, column the order
-    assert evaluation.shifted(matrix, 1).tolist() == [4, 9, 14, 3]
 
 
 # The real game
@@ -403,9 +385,10 @@ def test_the_agent_plays_on_from_a_recorded_start_as_it_did(greedy, agent_path):
     agent = FrozenAgent(load_agent(agent_path), 64, 15)
     last = episodes[1].length - 1  # the last row that shows the level
     places = [WindowPlace(0, 5), WindowPlace(1, 0), WindowPlace(1, last - 1)]
-    answers, ended = play_on(agent, FLOAT32, RolloutFolder(folder), places, 3,
-                             ("embedder.block1.conv",))
-    assert ended.tolist() == [False, False, True]
+    with cached(agent.policy, ["embedder.block1.conv"], graph=True) as activations:
+        outputs, _, ends = play_from(agent, FLOAT32, RolloutFolder(folder), places, 3)
+    answers = Rollouts.of(outputs, activations, agent.policy)
+    assert ends.any(axis=0).tolist() == [False, False, True]
     for place, (episode, rows) in enumerate(((0, [5, 6, 7, 8]), (1, [0, 1, 2, 3]),
                                              (1, [last - 1, last, last, last]))):
         for name in ("values", "log_probs"):
@@ -458,7 +441,7 @@ def test_tables_say_what_the_samples_hold(finished, simulator):
     assert (free["score"] >= free["begin_score"] - 1e-3).all()  # begins are among what is kept
     assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
     best = table[table["best"]]
-    assert best["real_percentile"].between(0, 1).all() and best["score_drawn"].notna().all()
+    assert best["real_percentile"].between(0, 1).all()
     assert not table["real_percentile"][~table["best"]].notna().any()
     for penalty, line in zip((1, 0), (1, 3)):
         drawn = figure.axes[0].get_lines()[line].get_xdata()
@@ -481,6 +464,8 @@ def test_report_counts_the_rows_of_the_table(finished):
     assert "Nothing: fewer than 10 targets" in text
     pictures = sorted(path.name for path in (folder / "pictures").iterdir())
     assert pictures == [f"order_{order:03d}.png" for order in range(2 * len(TARGETS))]
+    films = sorted(path.name for path in (folder / "penalty_1" / "videos").iterdir())
+    assert films == [f"sample_{number:05d}.mp4" for number in range(2 * len(TARGETS) * NUM_STARTS)]
 
 
 def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_path):
@@ -498,47 +483,25 @@ def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_p
 def test_another_command_does_not_mix_with_what_is_there(finished, arguments, capsys):
     folder, _ = finished
     both = ("--aims", "maximise", "minimise")
-    for more, what in (((*both, "--seed", "6"), "seed"), ((*both, "--iterations", "3"),
-                                                          "iterations"), ((), "orders")):
+    for more, what in (((*both, "--seed", "6"), "seed"), ((), "orders")):
         assert optimise_start.main(arguments(folder, *more)) == 2
         assert f"with another {what};" in capsys.readouterr().err
-
-
-def test_other_scripts_read_the_samples_and_films_are_written(arguments, simulator_file, agent_path,
-                                                              tmp_path):
-    flags = [flag for flag in arguments(tmp_path / "out", "--penalty", "1", "--no_real_game",
-                                        "--targets", "value", "--iterations", "1")
-             if flag != "--no_videos"]
-    assert optimise_start.main(flags) == 0
-    samples = tmp_path / "out" / "penalty_1"
-    films = sorted(path.name for path in (samples / "videos").iterdir())
-    assert films == ["sample_00000.mp4", "sample_00001.mp4"]
-    assert "In the real game" not in (tmp_path / "out" / "report.md").read_text()
-    assert saliency_experiments.main([*map(str, (
-        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--samples_dir", samples, "--saliency_func_type", "value", "--sample_ids", "0", "1",
-        "--difference_demo_sample_ids", "0 to 0", "--device", "cpu", "--no_videos"))]) == 0
-    assert len(list(samples.glob("sample_*/saliency_value.json"))) == 2
 
 
 @pytest.mark.parametrize(("more", "sentence"), [
     (["--targets", "valu"], "there is no target 'valu' (did you mean 'value'?)"),
     (["--targets", "hidden_state:64"], "the target 'hidden_state:64' does not exist: the units of "
      "hidden_state are numbered 0 to 63"),
-    (["--targets", "embedder.block9.conv:1"], "the agent has no layer 'embedder.block9.conv'"),
     (["--targets", "hx_direction_99"], "there is no ica direction 99: they are numbered 0 to"),
-    (["--targets", "from_left_to_upp"], "has the unknown action 'upp' (did you mean 'up'?)"),
-    (["--targets", "from_up_to_up"], "moves from an action to itself"),
+    (["--targets", "from_left_to_upp"], "unknown action 'upp' (did you mean 'up'?)"),
     (["--targets", "logit_3"], "there is no target 'logit_3'"),
     (["--step", "4"], "there is no step 4: the 4 steps of a rollout are counted from 0"),
     (["--targets", "from_left_to_up", "--step", "0"], "--step must be at least 1"),
     (["--num_targets", "9"], "--num_targets is 9, but --targets names only 6"),
-    (["--best_of", "24"], "--best_of 24 leaves none of the 24 recorded starts"),
-    (["--learning_rate", "0"], "--learning_rate must be above 0")])
+    (["--best_of", "23"], "--best_of 23 leaves 1 of the 24 recorded starts"),
+    (["--learning_rate", "0"], "learning_rate must be above 0")])
 def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, tmp_path, capsys, more, sentence):
     assert optimise_start.main(arguments(tmp_path / "out", *more)) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-

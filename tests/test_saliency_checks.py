@@ -272,11 +272,3 @@ def test_report_and_tables_are_written(agent_path, simulator_file, data, tmp_pat
     assert (agreement["effect"] - (agreement["right"] - agreement["other"])).abs().max() < 1e-4
     text = (folder / "report.md").read_text()
     assert all(name in text for name in names) and "24 frames of" in text
-
-
-def test_layers_without_cells_are_refused(agent_path, simulator_file, data, tmp_path, capsys):
-    argv = arguments(agent_path, simulator_file, data, tmp_path / "checks", "--layers",
-                     "embedder.fc")
-    assert saliency_checks.main(argv) == 2
-    assert "--layers names no layer with cells" in capsys.readouterr().err
-    assert not (tmp_path / "checks").exists()

@@ -116,7 +116,7 @@ def write_saliency(path):
             writer.add(number, function, SaliencyArrays(
                 np.zeros((NUM_STEPS, 3, 8, 8)), gradients[:, :UNITS], gradients[:, UNITS:],
                 np.zeros((NUM_STEPS, 8, 8, 3))))
-            writer.mark_finished(number, function, {"common_timesteps": [2]})
+            writer.write("description", number, function, value={"common_timesteps": [2]})
 
 
 @pytest.fixture(scope="module")

@@ -27,26 +27,41 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import typed
 from common.errors import UserError
 from common.files import read_description
+from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, Npy, Schema
 from common.shards import Shard, ShardNotes, first_difference, readable
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
-from generative.sample_files import NumberedStore, SampleFolder
+from generative.sample_files import SampleFolder, stack
+
+
+@dataclasses.dataclass(frozen=True)
+class Specificity:
+    """Similarity of the maps of different functions in one sample.
+
+    Attributes:
+        functions: names of the functions in file names, all with the same kind of gradient.
+        correlations: mean |r| between the functions' pixel gradients at each step (T,), see
+            ``gradients.specificity``; None where fewer than two functions have gradients.
+    """
+
+    functions: tuple[str, ...]
+    correlations: tuple[float | None, ...]
+
 
 _ARRAYS = {
-    "images": Entry("sample_{}/grad_ims_{}.npy", Npy(Array(np.float32, "T C H W"))),
-    "hidden_states": Entry("sample_{}/grad_hx_{}.npy", Npy(Array(np.float32, "T D"))),
-    "env_h": Entry("sample_{}/grad_env_h_{}.npy", Npy(Array(np.float32, "T E"))),
-    "processed": Entry("sample_{}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C")))}
+    "images": Entry("sample_{:0>5}/grad_ims_{}.npy", Npy(Array(np.float32, "T C H W"))),
+    "hidden_states": Entry("sample_{:0>5}/grad_hx_{}.npy", Npy(Array(np.float32, "T D"))),
+    "env_h": Entry("sample_{:0>5}/grad_env_h_{}.npy", Npy(Array(np.float32, "T E"))),
+    "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C")))}
 SALIENCY = Schema(
     "saliency", "saliency_experiments.py", items={
         **_ARRAYS,
-        "description": Entry("sample_{}/saliency_{}.json", Json()),
-        "specificity": Entry("sample_{}/specificity{}.json", Json()),
-        "video": Entry("sample_{}/sample_{}_saliency_{}.mp4", File()),
-        "difference": Entry("sample_{}/difference_{}.png", File())},
+        "description": Entry("sample_{:0>5}/saliency_{}.json", Json()),
+        "specificity": Entry("sample_{:0>5}/specificity{}.json", Json(Specificity)),
+        "video": Entry("sample_{:0>5}/sample_{:0>5}_saliency_{}.mp4", File()),
+        "difference": Entry("sample_{:0>5}/difference_{:0>5}.png", File())},
     informative=("versions", "agent_file", "model_file"))
 # Files in a folder of samples that later stages read, and the videos next to them.
 DATA_PATTERNS = tuple(entry.pattern() for name, entry in SALIENCY.items.items()
@@ -71,21 +86,7 @@ class SaliencyArrays:
     processed: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Specificity:
-    """Similarity of the maps of different functions in one sample.
-
-    Attributes:
-        functions: names of the functions in file names, all with the same kind of gradient.
-        correlations: mean |r| between the functions' pixel gradients at each step (T,), see
-            ``gradients.specificity``; None where fewer than two functions have gradients.
-    """
-
-    functions: tuple[str, ...]
-    correlations: tuple[float | None, ...]
-
-
-class SaliencyFolder(NumberedStore):
+class SaliencyFolder(ResultStore):
     """Reads and writes the saliency in a folder of samples."""
 
     def __init__(self, path: Path):
@@ -94,17 +95,6 @@ class SaliencyFolder(NumberedStore):
 
     def video_file(self, number: int, function: str) -> Path:
         return self.file_of("video", number, number, function)
-
-    def specificity(self, number: int, without_env_grads: bool) -> Specificity | None:
-        """Specificity of a sample's maps; None if it was not measured.
-
-        Raises:
-            UserError: if the file is damaged.
-        """
-        key = "specificity", number, WITHOUT_ENV_GRADS if without_env_grads else ""
-        if not self.has(*key):
-            return None
-        return typed(Specificity, self.read(*key), str(self.file_of(*key)))
 
     def description(self, number: int, function: str) -> dict:
         """Settings of the saliency; empty if the saliency is unfinished or published."""
@@ -144,12 +134,8 @@ class SaliencyFolder(NumberedStore):
         Raises:
             UserError: see ``saliency``; or if the shapes of the samples differ.
         """
-        arrays = [self.read(field, number, function) for number in numbers]
-        for number, array in zip(numbers, arrays):
-            if array.shape != arrays[0].shape:
-                raise UserError(f"{self.file_of(field, number, function)} has the shape "
-                                f"{array.shape}, not {arrays[0].shape} as sample {numbers[0]}")
-        return np.stack(arrays)
+        return stack(self.path, {number: self.read(field, number, function) for number in numbers},
+                     self.file_of(field, "", function).name)
 
     def is_finished(self, number: int, function: str, description: dict) -> bool:
         """Whether the saliency of a function in a sample is finished.
@@ -177,10 +163,6 @@ class SaliencyFolder(NumberedStore):
         for field in _ARRAYS:
             self.write(field, number, function, value=getattr(arrays, field))
 
-    def mark_finished(self, number: int, function: str, description: dict) -> None:
-        """Mark the saliency of a function in a sample as finished."""
-        self.write("description", number, function, value=description)
-
 
 class SharedSaliency:
     """Coordination of shards that compute saliency in a sample folder, which other runs may share.
@@ -194,7 +176,7 @@ class SharedSaliency:
     def __init__(self, folder: Path, settings: dict, files: Sequence[Path]):
         self._settings, self._files = settings, files
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-        self._notes = ShardNotes(folder, f"_saliency_{key}")
+        self.notes = ShardNotes(folder, f"_saliency_{key}")
 
     def begin(self, shard: Shard, overwrite: bool) -> None:
         """Register a shard, unless everything is finished and joined.
@@ -202,13 +184,8 @@ class SharedSaliency:
         Raises:
             FolderInUse, UserError: see ``ShardNotes.begin``.
         """
-        if overwrite or self._notes.exist() or self._missing():
-            self._lock = self._notes.begin(shard, self._settings, "join or repeat those first")
-
-    def finish(self, shard: Shard) -> None:
-        """Record that a shard has written everything."""
-        if self._notes.exist():
-            self._notes.finish(shard)
+        if overwrite or self.notes.exist() or self._missing():
+            self._lock = self.notes.begin(shard, self._settings, "join or repeat those first")
 
     def join(self) -> None:
         """Check that no file is missing, and remove the notes of the shards.
@@ -217,10 +194,10 @@ class SharedSaliency:
             UserError: if a shard or a file is missing; the message names it.
         """
         def check(*_) -> None:
-            for path in self._missing():
-                raise UserError(f"there is no file {path}, though all shards have finished; run "
-                                "them again")
-        self._notes.join(check, lambda: not self._missing())
+            if self._missing():
+                raise UserError(f"there is no file {self._missing()[0]}, though all shards have "
+                                "finished; run them again")
+        self.notes.join(check, lambda: not self._missing())
 
     def _missing(self) -> list[Path]:
         return [path for path in self._files if not path.exists()]

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,16 +95,13 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
     Raises:
         UserError: if a function is unknown; the message suggests the nearest name.
     """
-    default: DirectionType = "pca" if direction_type == "pca" else "ica"
     functions = []
     for name in names:
-        match = re.fullmatch(rf"{DIRECTION}_(\d+)(_ica|_pca)?", name)
-        if match:
-            kind = default if not match[2] else "pca" if match[2] == "_pca" else "ica"
-            functions.append(SaliencyFunction(DIRECTION, int(match[1]), kind))
-        elif name == DIRECTION:
-            functions += [SaliencyFunction(DIRECTION, number, default)
-                          for number in direction_ids]
+        match = re.fullmatch(rf"{DIRECTION}_(\d+)(?:_(ica|pca))?", name)
+        numbers = [int(match[1])] if match else direction_ids
+        if match or name == DIRECTION:
+            kind = cast(DirectionType, (match and match[2]) or direction_type)
+            functions += [SaliencyFunction(DIRECTION, number, kind) for number in numbers]
         elif name in FUNCTIONS:
             functions.append(SaliencyFunction(name))
         else:
@@ -119,15 +117,13 @@ def checked_directions(functions: Sequence[SaliencyFunction],
     Raises:
         UserError: if the projector does not have one of the directions.
     """
-    directions = []
-    for function in functions:
-        if function.direction is None or function.direction_type is None:
-            continue
-        count = len(projector.directions(function.direction_type))
-        if function.direction >= count:
-            raise UserError(f"there is no {function.direction_type} direction "
-                            f"{function.direction}: they are numbered 0 to {count - 1}")
-        directions.append((function.direction, function.direction_type))
+    directions = [(function.direction, function.direction_type) for function in functions
+                  if function.direction is not None and function.direction_type is not None]
+    for number, kind in directions:
+        count = len(projector.directions(kind))
+        if number >= count:
+            raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
+                            f"{count - 1}")
     return directions
 
 
@@ -213,17 +209,16 @@ class SaliencyPass:
             scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
             total = scalars.unflatten(0, self._shape).mean(dim=1).sum()
         names = [field.name for field in dataclasses.fields(Gradients)]
-        inputs = [getattr(step, name) for name in names for step in self._steps]
-        gradients = iter(torch.autograd.grad(total, inputs, retain_graph=True,
-                                         materialize_grads=True))
-        return Gradients(**{name: self._over_copies(list(itertools.islice(
-            gradients, len(self._steps)))) for name in names})
-
-    def _over_copies(self, gradients: list[Tensor]) -> Tensor:
-        """Average gradients (G*N, …) of the simulated steps over copies: (G, T, …)."""
-        means = [gradient.float().unflatten(0, self._shape).mean(dim=1) for gradient in gradients]
-        later = [torch.zeros_like(means[0])] * (self._num_steps - len(means))
-        return torch.stack([*means, *later], dim=1).cpu()
+        of_steps = iter(torch.autograd.grad(
+            total, [getattr(step, name) for name in names for step in self._steps],
+            retain_graph=True, materialize_grads=True))  # (G*N, …) each
+        averages = {}
+        for name in names:
+            means = [next(of_steps).float().unflatten(0, self._shape).mean(dim=1)
+                     for _ in self._steps]
+            later = [torch.zeros_like(means[0])] * (self._num_steps - len(means))
+            averages[name] = torch.stack([*means, *later], dim=1).cpu()
+        return Gradients(**averages)
 
 
 PICTURE_SCALE = 4
@@ -317,7 +312,6 @@ def film(number: int, frames: np.ndarray, actions: np.ndarray,
     large = np.stack([enlarge(frame, PICTURE_SCALE) if action < 0
                       else mark_action(enlarge(frame, PICTURE_SCALE), action)
                       for frame, action in zip(frames, actions)])
-    columns = {f"sample {number}": large}
-    for title, rendering in renderings.items():
-        columns[title] = np.stack([enlarge(frame, PICTURE_SCALE) for frame in rendering])
-    return side_by_side({title: column[:, None] for title, column in columns.items()}, 1)
+    columns = {title: np.stack([enlarge(frame, PICTURE_SCALE) for frame in rendering])[:, None]
+               for title, rendering in renderings.items()}
+    return side_by_side({f"sample {number}": large[:, None], **columns}, 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from common.errors import UserError
 from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from common.video import write_video
+from generative.batches import divide
+from generative.config import refuse
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,
@@ -42,7 +44,7 @@ from generative.saliency.gradients import (
     specificity,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
-from generative.sampling import batches_with, imagined_from
+from generative.sampling import imagined_from
 from generative.simulator import Simulator
 
 DIFFERENCE = "value_difference"  # name of the demonstration in its folder
@@ -117,17 +119,16 @@ class SampleSaliency:
                 plan.
         """
         samples = self.samples.stacked(numbers)
-        if samples.bottleneck_vec.shape[1] != self._simulator.config.bottleneck_vec_size:
-            raise UserError(f"the bottleneck vectors in {self.samples.path} have "
-                            f"{samples.bottleneck_vec.shape[1]} numbers, but the simulator's have "
-                            f"{self._simulator.config.bottleneck_vec_size}")
-        num_steps, last = samples.frames.shape[1], max(self.plan.common_timesteps)
-        if num_steps <= last:
-            raise UserError(f"sample {numbers[0]} in {self.samples.path} has {num_steps} steps, "
-                            f"too few for step {last} of common_timesteps, which counts from 0")
-        if num_steps < 2 and VALUE_DELTA in [function.what for function in self.plan.functions]:
-            raise UserError(f"sample {numbers[0]} in {self.samples.path} has one step, but "
-                            f"{VALUE_DELTA} needs two")
+        size, num_steps = samples.bottleneck_vec.shape[1], samples.frames.shape[1]
+        expected, last = self._simulator.config.bottleneck_vec_size, max(self.plan.common_timesteps)
+        has_delta = VALUE_DELTA in [function.what for function in self.plan.functions]
+        where = f"sample {numbers[0]} in {self.samples.path} has"
+        refuse({
+            f"{where} a bottleneck vector of {size} numbers, but the simulator's have {expected}":
+                size != expected,
+            f"{where} {num_steps} steps, too few for step {last} of common_timesteps, which counts "
+            "from 0": num_steps <= last,
+            f"{where} one step, but {VALUE_DELTA} needs two": num_steps < 2 and has_delta})
         return samples
 
     def gradients(self, numbers: Sequence[int], samples: SampleArrays,
@@ -150,11 +151,10 @@ class SampleSaliency:
         for function in functions:
             gradients = forward_pass.gradients(function)
             for name, gradient in vars(gradients).items():
-                finite = gradient.flatten(1).isfinite().all(dim=1)  # (G,)
-                if not finite.all():
-                    number = numbers[int((~finite).nonzero()[0])]
-                    raise UserError(f"the gradient of {function.name} with respect to "
-                                    f"{name} in sample {number} holds NaN or infinity")
+                for number, of_sample in zip(numbers, gradient):
+                    if not of_sample.isfinite().all():
+                        raise UserError(f"the gradient of {function.name} with respect to "
+                                        f"{name} in sample {number} holds NaN or infinity")
             yield function, gradients
 
     def maps(self, gradients: Gradients, row: int) -> np.ndarray:
@@ -177,6 +177,10 @@ def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> Sa
                              for name, gradient in vars(gradients).items()}, processed=processed)
 
 
+Missing = dict[int, dict[str, dict]]
+"""Saliency to compute: descriptions by sample number and name of the function in file names."""
+
+
 def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
                    batch_size: int, with_videos: bool, overwrite: bool) -> int:
     """Compute and write the missing saliency, until all is written or a signal asks to stop.
@@ -184,7 +188,7 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
     Args:
         numbers: numbers of the samples.
         batch_size: number of samples per forward pass.
-        with_videos: write the missing videos as well.
+        with_videos: write videos as well; saliency without a video is computed again.
         overwrite: compute everything again.
 
     Returns:
@@ -194,70 +198,70 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
         UserError: see ``SampleSaliency`` and ``SaliencyFolder.is_finished``.
     """
     plan = saliency.plan
-    descriptions = {function: saliency.description(function) for function in plan.functions}
+    descriptions = {plan.file_name(function): saliency.description(function)
+                    for function in plan.functions}
+
+    def write_batch(batch: Sequence[int], missing: Missing) -> Iterator[tuple[int, str]]:
+        samples = saliency.read(batch)
+        functions = [function for function in plan.functions
+                     if any(plan.file_name(function) in missing[number] for number in batch)]
+        for function, gradients in saliency.gradients(batch, samples, functions,
+                                                      plan.without_env_grads):
+            name = plan.file_name(function)
+            for row, number in enumerate(batch):
+                if name not in missing[number]:
+                    continue
+                sample, maps = samples[row], saliency.maps(gradients, row)
+                arrays = saliency_arrays(gradients, row, coloured(maps, sample.frames,
+                                                                  full_colour(maps)))
+                folder.add(number, name, arrays)
+                if with_videos:
+                    frames = film(number, sample.frames, sample.actions, {name: arrays.processed})
+                    write_video(folder.video_file(number, name), frames, FRAMES_PER_SECOND)
+                yield number, name
+
+    return _write_missing(folder, dict.fromkeys(numbers, descriptions), batch_size, with_videos,
+                          overwrite, write_batch)
+
+
+def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: int,
+                   with_videos: bool, overwrite: bool,
+                   write_batch: Callable[[Sequence[int], Missing], Iterator[tuple[int, str]]],
+                   ) -> int:
+    """Write what is missing in a folder, see ``write_saliency``.
+
+    Args:
+        descriptions: descriptions of everything that the folder should hold.
+        write_batch: function that writes what is missing for the samples of a batch, and yields
+            number and name after each.
+    """
     if overwrite:
-        for number in numbers:
-            for function in plan.functions:
-                folder.forget(number, plan.file_name(function))
-    missing = {number: [function for function, description in descriptions.items()
-                        if not folder.is_finished(number, plan.file_name(function), description)]
-               for number in numbers}
-    total = len(numbers) * len(plan.functions)
-    done = total - sum(map(len, missing.values()))
-    with (deferred_signals("function") as received,
-          Progress(total, "saliency map", done) as progress):
-        if with_videos:
-            _write_missing_videos(saliency, folder, missing, received)
-        for batch in batches_with(numbers, batch_size, missing.__getitem__):
-            if received:
-                break
-            samples = saliency.read(batch)
-            functions = [function for function in plan.functions
-                         if any(function in missing[number] for number in batch)]
-            for function, gradients in saliency.gradients(batch, samples, functions,
-                                                          plan.without_env_grads):
-                for row, number in enumerate(batch):
-                    if function not in missing[number]:
-                        continue
-                    name, maps = plan.file_name(function), saliency.maps(gradients, row)
-                    arrays = saliency_arrays(gradients, row, coloured(
-                        maps, samples.frames[row], full_colour(maps)))
-                    folder.add(number, name, arrays)
-                    if with_videos:
-                        _write_video(folder, number, name, samples[row], arrays)
-                    folder.mark_finished(number, name, descriptions[function])
-                    missing[number].remove(function)
-                    done += 1
-                progress.update(done)
+        for number, of_sample in descriptions.items():
+            for name in of_sample:
+                folder.forget(number, name)
+    missing = {number: {
+        name: description for name, description in of_sample.items()
+        if not folder.is_finished(number, name, description)
+        or (with_videos and not folder.video_file(number, name).exists())}
+        for number, of_sample in descriptions.items()}
+    total = sum(map(len, descriptions.values()))
+    with (deferred_signals("saliency map") as received,
+          Progress(total, "saliency map", total - sum(map(len, missing.values()))) as progress):
+        for batch in divide(list(missing), batch_size):
+            if not any(missing[number] for number in batch):
+                continue
+            for number, name in write_batch(batch, missing):
+                folder.write("description", number, name, value=missing[number].pop(name))
+                progress.update(total - sum(map(len, missing.values())))
                 if received:
-                    break
-    return 128 + received[0] if any(missing.values()) else 0
-
-
-def _write_video(folder: SaliencyFolder, number: int, name: str, sample: SampleArrays,
-                 arrays: SaliencyArrays) -> None:
-    frames = film(number, sample.frames, sample.actions, {name: arrays.processed})
-    write_video(folder.video_file(number, name), frames, FRAMES_PER_SECOND)
-
-
-def _write_missing_videos(saliency: SampleSaliency, folder: SaliencyFolder,
-                          missing: dict[int, list[SaliencyFunction]],
-                          received: list[int]) -> None:
-    """Write the missing videos of finished saliency, until a signal is received."""
-    for number, unfinished in missing.items():
-        if received:
-            return
-        for function in saliency.plan.functions:
-            name = saliency.plan.file_name(function)
-            if function not in unfinished and not folder.video_file(number, name).exists():
-                _write_video(folder, number, name, saliency.samples.sample(number),
-                             folder.saliency(number, name))
+                    return 128 + received[0] if any(missing.values()) else 0
+    return 0
 
 
 def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
-                        without_env_grads: bool) -> Iterator[str]:
+                        without_env_grads: bool) -> None:
     """Measure the similarity of the maps of different functions, store it with each sample's maps,
-    and yield sentences that report it.
+    and print it.
 
     Args:
         numbers: numbers of the samples. All their finished maps with this kind of gradient are
@@ -272,7 +276,8 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
                                           "sample"):
         names = tuple(name for name in finished if name != DIFFERENCE
                       and name.endswith(WITHOUT_ENV_GRADS) == without_env_grads)
-        stored = folder.specificity(number, without_env_grads)
+        key = "specificity", number, WITHOUT_ENV_GRADS if without_env_grads else ""
+        stored = folder.read(*key) if folder.has(*key) else None
         if stored is None or stored.functions != names:
             if len(names) < 2:
                 continue
@@ -280,19 +285,16 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
                                                  for name in names]))
             stored = Specificity(names, tuple(None if np.isnan(value) else float(value)
                                               for value in correlations))
-            folder.write("specificity", number, WITHOUT_ENV_GRADS if without_env_grads else "",
-                         value=stored)
+            folder.write(*key, value=stored)
         measured.append(stored)
     steps = np.array([sample.correlations for sample in measured], float)  # (samples, T)
     reached = np.flatnonzero(np.isfinite(steps).any(axis=0))
-    if not len(reached):
-        return
-    means = np.nanmean(steps[:, reached], axis=0)
-    yield (f"specificity, {'without' if without_env_grads else 'with'} gradients through the "
-           f"environment: the maps of {len(measured[0].functions)} functions have a mean |r| of "
-           f"{means.mean():.2f} (by step: " + ", ".join(
-               f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
-           + "); 1 is one map for all functions")
+    if len(reached):
+        means = np.nanmean(steps[:, reached], axis=0)
+        by_step = ", ".join(f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
+        print(f"specificity, {'without' if without_env_grads else 'with'} gradients through the "
+              f"environment: the maps of {len(measured[0].functions)} functions have a mean |r| of "
+              f"{means.mean():.2f} (by step: {by_step}); 1 is one map for all functions")
 
 
 def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
@@ -303,48 +305,38 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
     Arguments, result and errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
-    plain, without = value.name, value.name + WITHOUT_ENV_GRADS
     # The samples are in another folder, so checksums identify their vectors.
-    descriptions = {number: {
+    descriptions = {number: {DIFFERENCE: {
         **saliency.description(value), "bottleneck_vec_sha256": hashlib.sha256(
-            saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest()}
+            saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest()}}
         for number in numbers}
-    if overwrite:
-        for number in numbers:
-            folder.forget(number, DIFFERENCE)
-    missing = {number for number in numbers
-               if not folder.is_finished(number, DIFFERENCE, descriptions[number])
-               or (with_videos and not folder.video_file(number, DIFFERENCE).exists())}
-    with (deferred_signals("batch") as received,
-          Progress(len(numbers), "demonstration", len(numbers) - len(missing)) as progress):
-        for batch in batches_with(numbers, batch_size, missing.__contains__):
-            if received:
-                break
-            samples = saliency.read(batch)
-            ((_, with_grads),) = saliency.gradients(batch, samples, [value], False)
-            ((_, without_grads),) = saliency.gradients(batch, samples, [value], True)
-            for row, number in enumerate(batch):
-                if number not in missing:
-                    continue
-                sample = samples[row]
-                maps = saliency.maps(with_grads, row), saliency.maps(without_grads, row)
-                full = full_colour(*maps)
-                images = {title: coloured(values, sample.frames, full) for title, values in (
-                    (plain, maps[0]), ("without environment gradients", maps[1]),
-                    ("difference", maps[0] - maps[1]))}
-                for name, gradients, processed in zip(
-                        (plain, without), (with_grads, without_grads), images.values()):
-                    folder.add(number, name, saliency_arrays(gradients, row, processed))
-                frames = list(film(number, sample.frames, sample.actions, images))
-                for step, frame in enumerate(frames):
-                    with folder.file("difference", number, step) as temporary:
-                        Image.fromarray(frame).save(temporary)
-                if with_videos:
-                    write_video(folder.video_file(number, DIFFERENCE), frames, FRAMES_PER_SECOND)
-                folder.mark_finished(number, DIFFERENCE, descriptions[number])
-                missing.remove(number)
-            progress.update(len(numbers) - len(missing))
-    return 128 + received[0] if missing else 0
+
+    def write_batch(batch: Sequence[int], missing: Missing) -> Iterator[tuple[int, str]]:
+        samples = saliency.read(batch)
+        ((_, with_grads),) = saliency.gradients(batch, samples, [value], False)
+        ((_, without_grads),) = saliency.gradients(batch, samples, [value], True)
+        for row, number in enumerate(batch):
+            if not missing[number]:
+                continue
+            sample = samples[row]
+            maps = saliency.maps(with_grads, row), saliency.maps(without_grads, row)
+            full = full_colour(*maps)
+            images = {title: coloured(values, sample.frames, full) for title, values in (
+                (value.name, maps[0]), ("without environment gradients", maps[1]),
+                ("difference", maps[0] - maps[1]))}
+            for name, gradients, processed in zip(
+                    (value.name, value.name + WITHOUT_ENV_GRADS), (with_grads, without_grads),
+                    images.values()):
+                folder.add(number, name, saliency_arrays(gradients, row, processed))
+            frames = list(film(number, sample.frames, sample.actions, images))
+            for step, frame in enumerate(frames):
+                with folder.file("difference", number, step) as temporary:
+                    Image.fromarray(frame).save(temporary)
+            if with_videos:
+                write_video(folder.video_file(number, DIFFERENCE), frames, FRAMES_PER_SECOND)
+            yield number, DIFFERENCE
+
+    return _write_missing(folder, descriptions, batch_size, with_videos, overwrite, write_batch)
 
 
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,
@@ -364,10 +356,11 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     num_steps = len(samples.sample(numbers[0]).frames)
     first, last = min(numbers), max(numbers)
     if len(numbers) > 1 and sorted(numbers) == list(range(first, last + 1)):
-        name = f"{samples.path.name}_mean_of_{first}_to_{last}"
+        chosen = f"{first}_to_{last}"
     else:
-        name = "_".join([samples.path.name, "mean_of", *map(str, numbers[:10])])
-        name += f"_and_{len(numbers) - 10}_more" if len(numbers) > 10 else ""
+        chosen = "_".join(map(str, numbers[:10])) + (
+            f"_and_{len(numbers) - 10}_more" if len(numbers) > 10 else "")
+    name = f"{samples.path.name}_mean_of_{chosen}"
     folder = open_samples(samples.path.parent / name, {
         **description, "num_steps": num_steps, "combined_from": samples.description(),
         "combined_samples": list(numbers)}, overwrite)

@@ -1,4 +1,4 @@
-"""Optimised starts compared with recorded starts, in the simulator and in the real game.
+"""Optimised starts compared with recorded starts, in the simulator and in the real game; report.
 
 Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
 simulated target in standard deviations from its mean over recorded starts, with the sign of the
@@ -20,35 +20,43 @@ P plays, T steps, D agent hidden state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from agents.hooks import cached
-from agents.networks import to_images
 from agents.rollout_files import RolloutFolder
-from common.devices import Compute
-from generative.dataset import WindowPlace
-from generative.dream_life import games_at
-from generative.frozen_agent import FrozenAgent
-from generative.networks import PresetDraw
+from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
+from common.tables import markdown_table
+from generative.batches import divide
+from generative.dream_life import play_from
 from generative.sample_files import SampleFolder
-from generative.start_optimisation.objectives import Rollouts, Target, rollout
-from generative.start_optimisation.recorded_starts import layers_of, read
+from generative.start_optimisation.objectives import (
+    AIMS,
+    TYPICAL_SHARE,
+    Rollouts,
+    layers_of,
+    read,
+    rollout,
+)
 from generative.start_optimisation.search import SearchContext
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
+from stats.significance import LEVEL, share
 
 QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
 LEAST = 0.01  # smallest excess that counts, in deviations: saturated units differ by rounding
 SHOWN = 0.95  # percentile from which the target counts as shown in the real game
-NUM_DRAWS = 8  # draws of the latents for each best start
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
 PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
 RECORDED = "recorded"  # arm of the best recorded starts
 NUM_SUBSETS = 20  # subsets of the recorded starts that serve as controls
-_DRAWS, _SUBSETS = 2, 3  # random streams; part of the generators' seeds
+_SUBSETS = 3  # random stream; part of the generator's seed
+_COLOURS = (BLUE, VERMILION, ORANGE)
+_TITLES = {SCORE.name: "the best recorded start, in deviations",
+           PERCENTILE.name: "0.5, percentile in the real game"}
 
 
 def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
@@ -63,29 +71,26 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     Returns:
         The table ``starts.csv``, with a row for each penalty, objective and start: ``best`` marks
         the best start of an objective, and only this start has values in the columns about the real
-        game and drawn latents. And the table of ``compare_conditions`` for the outcomes ``score``
+        game. And the table of ``compare_conditions`` for the outcomes ``score``
         and ``percentile``; None with fewer than ``MIN_STARTS`` targets, too few for an interval.
     """
     tables: list[pd.DataFrame] = []
-    scores: dict[float | str, np.ndarray] = {}
-    percentiles: dict[float | str, np.ndarray] = {}
+    scores, percentiles = {}, {}
     for penalty, folder in folders.items():
-        table = _table_of(context, folder, penalty, batch_size)
+        arm, table = f"penalty {penalty:g}", _table_of(context, folder, penalty, batch_size)
         is_best = table["best"]
         vectors = folder.stacked_field("bottleneck_vec")[table["sample"][is_best]]  # (O, V)
-        scores[penalty] = _scores(context, _targets(context, vectors, batch_size))  # (O, O)
-        table.loc[is_best, "score_drawn"] = _drawn_scores(context, vectors, seed)
+        scores[arm] = context.scores(_targets(context, vectors, batch_size))  # (O, O)
         if recording is not None:
             rows = pd.Index(context.starts.windows).get_indexer(table["nearest_window"][is_best])
-            percentiles[penalty], ended = _real_percentiles(context, rows, recording)
-            table.loc[is_best, "real_percentile"] = np.diag(percentiles[penalty])
+            percentiles[arm], ended = _real_percentiles(context, rows, recording)
+            table.loc[is_best, "real_percentile"] = np.diag(percentiles[arm])
             table.loc[is_best, "ended"] = ended.astype(float)
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
     if recording is not None:
         pool = len(context.starts.windows) - context.best_of
-        best = np.array([context.scores(number)[pool:].argmax()
-                         for number in range(len(context.objectives))]) + pool
+        best = context.recorded_scores[pool:].argmax(axis=0) + pool  # (O,)
         percentiles[RECORDED], _ = _real_percentiles(context, best, recording)
         own = np.diag(percentiles[RECORDED])
         table["recorded_percentile"] = np.where(table["best"], own[table["order"]], np.nan)
@@ -95,85 +100,53 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
 def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
               batch_size: int) -> pd.DataFrame:
     """Rows of ``starts.csv`` for one penalty."""
-    vectors = folder.stacked_field("bottleneck_vec", range(
-        len(context.objectives) * context.num_starts))
+    starts, objectives = context.starts, context.objectives
+    samples = np.arange(len(objectives) * context.num_starts)
+    order = samples // context.num_starts  # objective of each sample (O K,)
+    vectors = folder.stacked_field("bottleneck_vec", samples.tolist())
     values = _targets(context, vectors, batch_size)  # (O K, G)
-    on = torch.from_numpy(vectors)
-    excess = context.density.excess(on).numpy()  # (O K,)
-    terminals = folder.stacked_field("terminals", range(len(vectors)))[:, :context.plan.step + 1]
+    excess = context.density.excess(torch.from_numpy(vectors)).numpy()  # (O K,)
+    terminals = folder.stacked_field("terminals", samples.tolist())[:, :context.plan.step + 1]
     away = excess + -np.log1p(-np.minimum(terminals.astype(np.float64), 1 - 1e-7)).sum(axis=1)
-    (nearest,), (cosine,) = (part.T for part in context.density.nearest(on, 1))
-    rows = []
-    for number, objective in enumerate(context.objectives):
-        column, recorded = context.columns[number], context.scores(number)
-        samples, best_recorded = list(context.numbers(number)), recorded[-context.best_of:].max()
-        score = context.score(number, values[samples, column])  # (K,)
-        real = context.score(number, context.starts.real[:, column])  # (N,)
-        best = samples[int(np.argmax(score - penalty * away[samples]))]
-        for begin, sample, own in zip(context.begins(number), samples, score):
-            place = nearest[sample]
-            rows.append({
-                "penalty": penalty, "order": number, "target": objective.target.name,
-                "aim": objective.aim, "sample": sample, "best": sample == best,
-                "value": float(values[sample, column]), "score": own,
-                "begin_score": recorded[begin], "recorded_score": best_recorded,
-                "beyond_best": own > best_recorded + LEAST,
-                "beyond_simulated": own > np.quantile(recorded, QUANTILE) + LEAST,
-                "beyond_real": own > np.quantile(real, QUANTILE) + LEAST,
-                "excess": excess[sample], "typical": excess[sample] == 0,
-                "end": terminals[sample].max(),
-                "nearest_window": context.starts.windows[place],
-                "nearest_episode": context.starts.episodes[place],
-                "nearest_frame": context.starts.frames[place], "nearest_cosine": cosine[sample],
-                "nearest_score": recorded[place]})
-    return pd.DataFrame(rows)
+    (nearest,), (cosine,) = (part.T for part in context.density.nearest(
+        torch.from_numpy(vectors), 1))
+    score = context.scores(values)[samples, order]
+    best = (score - penalty * away).reshape(-1, context.num_starts).argmax(axis=1)  # (O,)
+    begins = np.concatenate([context.begins(number) for number in range(len(objectives))])
+    recorded = context.recorded_scores  # (N, O)
+    best_recorded = recorded[-context.best_of:].max(axis=0)[order]
+    simulated, real = (np.quantile(each, QUANTILE, axis=0)[order]
+                       for each in (recorded, context.scores(starts.real)))
+    return pd.DataFrame({
+        "penalty": penalty, "order": order,
+        "target": [objectives[number].target.name for number in order],
+        "aim": [objectives[number].aim for number in order], "sample": samples,
+        "best": samples % context.num_starts == best[order],
+        "value": values[samples, context.columns[order]].astype(float), "score": score,
+        "begin_score": recorded[begins, order], "recorded_score": best_recorded,
+        "beyond_best": score > best_recorded + LEAST,
+        "beyond_simulated": score > simulated + LEAST, "beyond_real": score > real + LEAST,
+        "excess": excess, "typical": excess == 0, "end": terminals.max(axis=1),
+        "nearest_window": starts.windows[nearest], "nearest_episode": starts.episodes[nearest],
+        "nearest_frame": starts.frames[nearest], "nearest_cosine": cosine,
+        "nearest_score": recorded[nearest, order]})
 
 
 @torch.no_grad()
-def _targets(context: SearchContext, vectors: np.ndarray, batch_size: int,
-             uniform: np.ndarray | None = None) -> np.ndarray:
-    """Simulate rollouts from vectors (B, V) and read all targets (B, G).
-
-    Args:
-        uniform: random numbers for the latents, see ``PresetDraw`` (draws, B, S); None for the most
-            likely latents.
-    """
-    targets, step, values = _all_targets(context), context.plan.step, []
-    for begin in range(0, len(vectors), batch_size):
-        batch = slice(begin, begin + batch_size)
-        draw = None if uniform is None else PresetDraw(torch.from_numpy(uniform[:, batch]).to(
-            context.compute.device))
+def _targets(context: SearchContext, vectors: np.ndarray, batch_size: int) -> np.ndarray:
+    """Simulate rollouts from vectors (B, V) and read all targets (B, G)."""
+    targets, step, values = context.targets, context.plan.step, []
+    for batch in divide(vectors, batch_size):
         _, rollouts = rollout(context.simulator, context.compute,
-                              torch.from_numpy(vectors[batch]).to(context.compute.device),
-                              step + 1, layers_of(targets), draw)
+                              torch.from_numpy(batch).to(context.compute.device), step + 1,
+                              layers_of(targets))
         values.append(read(targets, rollouts, step))
     return np.concatenate(values)
 
 
-def _all_targets(context: SearchContext) -> list[Target]:
-    """Targets in the order of the columns of ``context.starts``."""
-    by_column = dict(zip(context.columns, context.objectives))
-    return [by_column[column].target for column in sorted(by_column)]
-
-
-def _scores(context: SearchContext, values: np.ndarray) -> np.ndarray:
-    """Convert targets (O, G) to scores (O, O): a row per start, a column per objective."""
-    return np.stack([context.score(number, values[:, column])
-                     for number, column in enumerate(context.columns)], axis=1)
-
-
-def _drawn_scores(context: SearchContext, vectors: np.ndarray, seed: int) -> np.ndarray:
-    """Mean scores (O,) over drawn latents; all starts share the same draws."""
-    shape = context.plan.step + 2, NUM_DRAWS, context.simulator.config.stoch_dim
-    uniform = np.random.default_rng([seed, _DRAWS]).random(shape, np.float32)
-    values = _targets(context, vectors.repeat(NUM_DRAWS, axis=0), NUM_DRAWS * 4,
-                      np.tile(uniform, (1, len(vectors), 1)))
-    return np.diag(_scores(context, values.reshape(len(vectors), NUM_DRAWS, -1).mean(axis=1)))
-
-
 def _real_percentiles(context: SearchContext, rows: np.ndarray,
                       recording: RolloutFolder) -> tuple[np.ndarray, np.ndarray]:
-    """Compute percentiles in the real game from recorded starts.
+    """Replay recordings up to recorded starts, let the agent continue, and compute percentiles.
 
     Args:
         rows: rows of the recorded starts, one per objective (O,).
@@ -183,107 +156,199 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
         ended before the step (O,).
     """
     unique, place = np.unique(rows, return_inverse=True)
-    targets = _all_targets(context)
-    rollouts, ended = play_on(
-        context.simulator.agent, context.compute, recording,
-        [context.dataset.place(int(window)) for window in context.starts.windows[unique]],
-        context.plan.step, layers_of(targets))
-    values = read(targets, rollouts, context.plan.step)[place]  # (O, G)
+    targets, step, agent = context.targets, context.plan.step, context.simulator.agent
+    places = [context.dataset.place(int(window)) for window in context.starts.windows[unique]]
+    with cached(agent.policy, layers_of(targets), graph=True) as activations:
+        outputs, _, ends = play_from(agent, context.compute, recording, places, step)
+    values = read(targets, Rollouts.of(outputs, activations, agent.policy), step)[place]  # (O, G)
     percentiles = []
     for objective, column in zip(context.objectives, context.columns):
-        recorded = objective.sign * context.starts.real[:, column]
+        sign = AIMS[objective.aim]
+        recorded = sign * context.starts.real[:, column]
         percentiles.append([(recorded < value).mean() + (recorded == value).mean() / 2
-                            for value in objective.sign * values[:, column]])
-    return np.array(percentiles).T, ended[place]
+                            for value in sign * values[:, column]])
+    return np.array(percentiles).T, ends.any(axis=0)[place]
 
 
-def compare_with_recorded(context: SearchContext, scores: dict[float | str, np.ndarray],
-                          percentiles: dict[float | str, np.ndarray],
-                          seed: int) -> pd.DataFrame | None:
+def compare_with_recorded(context: SearchContext, scores: dict[str, np.ndarray],
+                          percentiles: dict[str, np.ndarray], seed: int) -> pd.DataFrame | None:
     """Estimate the effects of all arms on the outcomes defined in the module's docstring.
 
     Args:
-        scores: scores of the best starts (O, O), by penalty.
-        percentiles: percentiles in the real game (O, O), by penalty and ``RECORDED``.
+        scores: scores of the best starts (O, O), by arm.
+        percentiles: percentiles in the real game (O, O), by arm and ``RECORDED``.
 
     Returns:
         The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` targets.
     """
-    columns, numbers = np.array(context.columns), range(len(context.objectives))
-    if len(set(context.columns)) < MIN_STARTS:
+    columns, recorded = context.columns, context.recorded_scores.T  # (O,), (O, N)
+    if len(set(columns)) < MIN_STARTS:
         return None
-    recorded = np.stack([context.scores(number) for number in numbers])  # (O, N)
     rng = np.random.default_rng([seed, _SUBSETS])
     subsets = [rng.permutation(recorded.shape[1])[:context.best_of] for _ in range(NUM_SUBSETS)]
     controls = {f"control {number}": recorded[:, subset].max(axis=1)
                 for number, subset in enumerate(subsets, start=1)}
     outcomes = [(SCORE, recorded[:, -context.best_of:].max(axis=1), {
-        name: {"": np.diag(matrix), **controls} for name, matrix in scores.items()})]
+        (arm, control): values for arm, matrix in scores.items()
+        for control, values in {"": np.diag(matrix), **controls}.items()})]
     if percentiles:
-        outcomes.append((PERCENTILE, np.full(len(numbers), 0.5), {
-            name: {f"control {shift}" if shift else "": shifted(matrix, shift)
-                   for shift in (0, *shifts(columns))} for name, matrix in percentiles.items()}))
+        number = np.arange(len(columns))
+        # Cyclic shifts of objectives that give each objective another target; 0 for its own.
+        shifts = [0, *(shift for shift in number if (np.roll(columns, -shift) != columns).all())]
+        outcomes.append((PERCENTILE, np.full(len(columns), 0.5), {
+            (arm, f"control {shift}" if shift else ""): matrix[(number + shift) % len(matrix),
+                                                               number]
+            for arm, matrix in percentiles.items() for shift in shifts}))
     tables = []
-    for outcome, before, values in outcomes:
-        by_arm = {(name if isinstance(name, str) else f"penalty {name:g}", control): numbers_of_arm
-                  for name, by_control in values.items()
-                  for control, numbers_of_arm in by_control.items()}
+    for outcome, before, after in outcomes:
         arms: list[Condition] = [
-            Condition(f"{label}, {control}" if control else label, label, label, bool(control))
-            for label, control in by_arm]
+            Condition(f"{arm}, {control}" if control else arm, arm, arm, bool(control))
+            for arm, control in after]
         tables.append(compare_conditions(arms, [outcome], before[:, None],
-                                         np.stack(list(by_arm.values()))[..., None], seed,
-                                         columns))
+                                         np.stack(list(after.values()))[..., None], seed, columns))
     return pd.concat(tables, ignore_index=True)
 
 
-def shifts(columns: np.ndarray) -> list[int]:
-    """Cyclic shifts of objectives that give each objective another target."""
-    return [shift for shift in range(1, len(columns))
-            if (np.roll(columns, -shift) != columns).all()]
-
-
-def shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
-    """Read from a matrix (O, O) the target of each objective in the start of the objective
-    ``shift`` places later (O,)."""
-    number = np.arange(len(matrix))
-    return matrix[(number + shift) % len(matrix), number]
-
-
-def play_on(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
-            places: Sequence[WindowPlace], step: int,
-            layers: tuple[str, ...]) -> tuple[Rollouts, np.ndarray]:
-    """Replay recordings, each up to a given frame, then let the agent take its most likely actions.
-
-    The agent starts with the recorded hidden state.
+def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame | None,
+           real_game: bool) -> str:
+    """Format the report as Markdown.
 
     Args:
-        places: episodes and frames (P places).
-        step: last step; step 0 shows the given frame, as in a simulation.
-
-    Returns:
-        The outputs (T, P), which repeat the last frame of an episode that has ended; and whether
-        the episode ended before the last step, bool (P,).
-
-    Raises:
-        UserError: if a replay deviates from the recorded frames; the message names episode and
-            step.
+        starts, effects: tables from ``evaluate``.
+        real_game: whether the starts were compared in the real game.
     """
-    with (torch.no_grad(), games_at(folder, places) as (slots, states), compute.autocast(),
-          cached(agent.policy, layers, graph=True) as activations):
-        hidden, frames = states.to(compute.device), slots.frames.copy()
-        ended, outputs = np.zeros(len(places), dtype=bool), []
-        for t in range(step + 1):
-            images = to_images(torch.from_numpy(frames.copy()).to(compute.device),
-                               compute.channels_last)  # (P, C, H, W)
-            outputs.append(agent.step(images, hidden))
-            if t == step:
-                break
-            actions = outputs[-1].log_probs.argmax(dim=-1).tolist()
-            for slot in np.flatnonzero(~ended):
-                ended[slot] = slots.step(slot, actions[slot])[1]
-            continues = torch.from_numpy(~ended)
-            frames[~ended] = slots.frames[~ended]
-            hidden = torch.where(continues.unsqueeze(-1).to(hidden.device),
-                                 outputs[-1].hidden_states, hidden)  # (P, D)
-    return Rollouts.of(outputs, activations, agent.policy), ended
+    best = starts[starts["best"]]
+    by_penalty = {penalty: best[best["penalty"] == penalty] for penalty in best["penalty"].unique()}
+    titles = [f"penalty {penalty:g}" for penalty in by_penalty]
+    number, step = len(context.starts.windows), context.plan.step
+
+    def shares(column: str) -> list[str]:
+        return [_share(rows[column]) for rows in by_penalty.values()]
+
+    def medians(column: str) -> list[str]:
+        return [f"{rows[column].median():.2f}" for rows in by_penalty.values()]
+
+    lines = [
+        "# Starts made to order", "",
+        f"{len(context.objectives)} orders, {context.num_starts} starts each, searched for "
+        f"{context.plan.iterations} iterations through {step + 1} simulated steps; a target is "
+        f"read at step {step}, counted from 0. Searches begin from the best of "
+        f"{number - context.best_of} recorded starts, and are compared with the best of "
+        f"{context.best_of} others. Scores are deviations of the target over all {number} recorded "
+        "starts, simulated, with the sign of the aim. Of each order the best start counts: score "
+        "less penalty, which grows where no recorded starts lie and with the probability that the "
+        "simulated episode has ended.", "",
+        "How noise is fixed: latents take their most likely class and the agent its likeliest "
+        "action, so that a start has one rollout; both pass straight-through gradients, which are "
+        "biased, so the best vector on the way is kept.", "",
+        "## Against recorded starts", "",
+        f"Beyond is by more than {LEAST} deviations, since units that saturate differ by rounding. "
+        f"A start is typical if its density among recorded start vectors is above that of "
+        f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
+        *markdown_table(("", *titles), [
+            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
+             *shares("beyond_simulated")),
+            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
+             *shares("beyond_real")),
+            (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
+            ("typical start", *shares("typical")),
+            ("the simulated episode has ended by the step (probability of 0.5 or more)",
+             *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
+            ("score, median", *medians("score")),
+            ("score at the beginning, median", *medians("begin_score")),
+            ("score of the best recorded start, median", *medians("recorded_score")),
+            ("score of the nearest recorded start, median", *medians("nearest_score"))])]
+    if number * (1 - QUANTILE) < 1:
+        lines += [f"With {number} recorded starts the {100 * QUANTILE:.1f} % quantile lies between "
+                  "the largest two.", ""]
+    if real_game:
+        recorded = next(iter(by_penalty.values()))["recorded_percentile"]
+        lines += ["## In the real game", "",
+                  "The recording of the nearest recorded start is replayed up to it, then the "
+                  f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
+                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "",
+                  *markdown_table(("", *titles, "best recorded start"), [
+                      ("shown", *(_share(rows["real_percentile"] >= SHOWN)
+                                  for rows in by_penalty.values()), _share(recorded >= SHOWN)),
+                      ("percentile, median", *medians("real_percentile"),
+                       f"{best['recorded_percentile'].median():.2f}"),
+                      ("ended before the step", *shares("ended"), "")])]
+    return "\n".join([*lines, *_effects(effects), *_objectives(best), ""])
+
+
+def _share(values: pd.Series) -> str:
+    """Format the share of true values with Wilson's 95 % interval (1927)."""
+    value, low, high = share(int(values.astype(bool).sum()), len(values))
+    return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; "
+            f"{round(value * len(values))} of {len(values)})")
+
+
+def _effects(table: pd.DataFrame | None) -> list[str]:
+    if table is None:
+        return ["## What may be claimed", "", f"Nothing: fewer than {MIN_STARTS} targets have no "
+                "interval.", ""]
+    return ["## What may be claimed", "",
+            "Mean and median over orders with 95 % bootstrap intervals over targets. **Claimed** "
+            f"is what leaves 0 out of its interval and has p (Holm) and p (controls) <= {LEVEL}. "
+            f"Controls of the score: the best of other {NUM_SUBSETS} draws of recorded starts. "
+            "Controls of the percentile: the starts of other orders.", "", *markdown_table(
+                ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
+                 "verdict"),
+                [(RECORDED + " start" if row.arm == RECORDED else row.arm, _TITLES[row.outcome],
+                  f"{row.effect:+.3g} ({row.low_95:.3g} to {row.high_95:.3g})",
+                  f"{row.median_effect:+.3g} ({row.median_low_95:.3g} to "
+                  f"{row.median_high_95:.3g})", f"{row.p_holm:.2g}",
+                  f"{row.control_low:.3g} to {row.control_high:.3g}", f"{row.p_control:.2g}",
+                  f"**{row.verdict}**" if row.claimed else row.verdict)
+                 for row in table[~table["control"]].itertuples()])]
+
+
+def _objectives(best: pd.DataFrame) -> list[str]:
+    """Format the table of objectives, with a row for each objective and penalty."""
+    rows = []
+    for row in best.sort_values(["order", "penalty"], ascending=[True, False]).itertuples():
+        real = getattr(row, "real_percentile", np.nan)
+        rows.append((f"[{row.aim} {row.target}](pictures/order_{row.order:03d}.png)",
+                     f"{row.penalty:g}", f"[{row.sample}](penalty_{row.penalty:g}/videos/"
+                     f"sample_{row.sample:05d}.mp4)", f"{row.value:.3g}", f"{row.score:.2f}",
+                     f"{row.recorded_score:.2f}", "yes" if row.typical else f"{row.excess:.2f}",
+                     f"{row.nearest_episode}, {row.nearest_frame} ({row.nearest_cosine:.2f})",
+                     "" if np.isnan(real) else f"{real:.2f}"))
+    return ["## Orders", "", *markdown_table(
+        ("order", "penalty", "film", "target", "score", "best recorded", "typical, or excess",
+         "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
+
+
+def plot(path: Path, starts: pd.DataFrame) -> None:
+    """Plot the scores of all objectives next to the scores of recorded starts, and percentiles in
+    the real game."""
+    best = starts[starts["best"]]
+    penalties = best["penalty"].unique()
+    first = best[best["penalty"] == penalties[0]].sort_values("recorded_score")
+    order = first["order"].tolist()
+    real = "real_percentile" in best
+    figure = Figure(figsize=(15 if real else 8, 1.8 + 0.2 * len(order)), layout="constrained")
+    panels = figure.subplots(1, 2 if real else 1, squeeze=False, sharey=True)[0]
+    rows = np.arange(len(order))
+    for axes, found, recorded, label in zip(
+            panels, ("score", "real_percentile"), ("recorded_score", "recorded_percentile"),
+            ("score, in deviations of recorded starts (small points: at the beginning)",
+             "percentile of the target in the real game (green: shown)")):
+        axes.plot(first[recorded], rows, "|", label="best recorded start", color=DARK_GREY,
+                  markersize=10, markeredgewidth=2)
+        for penalty, colour in zip(penalties, _COLOURS):
+            points = best[best["penalty"] == penalty].set_index("order").loc[order]
+            axes.plot(points[found], rows, "o", color=colour, markersize=4,
+                      label=f"made to order, penalty {penalty:g}")
+            if found == "score":
+                axes.plot(points["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
+        axes.set(xlabel=label, ylim=(-0.7, len(order) - 0.3))
+        axes.grid(alpha=0.3)
+    panels[0].set_yticks(rows, (first["aim"] + " " + first["target"]).tolist(), fontsize=7)
+    if real:
+        panels[1].axvline(0.5, color=DARK_GREY, linewidth=0.8)
+        panels[1].axvspan(SHOWN, 1, color=GREEN, alpha=0.15, linewidth=0)
+        panels[1].set_xlim(-0.02, 1.02)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4,
+                  fontsize=9)
+    figure.savefig(path, dpi=DPI)

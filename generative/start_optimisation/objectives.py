@@ -1,17 +1,31 @@
-"""Objectives: scalar outputs of the agent at a step of a simulated or real rollout.
+"""Objectives of a search: targets, their values in recorded starts, and the starts' density.
 
-Letters in shape comments: T steps, B rollouts, A actions, D agent hidden state, U units of a layer.
+A target is a scalar output of the agent at a step of a rollout. Its values in recorded starts give
+the scale on which optimised starts are scored.
+
+The encoder gives one vector per window, so the aggregate posterior of the starts (Hoffman and
+Johnson 2016; Tomczak and Welling 2018) is a set of points on the unit sphere. Its density is
+estimated by the mean of von Mises-Fisher kernels around those points, the analogue of Gaussians on
+the sphere; their concentration maximises the likelihood of left-out episodes. A Gaussian with the
+vectors' mean and covariance would assign a high density to the space between clusters, where no
+recorded start lies. Activation maximisation in the latent space of a generator needs such a bound:
+without one, it leaves the region that the generator was trained on (Nguyen et al. 2016, 2017).
+
+Letters in shape comments: T steps, B rollouts or vectors, A actions, D agent hidden state, U units
+of a layer, N recorded starts, G targets, V bottleneck vector.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from scipy.special import ive, logsumexp
 from torch import Tensor
 
 from agents.hooks import ActivationCache, cached
@@ -21,20 +35,26 @@ from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from generative.networks import Draw, LatentSampler
+from common.parameters import one_of
+from generative.batches import align, in_batches
+from generative.dataset import RolloutDataset
+from generative.networks import LatentSampler
 from generative.saliency.gradients import DIRECTION, checked_directions, saliency_functions
 from generative.simulator import Simulator, Step
 from interventions.projector import DirectionType, Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
 AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in the objective
+CONCENTRATIONS = tuple(2.0 ** np.arange(16))
+TYPICAL_SHARE = 0.05  # share of the recorded starts whose density is too low to be typical
+_WINDOWS = 1  # random stream; part of the generator's seed
 _NO_OUTPUTS = ("logit_", TAKEN)  # prefixes of outputs that a simulated step does not have
 _MOVE = re.compile(r"from_(\w+)_to_(\w+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-    """The agent's outputs at the steps of rollouts.
+    """The agent's outputs at the steps of simulated or real rollouts.
 
     Attributes:
         values: the agent's values (T, B).
@@ -58,23 +78,20 @@ class Rollouts:
             shape = find_layer(policy, name).shape
             units[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
                                        .mean(dim=-1) for output in activations.calls(name)])
-        values, log_probs, hidden_states = (
-            torch.stack([getattr(step, name) for step in steps]).float()
-            for name in ("values", "log_probs", "hidden_states"))
-        return cls(values, log_probs, hidden_states, units)
+        return cls(units=units, **{
+            name: torch.stack([getattr(step, name) for step in steps]).float()
+            for name in ("values", "log_probs", "hidden_states")})
 
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
-            layers: tuple[str, ...] = (), draw: Draw | None = None,
-            ) -> tuple[list[Step], Rollouts]:
-    """Simulate from vectors (B, V), with gradients of all outputs with respect to them.
+            layers: tuple[str, ...] = ()) -> tuple[list[Step], Rollouts]:
+    """Simulate from vectors (B, V) with the most likely latents, with gradients of all outputs with
+    respect to the vectors.
 
     Args:
         layers: names of the layers whose units are read.
-        draw: sampler of the latents; None for the most likely latents.
     """
-    draw = draw or LatentSampler("mode")
-    policy = simulator.agent.policy
+    draw, policy = LatentSampler("mode"), simulator.agent.policy
     with compute.autocast(), cached(policy, layers, graph=True) as activations:
         steps = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
                                   num_steps)
@@ -82,86 +99,20 @@ def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: 
 
 
 @dataclasses.dataclass(frozen=True)
-class OutputTarget:
-    """An output of the agent's heads."""
+class Target:
+    """A scalar of rollouts at a step.
 
-    first_step: ClassVar[int] = 0
-    layers: ClassVar[tuple[str, ...]] = ()
+    Attributes:
+        name: name on the command line.
+        read: function that maps rollouts and a step to the values of the target (B,).
+        layers: names of the layers whose units it reads.
+        first_step: first step at which it is defined.
+    """
 
-    output: Output
-
-    @property
-    def name(self) -> str:
-        return self.output.name
-
-    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
-        # Log-probabilities are valid logits: log-softmax does not change them.
-        at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
-                          rollouts.hidden_states[step])
-        return self.output(at, at.logits.argmax(dim=-1))
-
-
-@dataclasses.dataclass(frozen=True)
-class DirectionTarget:
-    """Coordinate of the hidden state along a direction."""
-
-    first_step: ClassVar[int] = 0
-    layers: ClassVar[tuple[str, ...]] = ()
-
-    number: int
-    direction_type: DirectionType
-    projector: Projector
-
-    @property
-    def name(self) -> str:
-        return f"{DIRECTION}_{self.number}_{self.direction_type}"
-
-    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
-        along = self.projector.coordinates(rollouts.hidden_states[step], self.direction_type)
-        return along[..., self.number]
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitTarget:
-    """A unit of a layer, or the spatial mean of a channel of a feature map."""
-
-    first_step: ClassVar[int] = 0
-
-    layer: Layer
-    unit: int
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return (self.layer.name,)
-
-    @property
-    def name(self) -> str:
-        return f"{self.layer.name}:{self.unit}"
-
-    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
-        return rollouts.units[self.layer.name][step, :, self.unit]
-
-
-@dataclasses.dataclass(frozen=True)
-class MoveTarget:
-    """Sum of the log-probabilities of one action at the previous step and another at the step."""
-
-    first_step: ClassVar[int] = 1
-    layers: ClassVar[tuple[str, ...]] = ()
-
-    before: int
-    after: int
-
-    @property
-    def name(self) -> str:
-        return f"from_{ACTION_NAMES[self.before]}_to_{ACTION_NAMES[self.after]}"
-
-    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
-        return (rollouts.log_probs[step - 1, :, self.before]
-                + rollouts.log_probs[step, :, self.after])
-
-
-Target = OutputTarget | DirectionTarget | UnitTarget | MoveTarget
+    name: str
+    read: Callable[[Rollouts, int], Tensor]
+    layers: tuple[str, ...] = ()
+    first_step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,15 +125,6 @@ class Objective:
     @property
     def name(self) -> str:
         return f"{self.aim} {self.target.name}"
-
-    @property
-    def sign(self) -> float:
-        return AIMS[self.aim]
-
-
-def target_outputs() -> tuple[str, ...]:
-    """Names of the outputs that can be targets."""
-    return tuple(name for name in output_names() if not name.startswith(_NO_OUTPUTS))
 
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
@@ -200,39 +142,225 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
     Raises:
         UserError: if a target is unknown; the message suggests the nearest name.
     """
+    outputs = tuple(name for name in output_names() if not name.startswith(_NO_OUTPUTS))
     targets: list[Target] = []
     for name in names:
         layer, colon, unit = name.partition(":")
-        move = _MOVE.fullmatch(name)
         if projector is not None and name.startswith(DIRECTION):
             functions = saliency_functions([name], direction_ids, direction_type)
-            targets += [DirectionTarget(number, kind, projector)
+            targets += [_direction_target(number, kind, projector)
                         for number, kind in checked_directions(functions, projector)]
-        elif move:
+        elif move := _MOVE.fullmatch(name):
             for action in move.groups():
-                if action not in ACTION_NAMES:
-                    raise UserError(f"the target '{name}' has the unknown action '{action}'"
-                                    f"{nearest(action, ACTION_NAMES)}")
-            if move[1] == move[2]:
-                raise UserError(f"the target '{name}' moves from an action to itself")
-            targets.append(MoveTarget(*map(ACTION_NAMES.index, move.groups())))
-        elif name == POLICY or name in target_outputs():
-            targets += map(OutputTarget, outputs_named([name]))
+                one_of("action", action, ACTION_NAMES)
+            targets.append(_move_target(name, *map(ACTION_NAMES.index, move.groups())))
+        elif name == POLICY or name in outputs:
+            targets += map(_output_target, outputs_named([name]))
         elif colon or "." in name or name in (STATE, "gru"):
-            targets += _unit_targets(policy, name, layer, unit if colon else None)
+            targets += _unit_targets(find_layer(policy, layer), unit if colon else None)
         else:
-            known = (*target_outputs(), POLICY, f"{DIRECTION}_0", f"{STATE}:0",
-                     "from_left_to_right")
+            known = (*outputs, POLICY, f"{DIRECTION}_0", f"{STATE}:0", "from_left_to_right")
             raise UserError(f"there is no target '{name}'{nearest(name, known)}")
     return tuple({target.name: target for target in targets}.values())
 
 
-def _unit_targets(policy: Policy, name: str, layer_name: str, unit: str | None) -> list[UnitTarget]:
-    layer = find_layer(policy, layer_name)
-    what = "channels" if layer.is_map else "units"
-    if unit is None:
-        return [UnitTarget(layer, number) for number in range(layer.shape[0])]
-    if not re.fullmatch(r"\d+", unit) or int(unit) >= layer.shape[0]:
-        raise UserError(f"the target '{name}' does not exist: the {what} of {layer.name} are "
-                        f"numbered 0 to {layer.shape[0] - 1}")
-    return [UnitTarget(layer, int(unit))]
+def _output_target(output: Output) -> Target:
+    """Target that is an output of the agent's heads."""
+    def read(rollouts: Rollouts, step: int) -> Tensor:
+        # Log-probabilities are valid logits: log-softmax does not change them.
+        at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
+                          rollouts.hidden_states[step])
+        return output(at, at.logits.argmax(dim=-1))
+    return Target(output.name, read)
+
+
+def _direction_target(number: int, kind: DirectionType, projector: Projector) -> Target:
+    """Target that is the coordinate of the hidden state along a direction."""
+    return Target(f"{DIRECTION}_{number}_{kind}", lambda rollouts, step: projector.coordinates(
+        rollouts.hidden_states[step], kind)[..., number])
+
+
+def _move_target(name: str, before: int, after: int) -> Target:
+    """Sum of the log-probabilities of one action at the previous step and another at the step."""
+    return Target(name, lambda rollouts, step: (rollouts.log_probs[step - 1, :, before]
+                                                + rollouts.log_probs[step, :, after]), first_step=1)
+
+
+def _unit_targets(layer: Layer, unit: str | None) -> list[Target]:
+    """Targets that are units of a layer, or spatial means of channels of a feature map."""
+    units = range(layer.shape[0])
+    if unit is not None:
+        if unit not in map(str, units):
+            raise UserError(f"the target '{layer.name}:{unit}' does not exist: the "
+                            f"{'channels' if layer.is_map else 'units'} of {layer.name} are "
+                            f"numbered 0 to {layer.shape[0] - 1}")
+        units = range(int(unit), int(unit) + 1)
+    return [Target(f"{layer.name}:{number}", functools.partial(_read_unit, layer.name, number),
+                   (layer.name,)) for number in units]
+
+
+def _read_unit(layer: str, number: int, rollouts: Rollouts, step: int) -> Tensor:
+    return rollouts.units[layer][step, :, number]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedStarts:
+    """Recorded starts, in a random order.
+
+    Attributes:
+        windows: numbers of the recorded windows, int64 (N,).
+        episodes, frames: episode and frame that the first simulated step shows, int64 (N,).
+        vectors: bottleneck vectors, float32 (N, V).
+        simulated: targets in a rollout from the vector, float32 (N, G).
+        real: targets when the agent sees the recorded frames, float32 (N, G).
+    """
+
+    windows: np.ndarray
+    episodes: np.ndarray
+    frames: np.ndarray
+    vectors: np.ndarray
+    simulated: np.ndarray
+    real: np.ndarray
+
+
+def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) -> np.ndarray:
+    """Draw windows whose initial frames belong to one episode that has not ended by the step.
+
+    Returns:
+        Numbers of at most ``number`` windows, int64 (N,).
+
+    Raises:
+        UserError: if there is no such window.
+    """
+    lengths = dataset.folder.index().groupby("episode").size()
+    places = [dataset.place(window) for window in range(len(dataset))]
+    windows = [window for window, place in enumerate(places)
+               if place.frame >= dataset.num_init_steps - 1
+               and place.frame + step < lengths[place.episode] - 1]  # the last row's frame is black
+    if not windows:
+        raise UserError(f"no episode in {dataset.folder.path} is long enough for "
+                        f"{dataset.num_init_steps} initial frames and the step {step}; see --step")
+    return np.random.default_rng([seed, _WINDOWS]).permutation(windows)[:number]
+
+
+def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
+                    windows: np.ndarray, targets: Sequence[Target], step: int,
+                    batch_size: int) -> RecordedStarts:
+    """Simulate recorded starts, and read the targets on the simulated and the recorded frames.
+
+    Args:
+        windows: numbers of the recorded windows (N,).
+        step: step at which the targets are read.
+    """
+    sizes = dataclasses.replace(
+        simulator.config, num_init_steps=dataset.num_init_steps,
+        num_sim_steps=dataset.window_length - dataset.num_init_steps + 1)
+    layers, agent = layers_of(targets), simulator.agent
+    columns = []
+    for numbers in in_batches(windows, batch_size):
+        batch = align(dataset.batch(numbers).to(compute.device), sizes)
+        with torch.no_grad():
+            with compute.autocast():
+                vectors = simulator.encode(batch.initial_images)  # (B, V)
+            _, rollouts = rollout(simulator, compute, vectors, step + 1, layers)
+            entering = [batch.first_hidden, *batch.hidden_states]  # before each step (B, D)
+            with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
+                outputs = [agent.step(batch.images[t], entering[t])
+                           for t in range(max(step - 1, 0), step + 1)]
+            seen = Rollouts.of(outputs, activations, agent.policy)
+        columns.append((vectors.cpu().numpy(), read(targets, rollouts, step),
+                        read(targets, seen, len(outputs) - 1)))
+    places = [dataset.place(int(window)) for window in windows]
+    return RecordedStarts(
+        windows.astype(np.int64), np.array([place.episode for place in places]),
+        np.array([place.frame for place in places]), *map(np.concatenate, zip(*columns)))
+
+
+def layers_of(targets: Sequence[Target]) -> tuple[str, ...]:
+    """Names of the layers whose units the targets read."""
+    return tuple(dict.fromkeys(layer for target in targets for layer in target.layers))
+
+
+def read(targets: Sequence[Target], rollouts: Rollouts, step: int) -> np.ndarray:
+    """Read targets at a step, float32 (B, G)."""
+    return torch.stack([target.read(rollouts, step) for target in targets],
+                       dim=1).detach().float().cpu().numpy()
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedDensity:
+    """Density of recorded start vectors.
+
+    Attributes:
+        vectors: recorded unit vectors (N, V).
+        concentration: concentration of the kernels.
+        log_density: log-density of each recorded vector under the kernels of other episodes, up to
+            a constant, float64 (N,).
+        typical: log-density that all but ``TYPICAL_SHARE`` of the recorded vectors exceed.
+        spread: median log-density of the recorded vectors minus ``typical``; above 0.
+    """
+
+    vectors: Tensor
+    concentration: float
+    log_density: np.ndarray
+    typical: float
+    spread: float
+
+    @classmethod
+    def fit(cls, vectors: np.ndarray, episodes: np.ndarray) -> RecordedDensity:
+        """Choose the concentration and the bound of typical vectors.
+
+        Args:
+            vectors: vectors of recorded windows (N, V).
+            episodes: episodes of the windows (N,). Windows of an episode resemble each other, so
+                the density at a window excludes the kernels of its own episode.
+
+        Raises:
+            UserError: if all vectors belong to one episode.
+        """
+        if len(np.unique(episodes)) < 2:
+            raise UserError("the recorded starts are of one episode only, which does not say where "
+                            "starts lie; record more episodes or raise --num_recorded")
+        exact = vectors.astype(np.float64)
+        cosines = exact @ exact.T  # (N, N)
+        others = episodes[:, None] != episodes  # (N, N)
+        log_densities = [
+            logsumexp(concentration * cosines, b=others, axis=1) - np.log(others.sum(axis=1))
+            for concentration in CONCENTRATIONS]
+        likelihoods = [log_density.mean() + log_normaliser(concentration, vectors.shape[1])
+                       for concentration, log_density in zip(CONCENTRATIONS, log_densities)]
+        best = int(np.argmax(likelihoods))
+        typical, median = np.quantile(log_densities[best], (TYPICAL_SHARE, 0.5))
+        return cls(torch.from_numpy(vectors), CONCENTRATIONS[best], log_densities[best],
+                   float(typical), max(float(median - typical), 1e-6))
+
+    def excess(self, vectors: Tensor) -> Tensor:
+        """Compute how far the log-density of vectors (B, V) is below ``typical``.
+
+        Returns:
+            Excess in units of ``spread`` (B,); 0 for typical vectors.
+        """
+        similarity = self.concentration * vectors @ self.vectors.T.to(vectors)  # (B, N)
+        log_density = similarity.logsumexp(dim=-1) - np.log(len(self.vectors))
+        return torch.relu(self.typical - log_density) / self.spread
+
+    def nearest(self, vectors: Tensor, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find the ``number`` recorded vectors nearest to each of the vectors (B, V).
+
+        Returns:
+            Rows of the recorded vectors, int64 (B, number), and cosine similarities, float32
+            (B, number), nearest first.
+        """
+        cosines, rows = (vectors @ self.vectors.T.to(vectors)).topk(number, dim=-1)
+        return rows.numpy(), cosines.numpy()
+
+
+def log_normaliser(concentration: float, dimensions: int) -> float:
+    """Logarithm of the von Mises-Fisher density's constant (Mardia and Jupp 2000, section 9.3.2).
+
+    Args:
+        dimensions: V, the dimension of the space that contains the sphere.
+    """
+    order = dimensions / 2 - 1
+    return (order * np.log(concentration) - dimensions / 2 * np.log(2 * np.pi)
+            - np.log(ive(order, concentration)) - concentration)

@@ -15,14 +15,29 @@ the vector with the best forward pass is kept, not the last vector.
 Objectives are optimised separately and their starts have fixed places in a batch, so results do not
 depend on other objectives, nor on which files existed when the search was started.
 
-Letters in shape comments: K starts of an objective, N recorded starts, T simulated steps, B
-samples, V bottleneck vector.
+Layout of the output folder::
+
+    made_to_order.json        settings
+    recorded.npz              recorded starts, see RecordedStarts, with the names of the targets
+    penalty_<p>/              sample folder in the layout of record_gen_samples.py, for each
+                              penalty; the samples of objective i are numbered from
+                              i * (number of starts). Videos show each rollout next to the nearest
+                              recorded start, simulated and as recorded
+    pictures/order_<i>.png    the best start of objective i with each penalty, and the recorded
+                              frames nearest to it, one start per row
+    starts.csv                a row for each penalty, objective and start
+    effects.csv               a row for each arm and outcome, see ``evaluation``
+    report.md, targets.png
+
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, T simulated
+steps, B samples, V bottleneck vector.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +47,45 @@ from torch.nn import functional
 
 from common.devices import Compute
 from common.errors import UserError
+from common.parameters import positive
 from common.progress import Progress
+from common.schemas import Array, Entry, File, Npz, Schema, Table, Text
 from common.signals import deferred_signals
 from common.video import enlarge, mark_action, side_by_side, write_strip, write_video
-from generative.dataset import RolloutDataset, Windows
+from generative.dataset import RolloutDataset
 from generative.losses import vector_crowding
 from generative.networks import on_unit_sphere
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
-from generative.start_optimisation.objectives import Objective, rollout
-from generative.start_optimisation.recorded_starts import RecordedDensity, RecordedStarts
+from generative.start_optimisation.objectives import (
+    AIMS,
+    Objective,
+    RecordedDensity,
+    RecordedStarts,
+    Target,
+    rollout,
+)
 
 STRIP_SIZE = 96  # pixels per frame of a strip
 NEAREST_IN_STRIP = 3
+OPTIMISED_STARTS = Schema(
+    "starts made to order", "python -m generative.optimise_start", items={
+        "recorded": Entry("recorded.npz", Npz({
+            "windows": Array(np.int64, "N"), "episodes": Array(np.int64, "N"),
+            "frames": Array(np.int64, "N"), "vectors": Array(np.float32, "N V"),
+            "simulated": Array(np.float32, "N G"), "real": Array(np.float32, "N G"),
+            "targets": Array(np.str_, "G")})),
+        "sample_settings": Entry("penalty_{}/recording.json", File()),
+        "sample_lock": Entry("penalty_{}/.{}", File()),  # left over after a kill
+        "sample_files": Entry("penalty_{}/sample_{}/{}", File()),
+        "videos": Entry("penalty_{}/videos/{}", File())},
+    results={
+        "starts": Entry("starts.csv", Table()), "effects": Entry("effects.csv", Table(), True),
+        "picture": Entry("pictures/order_{}.png", File()),
+        "report": Entry("report.md", Text()), "figure": Entry("targets.png", File())},
+    informative=("versions", "data_dir", "agent_file", "model_file"),
+    settings_name="made_to_order.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,31 +105,17 @@ class SearchPlan:
     diversity: float
 
     def __post_init__(self):
-        if not 0 < self.learning_rate < float("inf"):
-            raise UserError(f"--learning_rate must be above 0, not {self.learning_rate}")
-        if not 0 <= self.diversity < float("inf"):
-            raise UserError(f"--diversity must be a number from 0 up, not {self.diversity}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of a target over recorded starts."""
-
-    mean: float
-    deviation: float
-
-    def score(self, values, sign: float):
-        """Convert values of the target to deviations from the mean, signed so that larger is
-        better."""
-        return sign * (values - self.mean) / self.deviation
+        positive(self, "learning_rate")
 
 
 def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
-           scale: Scale, density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
+           scale: Sequence[float], density: RecordedDensity, penalty: float,
+           plan: SearchPlan) -> Tensor:
     """Return the best vector found from each initial vector (K, V).
 
     Args:
         begin: initial vectors (K, V).
+        scale: mean and standard deviation of the target over recorded starts.
         penalty: weight of the excess and end terms.
 
     Raises:
@@ -104,7 +130,8 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
         with torch.set_grad_enabled(iteration < plan.iterations):
             steps, rollouts = rollout(simulator, compute, vectors, plan.step + 1,
                                       objective.target.layers)
-            score = scale.score(objective.target(rollouts, plan.step), objective.sign)  # (K,)
+            values = objective.target.read(rollouts, plan.step)
+            score = AIMS[objective.aim] * (values - scale[0]) / scale[1]  # (K,)
             ends = torch.stack([functional.softplus(step.terminal_logits.float())
                                 for step in steps]).sum(dim=0)  # (K,)
             worth = score - penalty * (density.excess(vectors) + ends)  # (K,)
@@ -135,8 +162,7 @@ class SearchContext:
         best_of: number of recorded starts, the last in ``starts``, that optimised starts are
             compared with; searches begin from the others.
         density: density of all recorded starts.
-        objectives: objectives to optimise.
-        columns: column of each objective's target in ``starts``.
+        objectives: objectives to optimise: all targets with the first aim, then with the next.
         plan: settings of the search.
         num_starts: K, number of starts per objective.
         num_steps: number of steps of the stored rollouts.
@@ -149,23 +175,37 @@ class SearchContext:
     best_of: int
     density: RecordedDensity
     objectives: tuple[Objective, ...]
-    columns: tuple[int, ...]
     plan: SearchPlan
     num_starts: int
     num_steps: int
 
-    def scale(self, number: int) -> Scale:
-        """Scale of an objective's simulated target over all recorded starts."""
-        values = self.starts.simulated[:, self.columns[number]].astype(np.float64)
-        return Scale(float(values.mean()), max(float(values.std()), 1e-9))
+    @property
+    def columns(self) -> np.ndarray:
+        """Column of each objective's target in ``starts`` (O,)."""
+        return np.arange(len(self.objectives)) % self.starts.simulated.shape[1]
 
-    def score(self, number: int, values: np.ndarray) -> np.ndarray:
-        """Convert values of an objective's target to scores."""
-        return self.scale(number).score(values.astype(np.float64), self.objectives[number].sign)
+    @property
+    def targets(self) -> list[Target]:
+        """Targets in the order of the columns of ``starts``."""
+        return [objective.target for objective
+                in self.objectives[:self.starts.simulated.shape[1]]]
 
-    def scores(self, number: int) -> np.ndarray:
-        """Simulated scores (N,) of the recorded starts for an objective."""
-        return self.score(number, self.starts.simulated[:, self.columns[number]])
+    @functools.cached_property
+    def scales(self) -> np.ndarray:
+        """Mean and standard deviation (2, G) of the simulated targets over all recorded starts."""
+        simulated = self.starts.simulated.T.astype(np.float64, order="C")
+        return np.stack([simulated.mean(axis=1), simulated.std(axis=1).clip(min=1e-9)])
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """Convert values of the targets (…, G) to scores for the objectives (…, O)."""
+        signs = np.array([AIMS[objective.aim] for objective in self.objectives])
+        mean, deviation = self.scales[:, self.columns]  # (O,)
+        return signs * (values.astype(np.float64)[..., self.columns] - mean) / deviation
+
+    @functools.cached_property
+    def recorded_scores(self) -> np.ndarray:
+        """Scores of the recorded starts, simulated (N, O)."""
+        return self.scores(self.starts.simulated)
 
     def begins(self, number: int) -> np.ndarray:
         """Rows of the recorded starts from which the searches of an objective begin (K,).
@@ -174,7 +214,7 @@ class SearchContext:
         if possible.
         """
         pool = len(self.starts.windows) - self.best_of
-        ranked = np.argsort(-self.scores(number)[:pool], kind="stable")
+        ranked = np.argsort(-self.recorded_scores[:pool, number], kind="stable")
         _, first = np.unique(self.starts.episodes[ranked], return_index=True)
         apart = np.sort(first)  # the best of each episode, best first
         others = np.setdiff1d(np.arange(pool), apart)
@@ -192,27 +232,25 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
     Returns:
         0 when everything is written, 128 + the signal's number after a signal.
     """
-    total = len(context.objectives)
-    missing = [number for number in range(total) if not all(
-        folder.has("sample", sample) for sample in context.numbers(number))]
     with (deferred_signals("order") as received,
-          Progress(total, "order", total - len(missing)) as progress):
-        for done, number in enumerate(missing, total - len(missing) + 1):
+          Progress(len(context.objectives), "order") as progress):
+        for number, objective in enumerate(context.objectives):
             if received:
                 return 128 + received[0]
-            begin = torch.from_numpy(context.starts.vectors[context.begins(number)])
-            vectors = search(context.simulator, context.compute, context.objectives[number], begin,
-                             context.scale(number), context.density, penalty, context.plan)
-            samples = imagined_from(context.simulator, context.compute, vectors, context.num_steps)
-            for sample, arrays in zip(context.numbers(number), samples):
-                if not folder.has("sample", sample):
-                    folder.add(sample, arrays, SampleOrigin(sample))
-            progress.update(done)
-        if with_videos:
-            for number in range(total):
-                if received:
-                    return 128 + received[0]
-                _write_videos(context, folder, context.numbers(number))
+            numbers = context.numbers(number)
+            if not all(folder.has("sample", sample) for sample in numbers):
+                begin = torch.from_numpy(context.starts.vectors[context.begins(number)])
+                vectors = search(context.simulator, context.compute, objective, begin,
+                                 context.scales[:, context.columns[number]].tolist(),
+                                 context.density, penalty, context.plan)
+                samples = imagined_from(context.simulator, context.compute, vectors,
+                                        context.num_steps)
+                for sample, arrays in zip(numbers, samples):
+                    if not folder.has("sample", sample):
+                        folder.add(sample, arrays, SampleOrigin(sample))
+            if with_videos:
+                _write_videos(context, folder, numbers)
+            progress.update(number + 1)
     return 0
 
 
@@ -224,20 +262,21 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
     rows = context.density.nearest(torch.from_numpy(samples.bottleneck_vec), 1)[0][:, 0]
     nearest = imagined_from(context.simulator, context.compute,
                             torch.from_numpy(context.starts.vectors[rows]), context.num_steps)
-    windows = context.dataset.batch(context.starts.windows[rows])
+    recorded, actions = _recorded_frames(context, rows)
     for row, number in enumerate(missing):
         films = {"made to order": film(samples[row]), "nearest, simulated": film(nearest[row]),
-                 "nearest, as recorded": _recorded_film(context, windows, row)}
+                 "nearest, as recorded": [
+                     mark_action(enlarge(frame, VIDEO_SCALE), action)
+                     for frame, action in zip(recorded[:, row], actions[:, row])]}
         columns = {title: np.stack(list(frames))[:, None] for title, frames in films.items()}
         write_video(folder.file_of("video", number), side_by_side(columns, 1), FRAMES_PER_SECOND)
 
 
-def _recorded_film(context: SearchContext, windows: Windows, row: int) -> Iterator[np.ndarray]:
-    """Yield the recorded frames of the simulated steps, enlarged, with the input actions."""
-    first = context.dataset.num_init_steps - 1
-    frames = windows.frames[first:, row].movedim(1, -1).numpy()  # (T, H, W, C)
-    for frame, action in zip(frames, windows.actions[first - 1:, row].tolist()):
-        yield mark_action(enlarge(frame, VIDEO_SCALE), action)
+def _recorded_frames(context: SearchContext, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Recorded frames (T, B, H, W, C) of the simulated steps, and their input actions (T, B)."""
+    windows, first = (context.dataset.batch(context.starts.windows[rows]),
+                      context.dataset.num_init_steps - 1)
+    return windows.frames[first:].movedim(2, -1).numpy(), windows.actions[first - 1:].numpy()
 
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
@@ -245,8 +284,6 @@ def write_best_starts(context: SearchContext, path: Path, samples: Sequence[Samp
     nearest to the first of them."""
     (rows,), _ = context.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
                                          min(NEAREST_IN_STRIP, len(context.starts.windows)))
-    windows = context.dataset.batch(context.starts.windows[rows])
-    first = context.dataset.num_init_steps - 1
-    recorded = windows.frames[first:].movedim(2, -1).numpy()  # (T, B, H, W, C)
+    recorded, _ = _recorded_frames(context, rows)
     write_strip(path, [*(list(sample.frames) for sample in samples),
                        *(list(recorded[:, row]) for row in range(len(rows)))], STRIP_SIZE)
