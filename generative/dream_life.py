@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
+from common.game_constants import NUM_ACTIONS
 from envs.procgen_env import LevelSlots
 from generative.batches import in_batches
 from generative.dataset import RolloutDataset, WindowPlace
@@ -260,7 +262,9 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
     Returns:
         For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
         ``confusion`` (rows are real outcomes, columns dreamt outcomes), and ``agreement`` and
-        ``kappa`` with 95 % intervals over episodes (None where undefined).
+        ``kappa`` with 95 % intervals over episodes (None where undefined); ``actions``, the share
+        of each action in each world; and ``median_divergence``, the number of equal actions before
+        the first difference, None if more than half of the lives never differ.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),
@@ -283,7 +287,13 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
             summary[f"within_{horizon}"][name] = {
                 "value": _number(found.value),
                 "interval_95": [_number(found.low), _number(found.high)]}
-    return summary
+    taken = [[np.array(text.split(), dtype=int) for text in table[f"{world}_actions"]]
+             for world in ("real", "dream")]
+    equal = sorted(next((step for step, (action, other) in enumerate(zip(*pair)) if action != other),
+                        math.inf) for pair in zip(*taken))
+    return {**summary, "median_divergence": _number(equal[(len(equal) - 1) // 2]), "actions": {
+        world: (np.bincount(actions, minlength=NUM_ACTIONS) / max(len(actions), 1)).tolist()
+        for world, actions in zip(("real", "dream"), map(np.concatenate, taken))}}
 
 
 def agreement(confusion: np.ndarray) -> np.ndarray:
@@ -315,6 +325,8 @@ def print_lives(summary: dict) -> None:
                 for what, (value, low, high) in measured.items())
                 + "; real outcomes in rows, dreamt ones in columns")
             print(pd.DataFrame(within["confusion"]).T.to_string())
+        print("median number of equal actions before the worlds differ: "
+              f"{group['median_divergence']}")
 
 
 def _number(value: float) -> float | None:

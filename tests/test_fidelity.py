@@ -338,7 +338,8 @@ def test_outcomes_are_summarized():
     dream = np.where(rng.random(60) < 0.7, real, rng.choice(dream_life.OUTCOMES, 60))
     table = pd.DataFrame({
         "episode": np.arange(60) // 2, "near_end": np.arange(60) < 30, "real_16": real,
-        "dream_16": dream, "real_32": real, "dream_32": real})
+        "dream_16": dream, "real_32": real, "dream_32": real,
+        "real_actions": ["7 7"] * 60, "dream_actions": ["7"] * 20 + ["7 4"] * 40})
     found = dream_life.summarize(table, seed=0)["all"]
     kappa = found["within_16"]["kappa"]
     assert kappa["value"] == pytest.approx(cohen_kappa_score(real, dream))
@@ -346,6 +347,9 @@ def test_outcomes_are_summarized():
     assert found["within_16"]["agreement"]["value"] == pytest.approx((real == dream).mean())
     assert found["within_16"]["confusion"][COIN][DEATH] == ((real == COIN) & (dream == DEATH)).sum()
     assert found["within_32"]["kappa"]["value"] == 1
+    assert found["median_divergence"] == 1
+    assert found["actions"]["dream"][4] == 0.4 and found["actions"]["real"][7] == 1
+    assert dream_life.summarize(table[:30], seed=0)["all"]["median_divergence"] is None
 
 
 def test_a_dream_begins_with_the_recorded_state_and_action(simulator, dataset):
