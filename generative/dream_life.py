@@ -289,7 +289,7 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
                 "interval_95": [_number(found.low), _number(found.high)]}
     taken = [[np.array(text.split(), dtype=int) for text in table[f"{world}_actions"]]
              for world in ("real", "dream")]
-    equal = sorted(next((step for step, (action, other) in enumerate(zip(*pair)) if action != other),
+    equal = sorted(next((step for step, (real, dream) in enumerate(zip(*pair)) if real != dream),
                         math.inf) for pair in zip(*taken))
     return {**summary, "median_divergence": _number(equal[(len(equal) - 1) // 2]), "actions": {
         world: (np.bincount(actions, minlength=NUM_ACTIONS) / max(len(actions), 1)).tolist()
