@@ -199,6 +199,8 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
     if value and not entries.get("value"):
         raise UserError(f"{where} lacks its value: {kind} takes {value[0]}, as in "
                         f"{kind}@layer=value")
+    if "value" in entries and not value:
+        raise UserError(f"{where} has the value '{entries['value']}', but {kind} takes no value")
     forms = {"channels": _NUMBERS, **({"value": value} if value else {}), **_OPTIONS, **options}
     fields: dict[str, Any] = {}
     words = []

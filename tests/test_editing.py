@@ -191,7 +191,7 @@ def test_attributions_of_an_edited_agent_add_up_to_its_output():
 
 def test_what_would_leave_the_edits_out_refuses_an_edited_agent(tmp_path, capsys):
     policy = with_edits(small_policy(recurrent=False), [Edit(BLOCK3, directions(1, 5))])
-    with pytest.raises(UserError, match="edited"):
+    with pytest.raises(UserError, match="has edits"):
         check_agent(policy, Path("model.pth"))
     save_agent(tmp_path / "edited.pth", policy)
     assert train.main(["--env_name", "coinrun", "--param_name", "tiny", "--exp_name", "x",

@@ -644,7 +644,7 @@ def test_a_video_holds_every_step(page, tmp_path, run):
     page.wait_for_selector(SHOWN)
     with page.expect_download() as download:
         page.get_by_role("button", name="Save a video").click()
-    assert "saved with your downloads" in page.locator("output").all_inner_texts()[-1]
+    assert "is in your downloads" in page.locator("output").all_inner_texts()[-1]
     suggested = download.value.suggested_filename
     assert re.fullmatch(r"informed_init_0_beside_informed_init_swapped[\w-]*_0\.mp4", suggested)
     download.value.save_as(tmp_path / suggested)

@@ -5,6 +5,7 @@ entry, and writes the results. What holds for one schema must hold for all.
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import importlib
@@ -148,7 +149,11 @@ def value_of(form, seed):
     if isinstance(form, Npz | NpyFolder):
         sizes = {dim: int(rng.integers(1, 5)) for field in form.fields.values()
                  for dim in field.dims.split() if not dim.isdigit()}
-        return {name: _array(field, sizes, rng) for name, field in form.fields.items()}
+        if "lengths" in form.fields:  # of the runs, each of one step
+            sizes["S"] = sizes["N"]
+        arrays = {name: _array(field, sizes, rng) for name, field in form.fields.items()}
+        return {name: np.ones_like(array) if name == "lengths" else array
+                for name, array in arrays.items()}
     if isinstance(form, Npy):
         return _array(form.array, {dim: int(rng.integers(1, 5)) for dim in form.array.dims.split()},
                       rng)
@@ -157,6 +162,8 @@ def value_of(form, seed):
                              for name, kind in form.columns.items()})
     if isinstance(form, Journal):
         return [{name: _cell(kind, rng) for name, kind in form.fields.items()} for _ in range(3)]
+    if isinstance(form, Json) and dataclasses.is_dataclass(form.cls):
+        return form.cls(*[()] * len(dataclasses.fields(form.cls)))
     if isinstance(form, Json):
         return {"value": float(rng.random())} if form.cls is dict else [1, 2]
     return seed * 3 if isinstance(form, Text) else seed.encode() * 3

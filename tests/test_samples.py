@@ -377,7 +377,7 @@ def test_actions_have_other_names():
     (["--manual_action", "lef"], "unknown --manual_action 'lef' (did you mean 'left'?)"),
     (["--manual_action", "pattern", "left"], "--manual_action names 'pattern' beside"),
     (["--swap_directions_from", "1", "2", "--swap_directions_to", "3"],
-     "swap_directions_from has 2 directions, but swap_directions_to has 1"),
+     "2 directions to swap from, but 1 to swap to"),
     (["--swap_directions_from", "16", "--swap_directions_to", "3"], "no ica direction 16"),
     (["--data_dir", "nowhere"], "nowhere holds no recorded rollouts"),
     (["--num_samples", "99999"], "windows to start from, fewer than the 99999"),
