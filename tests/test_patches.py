@@ -298,7 +298,7 @@ def test_text_says_where_and_what():
 @pytest.mark.parametrize(("text", "message"), [
     ("zero", "has no @"), ("zero@", "names no layer"), ("zerro@a", "did you mean 'zero'"),
     ("zero@a:5x", "'5x' as channels"), ("zero@a:5,x", "'x' is neither a channel nor an option"),
-    ("zero@a=3", "zero has no option 'value'"), ("zero@a:9-3", "'9-3' as channels"),
+    ("zero@a=3", "zero takes no value"), ("zero@a:9-3", "'9-3' as channels"),
     ("set@a", "lacks its value: set takes a number"), ("set@a=inf", "'inf' as value is not a numb"),
     ("set@a=1,cel=3.1", "set has no option 'cel'.*did you mean 'cell'"),
     ("set@a=1,cell=3", "'3' as cell is not row.column"),

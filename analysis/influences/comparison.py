@@ -232,7 +232,10 @@ def claims_summary(table: pd.DataFrame) -> str:
     is_itself = tested["source"] == tested["target"]
     others, itself = tested[~is_itself], tested[is_itself]
     untested = len(table) - len(tested)
+    if tested.empty:
+        return (f"none of {untested} influences is tested, because that takes at least "
+                f"{MIN_SAMPLES} samples")
     return (f"{others['claimed'].sum()} of {len(others)} tested influences of a component on "
             f"others or on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on "
-            f"itself); {untested} in behaviours with fewer than {MIN_SAMPLES} samples are not "
-            "tested")
+            "itself)" + (f"; {untested} in behaviours with fewer than {MIN_SAMPLES} samples are "
+                         "not tested" if untested else ""))
