@@ -317,19 +317,19 @@ def print_plan(pipeline: Pipeline) -> None:
 
 
 def print_table(experiment: Experiment, outcomes: Sequence[tuple[Stage, Decision, int]]) -> None:
-    """Print one line per stage: action, time, size, result and reason.
+    """Print one line per stage: action, time, size, reason and result.
 
     Args:
         experiment: output folder with the records.
         outcomes: stages with decisions and exit statuses, from ``Pipeline.run``.
     """
     verbs = {UP_TO_DATE: "up to date", CONTINUE: "continued", RUN: "ran", SKIPPED: "skipped"}
-    rows = [("stage", "", "time", "size", "result", "because")]
+    rows = [("stage", "", "time", "size", "because", "result")]
     for stage, decision, status in outcomes:
         verb = "stopped" if status > 128 else "failed" if status else verbs[decision.action]
         record = experiment.record(stage.name)
-        rows.append((stage.name, verb, *(figures(record) if record else ("", "", "")),
-                     decision.why))
+        time, size, result = figures(record) if record else ("", "", "")
+        rows.append((stage.name, verb, time, size, decision.why, result))
     print()
     print_columns(rows)
 
