@@ -83,8 +83,9 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
     fit = principal_components(scale.standardise(rows), config.n_components_pca, seed)
     coordinates = fit.coordinates(scale.standardise(rows)).reshape(*features.shape[:2], -1)
     rng = np.random.default_rng(seed)
-    for each in range(coordinates.shape[2]):
-        coordinates[:, :, each] = coordinates[rng.permutation(len(features)), :, each]
+    for component in range(coordinates.shape[2]):
+        order = rng.permutation(len(features))
+        coordinates[:, :, component] = coordinates[order, :, component]
     return (coordinates @ fit.components * scale.std + scale.mean).astype(np.float32)
 
 

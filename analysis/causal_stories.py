@@ -223,7 +223,7 @@ class BehaviourPages:
                  for lag in range(self._step + 1)
                  if (path := self._plots / f"{stem}_t-{lag}.png").exists()]
         if links:
-            parts.append("All gradients beside all correlations: " + ", ".join(links) + ".\n")
+            parts.append("Gradients next to correlations: " + ", ".join(links) + ".\n")
         return "\n".join(parts)
 
     def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
@@ -355,11 +355,12 @@ def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series |
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, ((_, row), other) in enumerate(zip(rows.iterrows(), others)):
-        for each in (row, other):
-            if each is not None:
-                marker, colour, offset = _MARKERS[each["env_grads"]]
-                axes.plot(each["agreement"], place + offset, marker=marker, color=colour,
-                          markersize=7, markerfacecolor=colour if each["claimed"] else "white")
+        for influence in (row, other):
+            if influence is not None:
+                marker, colour, offset = _MARKERS[influence["env_grads"]]
+                axes.plot(influence["agreement"], place + offset, marker=marker, color=colour,
+                          markersize=7,
+                          markerfacecolor=colour if influence["claimed"] else "white")
     axes.axvline(0.5, color=DARK_GREY, linestyle=":")
     axes.set_yticks(range(len(rows)), [
         f"{row['source']} {'raises' if row['median_gradient'] > 0 else 'lowers'} {row['target']}, "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
@@ -289,10 +290,11 @@ class TrajectoryAttributor:
         if layer == INPUT:
             return f"{INPUT}: plain gradients with respect to the frame (no completeness check)"
         summaries = [self._store.read("summary", layer, output.name) for output in self._outputs]
-        return (f"{layer}: gap median {max(each['gap_median'] for each in summaries):.2%}, 99 % "
-                f"{max(each['gap_99'] for each in summaries):.2%} of the worst output; above the "
-                f"tolerance in {sum(each['above'] for each in summaries)} of "
-                f"{sum(each['frames'] for each in summaries)} frames and outputs")
+        table = pd.DataFrame(summaries)
+        worst = table[["gap_median", "gap_99"]].max()
+        return (f"{layer}: completeness error of the worst output {worst['gap_median']:.2%} "
+                f"(median), {worst['gap_99']:.2%} (99th percentile); above the tolerance in "
+                f"{table['above'].sum()} of {table['frames'].sum()} frames and outputs")
 
     def _write(self, items: Sequence[tuple], compute: Callable[[np.ndarray], Sequence[Arrays]],
                title: str) -> None:

@@ -56,13 +56,12 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
     channels = find_layer(policy, edit.layer).shape[0]
     name, module = _module_behind(policy, edit.layer)
     if not isinstance(module, nn.Conv2d | nn.Linear):
-        raise UserError(f"{edit.layer} is read by {name}, which is no linear map alone, so that "
-                        "the edit is none of weights; leave --in_weights out, or give "
-                        "--behind_pool if it is an L2 pool")
+        raise UserError(f"{edit.layer} is read by {name}, which is not a linear map, so weights "
+                        "cannot express the edit; leave --in_weights out, or give --behind_pool if "
+                        "it is an L2 pool")
     if edit.signed(channels):
-        raise UserError(f"the features of {edit.layer} are of activations of both signs, which "
-                        "are no linear function of them, so that the edit is none of weights; "
-                        "leave --in_weights out")
+        raise UserError(f"the features of {edit.layer} split activations by sign, which is not "
+                        "linear, so weights cannot express the edit; leave --in_weights out")
     edited = copy.deepcopy(policy)
     weight = edited.get_parameter(f"{name}.weight")
     basis = edit.basis.to(weight)  # (C, R)

@@ -182,10 +182,10 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
               if "invisible" in condition.settings}
     edited = [condition for condition in conditions[1:]
               if not condition.control and condition.name not in hidden.values()]
+    moved = {condition.name: run_of(condition).moved for condition in conditions}
     tables = (
         rates(conditions, episodes, causes, seed),
-        effects(conditions[1:], {each.name: run_of(each).moved for each in conditions}, episodes,
-                causes, seed),
+        effects(conditions[1:], moved, episodes, causes, seed),
         blindness(edited, hidden, episodes, seed))
     for name, table in zip(("rates", "effects", "blindness"), tables):
         store.write(name, value=table)

@@ -161,8 +161,9 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
     convergence = "" if facts.get("converged", True) else (
         f"; not converged: further iterations make the error {facts['change']:.2%} smaller")
     print(f"{name}: {facts['explained']:.1%} of squared attribution explained, residual "
-          f"{facts['residual_share']:.1%} of |attribution|; gap median {value['gap_median']:.1%}, "
-          f"99 % {value['gap_99']:.1%}{convergence}")
+          f"{facts['residual_share']:.1%} of |attribution|; completeness error "
+          f"{value['gap_median']:.1%} (median), {value['gap_99']:.1%} (99th percentile)"
+          f"{convergence}")
 
 
 def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observations: np.ndarray,

@@ -29,13 +29,6 @@ def _within(config: object, low: float, high: float, *names: str) -> None:
             raise UserError(f"{name} must lie between {low:g} and {high:g}, not {value}")
 
 
-def refuse(refusals: dict[str, bool]) -> None:
-    """Raise UserError with the first message that applies."""
-    for message, applies in refusals.items():
-        if applies:
-            raise UserError(message)
-
-
 @dataclasses.dataclass(frozen=True)
 class SimulatorConfig:
     """Sizes and loss weights; the defaults are the published ones.
@@ -120,35 +113,37 @@ class SimulatorConfig:
         _within(self, 0, math.inf, "kl_weight", "bottleneck_loss_weight",
                 "env_update_penalty_weight", "camera_loss_weight", "pixels_per_square")
         _within(self, 0, 1, "kl_balance")
-        refusals = {
-            "num_init_steps must be at least 2": self.num_init_steps < 2,
-            f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
-            f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}":
-                self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete,
-            **(self._spatial_refusals() if self.is_spatial else {})}
-        refuse(refusals)
+        if self.num_init_steps < 2:
+            raise UserError("num_init_steps must be at least 2, not 1")
+        if self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete:
+            raise UserError(f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
+                            f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}")
+        if self.is_spatial:
+            self._check_spatial_sizes()
 
-    def _spatial_refusals(self) -> dict[str, bool]:
-        """Sizes that the spatial architecture refuses: messages, and whether they apply."""
+    def _check_spatial_sizes(self) -> None:
         cells = GRID * GRID
         channels = self.canvas_channels + self.memory_channels + self.scene_channels
         size = cells * channels + self.motion_dim + 9
+        if self.deter_dim != size:
+            raise UserError(f"deter_dim must be {cells} * (canvas_channels + memory_channels + "
+                            f"scene_channels) + motion_dim + 9 = {size} in the spatial "
+                            f"architecture, not {self.deter_dim}")
+        if self.bottleneck_vec_size % cells or self.bottleneck_vec_size < 2 * cells:
+            raise UserError(f"bottleneck_vec_size must be a multiple of {cells} from {2 * cells} "
+                            "up in the spatial architecture, not "
+                            f"{self.bottleneck_vec_size}")
+        if self.spatial_width % 16:
+            raise UserError(f"spatial_width must be a multiple of 16, not {self.spatial_width}")
         most = self.image_channels * (FRAME_SIZE // GRID) ** 2
         smallest = max(self.canvas_channels, self.bottleneck_vec_size // cells - 1)
-        return {
-            f"deter_dim must be {cells} * (canvas_channels + memory_channels + scene_channels) + "
-            f"motion_dim + 9 = {size} in the spatial architecture, not {self.deter_dim}":
-                self.deter_dim != size,
-            f"bottleneck_vec_size must be a multiple of {cells} from {2 * cells} up in the spatial "
-            f"architecture, not {self.bottleneck_vec_size}":
-                self.bottleneck_vec_size % cells > 0 or self.bottleneck_vec_size < 2 * cells,
-            f"spatial_width must be a multiple of 16, not {self.spatial_width}":
-                self.spatial_width % 16 > 0,
-            f"patch_components must lie between {smallest}, the components in the canvas or the "
-            f"bottleneck vector, and {most}, not {self.patch_components}":
-                not smallest <= self.patch_components <= most,
-            "the spatial architecture has no latent variables: stoch_dim and stoch_discrete must "
-            "be 1": (self.stoch_dim, self.stoch_discrete) != (1, 1)}
+        if not smallest <= self.patch_components <= most:
+            raise UserError(f"patch_components must lie between {smallest}, the components in "
+                            f"the canvas or the bottleneck vector, and {most}, not "
+                            f"{self.patch_components}")
+        if (self.stoch_dim, self.stoch_discrete) != (1, 1):
+            raise UserError("the spatial architecture has no latent variables: stoch_dim and "
+                            "stoch_discrete must be 1")
 
     @property
     def is_spatial(self) -> bool:
@@ -274,13 +269,13 @@ class SaliencyConfig:
         tail_fraction(self, "extrema_threshold")
         one_of("direction_type", self.direction_type, ("ica", "pca"))
         _within(self, 0, math.inf, "perturbation_scale")
-        refuse({
-            f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}":
-                self.gaussian_kernel_size % 2 == 0,
-            "func_type must not be empty": not self.func_type,
-            "common_timesteps must not be empty": not self.common_timesteps,
-            f"common_timesteps must not be negative: {self.common_timesteps}":
-                min(self.common_timesteps, default=0) < 0})
+        if self.gaussian_kernel_size % 2 == 0:
+            raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
+        for name in ("func_type", "common_timesteps"):
+            if not getattr(self, name):
+                raise UserError(f"{name} must not be empty")
+        if min(self.common_timesteps) < 0:
+            raise UserError(f"common_timesteps must not be negative: {self.common_timesteps}")
         for name in ("direction_ids", "sample_ids", "difference_demo_sample_ids"):
             self.ids(name)
 

@@ -37,7 +37,6 @@ from common.video import (
     write_video,
 )
 from generative.batches import AlignedBatch, align, as_frames, divide, in_batches
-from generative.config import refuse
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
@@ -80,12 +79,11 @@ class SamplingPlan:
     seed: int
 
     def __post_init__(self):
-        refuse({
-            "a random start has no recorded actions; leave --use_recorded_actions or "
-            "--recording_rand_init (record.rand_init) out":
-                self.recorded_actions and self.random_start,
-            "--use_recorded_actions and --manual_action exclude each other":
-                self.recorded_actions and len(self.manual_actions) > 0})
+        if self.recorded_actions and self.random_start:
+            raise UserError("a random start has no recorded actions; leave --use_recorded_actions "
+                            "or --recording_rand_init (record.rand_init) out")
+        if self.recorded_actions and self.manual_actions:
+            raise UserError("--use_recorded_actions and --manual_action exclude each other")
 
     @property
     def samples_per_start(self) -> int:

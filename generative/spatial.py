@@ -312,7 +312,7 @@ class SpatialCell(nn.Module):
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
         self.config = config
-        self._basis, self._scale = (basis,), config.pixels_per_square
+        self._basis = (basis,)
         self.latent_shape = (config.stoch_dim, config.stoch_discrete)
         width, memory = config.spatial_width, config.memory_channels
         self.camera = CameraMotion(config, config.action_space_size)
@@ -334,7 +334,8 @@ class SpatialCell(nn.Module):
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """Return the next h (B, H) from one-hot z (B, S, K), action (B, A) and h."""
-        state, basis, scale = split_state(h, self.config), self._basis[0], self._scale
+        state, basis = split_state(h, self.config), self._basis[0]
+        scale = self.config.pixels_per_square
         world = basis.images(state.canvas)  # (B, C, 64, 64)
         apart = torch.detach if self.training else (lambda tensor: tensor)
         before = apart(state.displacement)
@@ -382,7 +383,7 @@ class SpatialDecoder(nn.Module):
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
         self.config = config
-        self._basis, self._scale = (basis,), config.pixels_per_square or 0.0
+        self._basis = (basis,)
         width = config.spatial_width
         self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.from_inside = nn.Conv2d(1, width, kernel_size=1, bias=False)
@@ -407,14 +408,15 @@ class SpatialDecoder(nn.Module):
         displacement, motion, phase = state.displacement, state.motion, state.phase
         if self.training:
             displacement, motion, phase = displacement.detach(), motion.detach(), phase.detach()
-        changes = basis.images(self.changes(self.scene(state.canvas, state.scene)), with_mean=False)
-        view, inside = shift(basis.images(state.canvas) + changes, displacement)
+        world = self.changes(self.scene(state.canvas, state.scene)) + functional.pad(
+            state.canvas, (0, 0, 0, 0, 0, len(basis.scale) - state.canvas.shape[1]))
+        view, inside = shift(basis.images(world), displacement)
         x = (self.from_view(basis.coefficients(view))
              + self.from_inside(functional.avg_pool2d(inside, PATCH))
              + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
-        gain, bias = self.from_phase(phase_maps(phase, displacement, self._scale)).chunk(2, dim=1)
-        x = x * (1 + gain) + bias
-        x = self.blocks(x)
+        maps = phase_maps(phase, displacement, self.config.pixels_per_square or 0.0)
+        gain, bias = self.from_phase(maps).chunk(2, dim=1)
+        x = self.blocks(x * (1 + gain) + bias)
         images = view + basis.images(self.out(x), with_mean=False)
         middle = GRID // 2
         near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)

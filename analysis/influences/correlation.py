@@ -211,7 +211,7 @@ class Correlations:
             for what, averages in parts.items():
                 for lag, matrix in enumerate(averages[average], start=1):
                     panels.append(Heatmap(matrix, f"{what}k = {lag}, {average}"))
-                    scales.append(signed_scale([each[average][lag - 1] for each in parts.values()],
+                    scales.append(signed_scale([part[average][lag - 1] for part in parts.values()],
                                                f"{average} gradient"))
         names = Names(self._ics, self._ics, "IC that is moved, k steps earlier",
                       f"IC that moves, at step {self.step}")

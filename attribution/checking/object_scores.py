@@ -150,7 +150,7 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
         Difference of the object scores with its 95 % interval (3,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
-    own, other = (best_histograms(*scorer.areas(each)) for each in (activations, others))
+    own, other = (best_histograms(*scorer.areas(features)) for features in (activations, others))
     if own is None or other is None:
         return np.full(3, np.nan)
 

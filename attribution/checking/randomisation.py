@@ -148,8 +148,8 @@ def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     Returns:
         Correlation per frame (N,); 0 where a map is constant.
     """
-    ranks, other_ranks = (pd.DataFrame(each.reshape(len(each), -1)).rank(axis=1)
-                          for each in (maps, others))
+    ranks, other_ranks = (pd.DataFrame(values.reshape(len(values), -1)).rank(axis=1)
+                          for values in (maps, others))
     return ranks.corrwith(other_ranks, axis=1).fillna(0).to_numpy()
 
 

@@ -302,20 +302,21 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
     conditions: list[Condition] = []
     after, facts = [], []
     for lag, change in changes.items():
-        shares = {each: np.stack([agreements(each, masks, change, shift)[counted]
+        shares = {kind: np.stack([agreements(kind, masks, change, shift)[counted]
                                   for shift in shifts])
-                  for each in maps if each.lag == lag or each.is_attribution}
+                  for kind in maps if kind.lag == lag or kind.is_attribution}
         others = {CHANCE: np.full((len(shifts), counted.sum()), 0.5),
-                  **{each.name: share for each, share in shares.items() if each.is_attribution}}
+                  **{kind.name: share for kind, share in shares.items() if kind.is_attribution}}
         for other, against in others.items():
-            compared = [each for each in shares if other == CHANCE or not each.is_attribution]
-            for each, share in ((each, shares[each]) for each in compared):
-                pair = f"{each.name} against {other} at {lag}"
+            for kind, share in shares.items():
+                if other != CHANCE and kind.is_attribution:
+                    continue
+                pair = f"{kind.name} against {other} at {lag}"
                 for number, difference in enumerate(share - against):
                     conditions.append(Condition(f"{pair}, control {number}" if number else pair,
                                                 pair, pair, number > 0))
                     after.append(difference[:, None])
-                    facts.append((each.name, other, lag, share[number].mean(),
+                    facts.append((kind.name, other, lag, share[number].mean(),
                                   against[number].mean()))
     table = compare_conditions(conditions, [AGREEMENT], np.zeros((counted.sum(), 1)),
                                np.stack(after), seed, episodes[counted])

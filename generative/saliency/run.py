@@ -25,7 +25,6 @@ from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from common.video import write_video
 from generative.batches import divide
-from generative.config import refuse
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,
@@ -123,12 +122,14 @@ class SampleSaliency:
         expected, last = self._simulator.config.bottleneck_vec_size, max(self.plan.common_timesteps)
         has_delta = VALUE_DELTA in [function.what for function in self.plan.functions]
         where = f"sample {numbers[0]} in {self.samples.path} has"
-        refuse({
-            f"{where} a bottleneck vector of {size} numbers, but the simulator's have {expected}":
-                size != expected,
-            f"{where} {num_steps} steps, too few for step {last} of common_timesteps, which counts "
-            "from 0": num_steps <= last,
-            f"{where} one step, but {VALUE_DELTA} needs two": num_steps < 2 and has_delta})
+        if size != expected:
+            raise UserError(f"{where} a bottleneck vector of {size} numbers, but the simulator's "
+                            f"have {expected}")
+        if num_steps <= last:
+            raise UserError(f"{where} {num_steps} steps, too few for step {last} of "
+                            "common_timesteps, which counts from 0")
+        if num_steps < 2 and has_delta:
+            raise UserError(f"{where} one step, but {VALUE_DELTA} needs two")
         return samples
 
     def gradients(self, numbers: Sequence[int], samples: SampleArrays,
