@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from agents.rollout_files import RolloutFolder
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.panel_contents import gather
 from analysis.panel_files import PanelFolder, write_panel
 from analysis.parameters import BehavioursConfig, add_analysis_flags
 from common.cli import Parser, count
-from common.errors import script_main
+from common.errors import UserError, script_main
 from common.results import ResultStore, Schema
 from common.step_results import StepResults
 from generative.flags import add_generated_data_flag
@@ -37,6 +38,10 @@ def parser() -> Parser:
     add_generated_data_flag(flags)
     flags.add_argument("--samples", nargs="+", default=["informed_init"], metavar="FOLDER",
                        help="names of the sample folders to show")
+    flags.add_argument("--data_dir", type=Path,
+                       help="recording in which the informed starts lie, whose frames are shown "
+                            "next to the simulated ones; by default the folder that the samples "
+                            "name, if it exists")
     flags.add_argument("--num_samples", type=count, default=None,
                        help="maximum number of samples per folder; all if not given")
     add_direction_folder_flag(flags)
@@ -72,7 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"without behaviours: there is no file {results.file('per_sample')}")
         behaviours = None
     begin = time.perf_counter()
-    content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states)
+    content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states,
+                     find_recordings(folders, args.data_dir))
     lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
           "samples lack some", flush=True)
@@ -87,6 +93,37 @@ def main(argv: list[str] | None = None) -> None:
         write_panel(temporary, content)
     print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
+
+
+def find_recordings(folders: list[SampleFolder], data_dir: Path | None
+                    ) -> dict[str, RolloutFolder]:
+    """Return the recordings in which samples start, by name of the folder of samples.
+
+    Folders with random starts, and folders whose recording is not available, are left out.
+
+    Args:
+        folders: folders of samples.
+        data_dir: the recording; None for the folder that the samples name.
+
+    Raises:
+        UserError: if ``data_dir`` is not the recording of the samples.
+    """
+    found = {}
+    for folder in folders:
+        description = folder.description()
+        checksum, name = description.get("recording_sha256"), folder.path.name
+        if not checksum:
+            continue
+        recording = RolloutFolder(data_dir or Path(description["data_dir"]))
+        if recording.index_file.is_file() and recording.sha256() == checksum:
+            found[name] = recording
+        elif data_dir:
+            raise UserError(f"{data_dir} is not the recording in which the samples in "
+                            f"{folder.path} start, which was {description['data_dir']}")
+        else:
+            print(f"without recorded frames of {name}: {recording.path} does not exist or has "
+                  "changed; give --data_dir")
+    return found
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +37,8 @@ from generative.saliency.gradients import (
 from generative.sample_files import SampleArrays, SampleFolder
 from interventions.projector import Projector
 
-_TITLES = {"value": "value", "action": "most likely action", "leftwards": "actions to the left",
-           "jumping_up": "jumping up", "jumping_right": "jumping to the right",
+_TITLES = {"value": "value", "action": "most likely action", "leftwards": "moving left",
+           "jumping_up": "jumping up", "jumping_right": "jumping right",
            VALUE_DELTA: "change of value"}
 
 
@@ -63,8 +63,8 @@ class _Source:
 
 
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
-           hidden: StepResults, behaviours: StepResults | None,
-           max_states: int) -> PanelContent:
+           hidden: StepResults, behaviours: StepResults | None, max_states: int,
+           recordings: Mapping[str, RolloutFolder]) -> PanelContent:
     """Collect the content of a panel.
 
     Args:
@@ -74,6 +74,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         hidden: results with the directions and the recorded states that are shown.
         behaviours: results with the behaviours of the samples in one of the folders, or None.
         max_states: maximum number of recorded states, which are evenly spaced.
+        recordings: recordings in which samples start, by name of the folder of samples.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
@@ -113,8 +114,11 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
                              for names in finished]).reshape(len(finished), len(types)) > 0
     kept = np.linspace(0, len(recorded) - 1,
                        min(max_states, len(recorded))).round().astype(np.int64)
+    description = folders[0].description()
+    env = (description.get("data_recording") or {}).get("env") or {}
     return PanelContent(
-        experiment,
+        experiment, str(description.get("agent_file") or ""),
+        " ".join(filter(None, (env.get("env_name"), env.get("distribution_mode")))),
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
                         (source.samples.description().get("swap") or {}).get("unaltered"))
               for source, arrays in zip(sources, samples)),
@@ -123,7 +127,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         None if behaviours is None else _behaviours(behaviours, sources),
         recorded[kept].astype(np.float32), len(recorded),
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
-        _reader(sources, types, projector))
+        _reader(sources, types, projector, recordings))
 
 
 def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
@@ -168,8 +172,8 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
                      for each in sources for number in each.numbers], dtype=np.int16)
 
 
-def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
-            projector: Projector) -> Callable[[int], Sample]:
+def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: Projector,
+            recordings: Mapping[str, RolloutFolder]) -> Callable[[int], Sample]:
     """Return a function that reads a sample by its index among the samples of all folders."""
     places = [(source, number) for source in sources for number in source.numbers]
 
@@ -183,9 +187,23 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...],
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
-        return frames, pictures, gradients
+        recording = recordings.get(source.samples.path.name)
+        recorded = recording and _recorded_frames(recording, source.samples, number, len(frames))
+        return frames, recorded, pictures, gradients
 
     return read
+
+
+def _recorded_frames(recording: RolloutFolder, samples: SampleFolder, number: int,
+                     length: int) -> np.ndarray | None:
+    """Read the recorded frames from a sample's start, uint8 (at most ``length``, H, W, C); None if
+    it has a random start."""
+    origin = samples.origin(number)
+    if origin.episode is None or origin.frame is None:
+        return None
+    frames = recording.array_files(origin.episode).frames
+    return np.moveaxis(frames.rows(origin.frame, min(origin.frame + length, frames.shape[0])), 1,
+                       -1)
 
 
 def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
@@ -237,5 +255,5 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     title = function.direction_name if function.direction_type else _TITLES.get(function.what, "")
     return ((False, without, FUNCTIONS.index(function.what), function.direction_type or "",
              function.direction or 0, name),
-            SaliencyType(name, title + (", not through actions" if without else ""),
+            SaliencyType(name, title + (", without environment gradients" if without else ""),
                          () if function.what == VALUE_DELTA else steps))

@@ -8,7 +8,8 @@ Layout::
     data/steps.js                       quantities at every step of every sample
     data/recorded.js                    coordinates of recorded states
     data/gradients_00.js                gradients of saliency type 0 with respect to the coordinates
-    data/pictures_00000.js              frames and saliency images of sample 0
+    data/frames_00000.js                simulated frames of sample 0, and the recorded ones, if any
+    data/pictures_00000.js              saliency images of sample 0
 
 Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON; ``steps``,
 ``recorded`` and ``gradients`` contain arrays; ``pictures`` contains strips of images, from the
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +39,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 2  # version of the format; web/panel/lib/data.js expects this one
+FORMAT = 3  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
@@ -53,6 +55,9 @@ class PanelFolder(PageFolder):
 
     def gradients_file(self, saliency_type: int) -> Path:
         return self.data_file(f"gradients_{saliency_type:02d}")
+
+    def frames_file(self, sample: int) -> Path:
+        return self.data_file(f"frames_{sample:05d}")
 
     def pictures_file(self, sample: int) -> Path:
         return self.data_file(f"pictures_{sample:05d}")
@@ -91,9 +96,10 @@ class SampleSet:
     unaltered: str | None
 
 
-Sample = tuple[np.ndarray, dict[int, np.ndarray], dict[int, np.ndarray]]
-"""Frames of a sample, uint8 (T, H, W, C); and, by index of the saliency type, saliency images,
-uint8 (T, H, W, C), and gradients with respect to the coordinates, float32 (T, k)."""
+Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
+"""Frames of a sample, uint8 (T, H, W, C); recorded frames from the same start, uint8 (at most T, H,
+W, C), or None without a recording; and, by index of the saliency type, saliency images, uint8 (T,
+H, W, C), and gradients with respect to the coordinates, float32 (T, k)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +108,8 @@ class PanelContent:
 
     Attributes:
         experiment: name of the experiment.
+        agent: name of the agent file; or "".
+        game: game and mode of the recording of informed starts; or "".
         sets: sets of samples, with distinct names.
         types: saliency types.
         has_saliency: whether each sample has each saliency type, bool (N, F).
@@ -120,6 +128,8 @@ class PanelContent:
     """
 
     experiment: str
+    agent: str
+    game: str
     sets: tuple[SampleSet, ...]
     types: tuple[SaliencyType, ...]
     has_saliency: np.ndarray
@@ -156,10 +166,13 @@ def write_panel(path: Path, content: PanelContent) -> None:
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
     def write_sample(number: int) -> None:
-        frames, pictures, of_types = content.sample(number)
-        file = folder.pictures_file(number)
+        frames, recorded, pictures, of_types = content.sample(number)
+        file = folder.frames_file(number)
         file.write_bytes(data_script(file, {
             "frames": _strip(frames, _FRAME_QUALITY),
+            "recorded": None if recorded is None else _strip(recorded, _FRAME_QUALITY)}))
+        file = folder.pictures_file(number)
+        file.write_bytes(data_script(file, {
             "saliency": [_strip(pictures[index], _SALIENCY_QUALITY) if index in pictures else None
                          for index in range(len(content.types))]}))
         for index, of_type in of_types.items():
@@ -179,7 +192,8 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
     """Yield the paths and contents of the data files that cover all samples and saliency types."""
     samples_with = content.has_saliency.sum(axis=0)
     yield folder.data_file("manifest"), {
-        "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
+        "format": FORMAT, "experiment": content.experiment, "agent": content.agent,
+        "game": content.game, "start": _opening_sample(content), "frame": content.frame,
         "sets": [dataclasses.asdict(of_set) for of_set in content.sets],
         "num_ics": content.num_ics, "not_recorded": NOT_RECORDED,
         "actions": [{"name": name, "direction": direction}
@@ -194,6 +208,15 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         **content.steps, **behaviours, has_saliency=content.has_saliency.astype(np.uint8))
     yield folder.data_file("recorded"), encoded(coordinates=content.recorded,
                                                 **content.positions)
+
+
+def _opening_sample(content: PanelContent) -> int:
+    """Return the sample that the panel opens on: of the samples with the most saliency types, the
+    one with the largest range of values."""
+    ranges = [np.ptp(content.steps["values"][begin:end])
+              for begin, end in itertools.pairwise(content.first_rows)]
+    counts = content.has_saliency.sum(axis=1)
+    return int(np.where(counts == counts.max(initial=0), ranges, -1).argmax())
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:

@@ -58,13 +58,16 @@ from common.results import ResultStore
 PRODUCTS = "gradient_activation:"  # prefix of an output's name
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
 MAX_NAME = 60  # maximum length of a feature's name
+MIN_STABILITY = 0.3  # below it, a feature is not named after an object
 MAX_CELLS = 256  # maximum number of cells of layers whose activations are shown by default
-_FACTS = {"observations": "observations", "explained": "squared attribution explained, held out",
-          "residual_share": "residual, share of |attribution|", "value_mean": "value, mean",
-          "value_deviation": "value, deviation", "baseline_mean": "its baseline G(0), mean"}
+_FACTS = {"observations": "observations for the NMF",
+          "explained": "explained squared attribution (held out)",
+          "residual_share": "residual share of |attribution|", "value_mean": "mean value",
+          "value_deviation": "standard deviation of the value",
+          "baseline_mean": "mean baseline G(0)"}
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
-    "action": "log-probability of the likeliest action",
+    "action": "log-probability of the most likely action",
     "leftwards": "mean log-probability of going left",
     "jumping_up": "log-probability of jumping up",
     "jumping_right": "log-probability of jumping right",
@@ -74,10 +77,10 @@ _TITLES = {
 _PREFIXES = {"log_prob_any_": "log-probability of anything ", "log_prob_": "log-probability of ",
              "logit_sum_": "sum of logits: "}
 _WHY = {TIMEOUT: "Episodes that ended at the time limit.",
-        MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without all of "
-                  "them near, the last step, played again, would not have.",
-        OTHER: "Episodes that would have ended without any hazard near, too.",
-        ENDED: "Episodes that failed; the hazards of this game are not known."}
+        MULTIPLE: "Replaying the last step ends the episode without any single kind of hazard, but "
+                  "not without all hazards nearby.",
+        OTHER: "Replaying the last step ends the episode even without hazards nearby.",
+        ENDED: "Failed episodes; the hazards of this game are not known."}
 
 
 def title_of(output: str) -> str:
@@ -110,7 +113,8 @@ class AttributedAgent:
             most ``MAX_CELLS`` cells.
 
     Attributes:
-        name, checksum: name and digest of the agent file.
+        name, checksum: name of the agent file, or of its folder for files called model.pth; and
+            digest of the file.
         remembers: whether the agent has a memory.
         recording: recording of the agent.
         steps: steps of the trajectories.
@@ -127,7 +131,9 @@ class AttributedAgent:
     def __init__(self, agent_file: Path, data_dir: Path, attributions: Path, features_dir: Path,
                  objects_dir: Path, activations: list[str] | None):
         policy = load_agent(agent_file)
-        self.name, self.checksum = agent_file.name, agent_sha256(agent_file)
+        self.name = (agent_file.absolute().parent.name if agent_file.name == "model.pth"
+                     else agent_file.name)
+        self.checksum = agent_sha256(agent_file)
         self.remembers = policy.recurrent
         self.recording = Recording(data_dir, policy, agent_file)
         self._store = AttributionStore(attributions)
@@ -220,14 +226,27 @@ class AttributedAgent:
                              np.zeros(0), {}, outputs, gradients=True)
         features = self.features[name]
         facts = features.facts
-        stability = facts.get("stability") or [np.nan] * features.number
         return PageLayer(
             name, features.settings.get("layer", name), tuple(facts["grid"]),
             facts["first_pixel"], facts["stride"], features.number,
-            np.array(stability, dtype=float),
+            self._stability(features),
             {title: facts[key] for key, title in _FACTS.items() if facts.get(key) is not None},
             outputs, bool(facts.get("partial")), objects=self._read_objects(name),
             **self._read_examples(features))
+
+    def opening_layer(self) -> str:
+        """Return the layer that the page opens on: the layer with the largest object score, or
+        with the largest grid if no layer has a score."""
+        def rank(name: str) -> tuple[float, int]:
+            score = (self._read_objects(name) or {"score": [None]})["score"][0]
+            return (-1 if score is None or np.isnan(score) else score,
+                    math.prod(self.features[name].facts["grid"]))
+
+        return max(self.features, key=rank, default=INPUT)
+
+    @staticmethod
+    def _stability(features: LayerFeatures) -> np.ndarray:
+        return np.array(features.facts.get("stability") or [np.nan] * features.number, dtype=float)
 
     def _read_objects(self, layer: str) -> dict | None:
         """Read the objects that features respond to, as in ``PageLayer``; None if unknown."""
@@ -240,7 +259,9 @@ class AttributedAgent:
         return {
             "score": [names[key] for key in ("score", "score_low_95", "score_high_95",
                                              "score_chance")],
-            "names": [feature["name"] or "" for feature in names["features"]],
+            "names": [
+                "" if stability < MIN_STABILITY else feature["name"] or ""  # NaN: unknown
+                for feature, stability in zip(names["features"], self._stability(features))],
             "kinds": [table[table["feature"] == number].sort_values("auc", ascending=False).drop(
                 columns="feature").to_dict("records") for number in range(features.number)]}
 
@@ -319,7 +340,16 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
         _bookmarks(agent, advantages, calibration.is_off, failures, num_bookmarks),
         {name: {**dict(enumerate(features.facts.get("names", ()))), **labels.get(name, {})}
          for name, features in agent.features.items()},
-        failures, reports, agent.tolerance, agent.remembers)
+        failures, reports, agent.tolerance, agent.remembers,
+        {"layer": agent.layers.index(agent.opening_layer()),
+         **dict(zip(("trajectory", "step"), _first_failure(agent.steps, failures)))})
+
+
+def _first_failure(steps: Trajectories, failures: list[dict]) -> tuple[int, int]:
+    """Return trajectory and step of the first failure, or of the first frame if there is none."""
+    known = [tuple(place) for failure in failures for place in failure["steps"]]
+    ends = failed_ends(steps, len(steps))
+    return min(known or [steps.place(step) for step in ends.tolist()], default=(0, 0))
 
 
 def _describe(calibration: Calibration) -> dict:
@@ -386,30 +416,31 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
     best = functools.partial(best_of_episodes, steps=steps, most=most)
     spikes = value_spikes(steps)
     badge, warning = ("", "") if not is_off else (
-        " (unit uncertain)", " Values and rewards do not seem to have the same unit, so this list "
-        "may be wrong: export the page with another --reward_scale.")
+        " (unit uncertain)", " Values and rewards seem to have different units, so this list may "
+        "be wrong; export the page with another --reward_scale.")
     lists = [
-        (f"Unexpected failures{badge}", "The lowest advantages, one an episode: it went worse "
-         f"than expected.{warning}", best(-advantages), advantages),
-        (f"Unexpected successes{badge}", "The highest advantages, one an episode: it went better "
-         f"than expected.{warning}", best(advantages), advantages),
-        ("Value spikes", "The value stands out from that of the frames before and after it: "
-         "something was seen that was not there, or went away at once.", best(spikes), spikes),
+        (f"Unexpected failures{badge}", "The lowest advantages, one per episode: the return was "
+         f"lower than predicted.{warning}", best(-advantages), advantages),
+        (f"Unexpected successes{badge}", "The highest advantages, one per episode: the return was "
+         f"higher than predicted.{warning}", best(advantages), advantages),
+        ("Value spikes", "Frames whose value differs most from that of the frames before and after "
+         "them.", best(spikes), spikes),
         *((f"Failures: {failure['cause'].replace('_', ' ')}", _explain_cause(failure["cause"]),
            np.array([steps.bounds[trajectory] + step for trajectory, step in failure["steps"]]),
            None) for failure in failures),
         *([] if failures else [
-            ("Episodes without a reward", "Their last frames.", failed_ends(steps, most), None)])]
+            ("Episodes without a reward", "The last frames of these episodes.",
+             failed_ends(steps, most), None)])]
     if agent.features:
-        layer = [*agent.features][len(agent.features) // 2]  # the layer that the page shows first
+        layer = agent.opening_layer()
         output = agent.outputs_at(layer)[0]
         gaps, residuals = _errors(agent, layer, output)
         what = f"{title_of(output)} at {layer}"
         lists += [
-            ("Largest gaps", f"The attributions of {what} lack most to the change of the output, "
-             "as a share of it.", best(gaps), gaps),
-            ("Largest residual", f"The features leave most of {what} unexplained, as a share of "
-             "all |attribution|.", best(residuals), residuals)]
+            ("Largest completeness errors", f"Attributions of {what} differ most from the change "
+             "of the output from its baseline, relative to that change.", best(gaps), gaps),
+            ("Largest residuals", f"The residual has the largest share of |attribution| of {what}.",
+             best(residuals), residuals)]
     return [{"title": title, "why": why,
              "steps": [[*steps.place(step), None if scores is None else float(scores[step])]
                        for step in chosen.tolist()]}
@@ -418,8 +449,8 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
 
 def _explain_cause(cause: str) -> str:
     """Return the page's explanation of a cause of failure."""
-    return _WHY.get(cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played "
-                           "again in the real game, would not have ended these episodes.")
+    return _WHY.get(cause, "Replaying the last step in the real game without the "
+                           f"{cause.replace('_', ' ')} nearby does not end these episodes.")
 
 
 def _failures(agent: AttributedAgent) -> list[dict]:

@@ -41,7 +41,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 
-FORMAT = 3  # version that web/attribution/lib/data.js reads
+FORMAT = 4  # version that web/attribution/lib/data.js reads
 TILES = 16  # tiles along each side of a sheet
 STRIP_COLUMNS = slice(42, 44)  # columns of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # steps per line of a strip; WebP is limited to 16 383 pixels per side
@@ -202,6 +202,7 @@ class PageContent:
         reports: URL of each check's section in the report, relative to the page, by check.
         tolerance: accepted completeness error.
         remembers: whether the agent has a memory.
+        start: first view: numbers of the ``layer``, the ``trajectory`` and the ``step``.
     """
 
     experiment: str
@@ -219,6 +220,7 @@ class PageContent:
     reports: dict[str, str]
     tolerance: float
     remembers: bool
+    start: dict[str, int]
 
     def source(self, trajectory: int) -> tuple[PageAgent, int]:
         """Return a trajectory's agent, and the trajectory's number within this agent."""
@@ -298,7 +300,7 @@ def _manifest(content: PageContent, summaries: list[dict]) -> dict:
         "reports": content.reports,
         "labels": [[content.labels.get(layer.name, {}).get(feature, "")
                     for feature in range(layer.num_features)] for layer in content.layers],
-        "tolerance": content.tolerance, "remembers": content.remembers}
+        "tolerance": content.tolerance, "remembers": content.remembers, "start": content.start}
 
 
 def _write_attributions(folder: AttributionPageFolder, content: PageContent, layer: int,

@@ -90,7 +90,7 @@ def panel_content() -> PanelContent:
     def sample(number: int) -> Sample:
         own = np.random.default_rng([1, number])
         return (
-            moving(own, 7, NUM_STEPS),
+            moving(own, 7, NUM_STEPS), moving(own, 7, NUM_STEPS),
             {index: moving(own, 3, NUM_STEPS) for index in range(NUM_TYPES)},
             {index: own.normal(size=(NUM_STEPS, NUM_ICS)).astype(np.float32)
              for index in range(NUM_TYPES)})
@@ -102,7 +102,7 @@ def panel_content() -> PanelContent:
         **{name: rng.integers(0, NUM_ACTIONS, rows, dtype=np.uint8)
            for name in ("entered", "answers")}}
     return PanelContent(
-        "synthetic", (SampleSet("random", tuple(range(NUM_SAMPLES)), NUM_STEPS, None),),
+        "synthetic", "", "", (SampleSet("random", tuple(range(NUM_SAMPLES)), NUM_STEPS, None),),
         tuple(SaliencyType("value" if index == 0 else f"type_{index}", f"type {index}", (4,))
               for index in range(NUM_TYPES)),
         np.ones((NUM_SAMPLES, NUM_TYPES), dtype=bool), (FRAME, FRAME),
@@ -155,7 +155,8 @@ def attribution_content() -> PageContent:
     return PageContent(
         "synthetic", (SyntheticAgent(),), (0,) * NUM_TRAJECTORIES, "no game",
         (PageOutput("value", "value"),), layers, steps, advantages, unit, [],
-        {name: {} for name in GRIDS}, [], {}, 0.01, True)
+        {name: {} for name in GRIDS}, [], {}, 0.01, True,
+        {"layer": 0, "trajectory": 0, "step": 0})
 
 
 def measure_page(folder: PageFolder, unit: str) -> None:

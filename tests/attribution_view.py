@@ -16,6 +16,7 @@ MAP, UNITS = "block3", "embedder.relufc"
 VALUE, RIGHT = "value", "log-probability of anything right"
 GAMMA, LAMBDA = 0.999, 0.95
 WIDE = {"viewport": {"width": 1500, "height": 1100}}
+GAIN = 0.3  # if the address names none
 RES = NUM_FEATURES  # number of the residual
 DIM = 0.6  # of the frame behind an attribution
 
@@ -92,7 +93,7 @@ class Reference:
                  for number in range(len(self.steps.bounds) - 1)]
         return np.median(np.abs(np.concatenate(cells)[..., :-1].astype(float)).max(axis=(1, 2, 3)))
 
-    def picture(self, output, trajectory, step, kind, on=None, gain=1.0, smoothing=1.0,
+    def picture(self, output, trajectory, step, kind, on=None, gain=GAIN, smoothing=0.5,
                 overlay=True):
         cells = self.run.read("attributions", MAP, output, trajectory).cells[step]
         factor = gain / self.scale(output)

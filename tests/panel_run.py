@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
+from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutFolder, RolloutWriter
 from analysis.behaviours import BEHAVIOUR_FILES
 from common.files import save_json, sha256
 from common.step_results import StepResults
@@ -22,9 +22,10 @@ FRAME = 64
 NUM_EPISODES, BEHAVIOUR_SAMPLES = 7, 6
 UNALTERED, SWAPPED = "informed_init", "informed_init_swapped_<i>0<b>_to_\"1\"&amp;,#%"
 READ_AT = 2
+START = 34  # frame of its episode at which the first sample starts
 AGENT = "0" * 64  # its digest
 TYPES = ("value", "action", "hx_direction_1_ica", "value_without_env_grads")
-TITLES = ("value", "most likely action", "IC 1", "value, not through actions")
+TITLES = ("value", "most likely action", "IC 1", "value, without environment gradients")
 LACKING = (5, "action")  # a sample, and what it lacks
 BEHAVIOURS = np.array([2, -1, 0, 2, 2, 0])
 
@@ -55,12 +56,14 @@ class Run:
         samples: arrays of the two folders of samples, one below the other (13, 5, …).
         gradients: with respect to the hidden states by type; NaN where missing (13, 5, 4).
         recorded: independent coordinates of the recorded states (300, 3).
+        positions: of the player at these states, where they were recorded (300, 2).
     """
 
     folder: Path
     samples: SampleArrays
     gradients: dict[str, np.ndarray]
     recorded: np.ndarray
+    positions: np.ndarray | None
 
     @property
     def coordinates(self) -> np.ndarray:
@@ -73,8 +76,8 @@ class Run:
                 str(NUM_EPISODES), "--num_behaviour_samples", str(BEHAVIOUR_SAMPLES), *more]
 
 
-def write_run(folder: Path) -> Run:
-    """Write a run, always the same."""
+def write_run(folder: Path, with_recording: bool = False) -> Run:
+    """Write a run, always the same; with the recording in which the samples start, or without."""
     rng = np.random.default_rng(0)
     total = NUM_SAMPLES + NUM_SWAPPED
 
@@ -104,23 +107,28 @@ def write_run(folder: Path) -> Run:
         np.save(hidden.file(name), np.asarray(matrix, dtype=np.float32))
     save_json(hidden.settings_file, {"agent_sha256": AGENT})
     checksums = {path.name: sha256(path) for path in map(hidden.file, MATRICES)}
-    _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums)
+    positions = _record(folder) if with_recording else None
+    description = {"agent_file": "a.pth", "recording_sha256": RolloutFolder(
+        folder / "recording").sha256(), "data_dir": str(folder / "recording"), "data_recording": {
+        "env": {"env_name": "coinrun", "distribution_mode": "hard"}}} if with_recording else {}
+    _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums,
+                   description)
     _write_samples(folder / SWAPPED, range(NUM_SAMPLES, total), {"unaltered": UNALTERED}, samples,
-                   gradients, checksums)
+                   gradients, checksums, {})
     behaviours = StepResults(folder / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES,
                                   BEHAVIOUR_SAMPLES)
     behaviours.path.mkdir()
     np.save(behaviours.file("per_sample"), BEHAVIOURS)
     save_json(behaviours.settings_file, {"samples": str(folder / UNALTERED),
                                          "sample_numbers": list(range(BEHAVIOUR_SAMPLES))})
-    return Run(folder, samples, gradients, recorded)
+    return Run(folder, samples, gradients, recorded, positions)
 
 
-def record_positions(run: Run) -> np.ndarray:
-    """Add the recording of the recorded states, with positions of the player; returns them
-    (300, 2), those of an episode's last step repeated as figures do."""
-    hidden = hidden_state_results(run.folder / "hx_analysis_precomp", NUM_EPISODES)
-    writer = RolloutWriter(run.folder / "recording", {"positions": True})
+def _record(folder: Path) -> np.ndarray:
+    """Write the recording of the recorded states; returns positions of the player (300, 2), those
+    of an episode's last step repeated as figures do. Frames are blue, and greener with each step.
+    """
+    writer = RolloutWriter(folder / "recording", {"positions": True})
     rng, shown = np.random.default_rng(1), []
     for number, rows in enumerate(np.array_split(np.arange(NUM_RECORDED), NUM_EPISODES)):
         length = len(rows)
@@ -130,22 +138,26 @@ def record_positions(run: Run) -> np.ndarray:
         steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(length), "done": 0,
                               "reward": 0.0, "value": 0.0, "action": 0,
                               **dict(zip(POSITION_COLUMNS, positions.T))})
-        writer.add(number, EpisodeArrays(
-            np.zeros((length, FRAME, FRAME, 3), np.uint8), np.zeros((length + 1, 4), np.float32),
-            np.zeros((length, 15), np.float32), steps))
-    save_json(hidden.settings_file, {"agent_sha256": AGENT,
-                                     "data_dir": str(run.folder / "recording")})
+        frames = np.zeros((length, FRAME, FRAME, 3), np.uint8)
+        frames[..., 1], frames[..., 2] = 5 * np.arange(length)[:, None, None], 200
+        writer.add(number, EpisodeArrays(frames, np.zeros((length + 1, 4), np.float32),
+                                         np.zeros((length, 15), np.float32), steps))
+    writer.finish()
+    save_json(hidden_state_results(folder / "hx_analysis_precomp", NUM_EPISODES).settings_file,
+              {"agent_sha256": AGENT, "data_dir": str(folder / "recording")})
     return np.array(shown)
 
 
 def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,
-                   gradients: dict[str, np.ndarray], checksums: dict[str, str]) -> None:
-    writer = open_samples(path, {"swap": swap, "agent_sha256": AGENT})
+                   gradients: dict[str, np.ndarray], checksums: dict[str, str],
+                   description: dict) -> None:
+    writer = open_samples(path, {"swap": swap, "agent_sha256": AGENT, **description})
     saliency = SaliencyFolder(path)
     for number, place in enumerate(chosen):
         writer.add(number, SampleArrays(*(getattr(samples, field.name)[place] for field in
                                           dataclasses.fields(SampleArrays))),
-                   SampleOrigin(number))
+                   SampleOrigin(number, number, number % NUM_EPISODES, START + number)
+                   if description else SampleOrigin(number))
         for index, name in enumerate(TYPES):
             of_states = gradients[name][place]
             if np.isnan(of_states).any():

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import io
+import itertools
 import re
 from urllib.parse import urlencode
 
@@ -35,6 +36,7 @@ from maze.level.state import MazeState, as_played, draw, stock_state
 from maze.studies.vectors import VECTOR_KINDS, level_vectors
 from tools.browser import SHOWN, opened_page
 
+COUNTER = itertools.count()
 LAYER = "embedder.block2.res1.resadd"
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
@@ -51,12 +53,20 @@ def exported(maze_export):
                     {name: load_agent(file) for name, file in maze_export.run.items()})
 
 
-@pytest.fixture
-def page(browser, exported):
+@pytest.fixture(scope="module")
+def opened_once(browser, exported):
     with opened_page(browser, exported.folder.page_file.as_uri(),
                      viewport={"width": 1400, "height": 1000}, color_scheme="light",
-                     accept_downloads=True) as opened:
-        yield opened
+                     accept_downloads=True) as page:
+        yield page
+
+
+@pytest.fixture
+def page(opened_once, fork):
+    """The module's page, at a new view of a fork."""
+    show(opened_once, fragment(fork, unused=next(COUNTER)))
+    opened_once.evaluate("document.activeElement.blur()")
+    return opened_once
 
 
 def fragment(state, agent=NAME, patches=(), **more) -> str:
@@ -129,7 +139,7 @@ def text_of(page) -> str:
 
 
 def open_text(page) -> None:
-    page.get_by_text("As text", exact=True).click()
+    page.locator("details", has_text="As text").evaluate("each => { each.open = true }")
 
 
 def at_square(page, state, square) -> tuple[float, float]:
@@ -573,8 +583,8 @@ def test_both_walks_use_the_same_random_numbers(page, fork):
     page.get_by_role("button", name="New seed").click()
     assert walk_of(page, "original") != walk
     page.keyboard.press("Home")
-    page.get_by_role("spinbutton", name="steps a second").fill("60")
-    page.get_by_role("spinbutton", name="steps a second").press("Enter")
+    page.get_by_role("spinbutton", name="steps per second").fill("60")
+    page.get_by_role("spinbutton", name="steps per second").press("Enter")
     page.get_by_role("button", name="play", exact=True).click()
     page.wait_for_function("Number(document.querySelector('.step b').textContent) > 3")
     page.get_by_role("button", name="Reset").click()
@@ -582,10 +592,12 @@ def test_both_walks_use_the_same_random_numbers(page, fork):
 
 
 @needs_browser
-def test_the_page_opens_where_the_cheese_vector_changes_most(page, exported):
+def test_the_page_opens_where_the_cheese_vector_changes_most(browser, exported):
     start = read_script(exported.folder.data_file("manifest"))["start"]
-    page.wait_for_selector(".exact")
-    assert page.get_by_role("combobox", name="Level seed").input_value() == start["level"]
+    with opened_page(browser, exported.folder.page_file.as_uri()) as page:
+        page.wait_for_selector(".exact")
+        assert page.get_by_role("combobox", name="Level seed").input_value() == start["level"]
+        shown = [forecast_of(page, arm)[0] / 100 for arm in ("original", "patched")]
     changes, policy = {}, exported.policies[NAME]
     for seed in range(MAZE_SEEDS):
         state = stock_state("easy", seed)
@@ -599,7 +611,6 @@ def test_the_page_opens_where_the_cheese_vector_changes_most(page, exported):
             found.append(float(Chain.of(fields).reaching([state.grid.cheese])[0]))
         changes[str(seed)] = found
     assert start["level"] == max(changes, key=lambda name: abs(np.diff(changes[name])[0]))
-    shown = [forecast_of(page, arm)[0] / 100 for arm in ("original", "patched")]
     np.testing.assert_allclose(shown, changes[start["level"]], atol=6e-4)
 
 

@@ -27,16 +27,12 @@ class Site:
         fragment: view that has many of the page's parts.
         extend: names of buttons that add further parts.
         another: fragment of a view that needs other data.
-        narrowest: width in pixels at which it does not scroll sideways.
-        details_fit_a_phone: whether this holds with all of its details opened.
     """
 
     page_file: Path
     fragment: str
     extend: tuple[str, ...]
     another: str
-    narrowest: int = 360
-    details_fit_a_phone: bool = False
 
     @property
     def address(self) -> str:
@@ -47,13 +43,12 @@ class Site:
 def site(request):
     page_file = request.getfixturevalue(f"{request.param}_export").page_file
     return {"panel": Site(page_file, "sample=informed_init/1&beside=informed_init/2&step=2",
-                          ("Add a filter",), "sample=informed_init/4&step=1",
-                          details_fit_a_phone=True),
+                          ("Add a filter",), "sample=informed_init/4&step=1"),
             "maze": Site(page_file, "patch=zero%40embedder.block2.res1.resadd%3A3",
                          ("+ Cheese vector", "+ Set a channel at a square", "Channel"),
                          "level=5"),
             "attribution": Site(page_file, "layer=block3&row=value&beside=2", ("Add a row",),
-                                "layer=block3&trajectory=2&frame=3", narrowest=400)}[request.param]
+                                "layer=block3&trajectory=2&frame=3")}[request.param]
 
 
 @pytest.fixture
@@ -153,21 +148,22 @@ def test_typing_in_a_field_moves_nothing(page):
     assert page.locator("main").evaluate("(each) => each.innerText") == before
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(0, "light"), (768, "dark"), (1500, "light")])
-def test_pages_do_not_scroll_sideways(browser, site, width, scheme):
-    width = width or site.narrowest
-    with opened_page(browser, site.address, viewport={"width": width, "height": 740},
-                     color_scheme=scheme, has_touch=True) as page:
+def test_pages_do_not_scroll_sideways(browser, site):
+    with opened_page(browser, site.address, has_touch=True) as page:
         extend(page, site)
-        if width > 500 or site.details_fit_a_phone:
-            page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        outside = page.evaluate("""(width) => [...document.querySelectorAll(
-            'button, select, input, textarea, canvas')].filter((each) => {
-                const box = each.getBoundingClientRect()
-                return each.checkVisibility() && (box.right > width + 1 || box.left < -1)
-            }).map((each) => each.outerHTML)""", width)
-        assert not outside
+        for width in (360, 375, 499, 768, 1024, 1500):
+            page.set_viewport_size({"width": width, "height": 740})
+            page.wait_for_timeout(100)
+            for is_open in (False, True):
+                page.locator("details").evaluate_all(
+                    "(all, to) => all.forEach(each => { each.open = to })", is_open)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                outside = page.evaluate("""(width) => [...document.querySelectorAll(
+                    'button, select, input, textarea, canvas')].filter((each) => {
+                        const box = each.getBoundingClientRect()
+                        return each.checkVisibility() && (box.right > width + 1 || box.left < -1)
+                    }).map((each) => each.outerHTML)""", width)
+                assert not outside, width
         small = page.evaluate("""() => [...document.querySelectorAll('button, select')].filter(
             (each) => each.checkVisibility() && each.getBoundingClientRect().height < 24).map(
             (each) => each.outerHTML)""")
@@ -211,6 +207,14 @@ def test_light_and_dark_have_contrast_and_follow_the_system(browser, site, schem
             return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
         }).map((each) => each.outerHTML)""")
         assert not moving  # only what is played moves
+        theme = page.get_by_role("combobox", name="Theme")
+        surface = "getComputedStyle(document.body).backgroundColor"
+        theme.select_option("light" if scheme == "dark" else "dark")
+        page.reload()
+        page.wait_for_selector(SHOWN)
+        chosen = page.evaluate(surface)
+        theme.select_option("auto")
+        assert page.evaluate(surface) == background != chosen
 
 
 def test_a_damaged_manifest_is_named(browser, site, tmp_path):

@@ -22,7 +22,6 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
-    record_positions,
     saliency_folder,
     write_run,
 )
@@ -105,7 +104,9 @@ def test_pictures_are_the_steps_from_left_to_right(exported):
     for sample in range(TOTAL):
         pictures = content(folder, f"pictures_{sample:05d}")
         strip = np.concatenate(list(run.samples.frames[sample]), axis=1)
-        found = picture_of(pictures["frames"])
+        frames = content(folder, f"frames_{sample:05d}")
+        found = picture_of(frames["frames"])
+        assert frames["recorded"] is None  # the samples name no recording
         assert found.shape == strip.shape
         assert np.abs(found.astype(int) - strip).mean() < 3
         lacks = [1] if sample == LACKING[0] else [1, 2, 3] if sample >= NUM_SAMPLES else []
@@ -140,7 +141,8 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
     names = {path.name for path in folder.data_file("").parent.iterdir()}
     assert names == {"manifest.js", "steps.js", "recorded.js",
                      *(f"gradients_{i:02d}.js" for i in range(len(TYPES))),
-                     *(f"pictures_{i:05d}.js" for i in range(TOTAL))}
+                     *(f"{kind}_{i:05d}.js" for i in range(TOTAL) for kind in ("frames",
+                                                                               "pictures"))}
     for path in PanelFolder.built().iterdir():
         assert (folder.path / path.name).read_bytes() == path.read_bytes()
     settings = json.loads((folder.path / SETTINGS_NAME).read_text())
@@ -148,8 +150,8 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
 
 
 def test_recorded_states_are_evenly_spaced_and_have_their_positions(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    positions = record_positions(run)
+    run = write_run(tmp_path / "run", with_recording=True)
+    positions = run.positions
     output = PanelFolder(tmp_path / "panel")
     flags = run.arguments("--output_dir", str(output.path), "--max_states", "4")
     assert export_panel.main(flags) == 0

@@ -4,7 +4,7 @@
 // and features are counted from 1, as on the page; 0 is the residual.
 
 import { numberOf } from '../../shared/lib/address.js'
-import { PALETTES, SIGNS } from './paint.js'
+import { GAIN, PALETTES, SIGNS, SMOOTHING } from './paint.js'
 
 const CHARTS = ['waterfall', 'bars']
 const outputNamed = (manifest, name) => manifest.outputs.findIndex((each) => each.name === name)
@@ -26,7 +26,7 @@ export function write(view, manifest) {
   text.set('trajectory', view.trajectory + 1)
   text.set('frame', view.step + 1)
   for (const output of view.rows) text.append('row', manifest.outputs[output].name)
-  for (const [key, start] of [['gain', 1], ['smoothing', 1], ['sign', 'two'], ['chart', 'waterfall'],
+  for (const [key, start] of [['gain', GAIN], ['smoothing', SMOOTHING], ['sign', 'two'], ['chart', 'waterfall'],
     ['palette', 'hues'], ['window', 256], ['speed', 12]]) {
     if (view[key] !== start) text.set(key, view[key])
   }
@@ -57,8 +57,8 @@ export function read(fragment, start, { manifest }) {
   }
   const rows = text.getAll('row').map((name) => outputNamed(manifest, name)).filter((each) => each >= 0)
   view.rows = rows.length ? rows.slice(0, 8) : start.rows
-  view.gain = between(text.get('gain'), 0.1, 10) ?? 1
-  view.smoothing = between(text.get('smoothing'), 0, 3) ?? 1
+  view.gain = between(text.get('gain'), 0.1, 10) ?? GAIN
+  view.smoothing = between(text.get('smoothing'), 0, 3) ?? SMOOTHING
   view.sign = Object.hasOwn(SIGNS, text.get('sign')) ? text.get('sign') : 'two'
   view.chart = CHARTS.includes(text.get('chart')) ? text.get('chart') : 'waterfall'
   view.palette = Object.hasOwn(PALETTES, text.get('palette')) ? text.get('palette') : 'hues'

@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load, unpacked } from '../../shared/lib/data.js'
 
-export const FORMAT = 3
+export const FORMAT = 4
 
 const picture = (letters) => createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 const digits = (number, many) => String(number).padStart(many, '0')

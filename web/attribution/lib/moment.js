@@ -46,7 +46,7 @@ export function sentence(page) {
   const { reward, isNew } = arrivedWith(page)
   const end = endOf(page)
   return `${page.trajectoryName(view.trajectory)}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
-    + `${reward ? `reward ${rounded(reward)}, ` : ''}next action ${manifest.actions[taken].name} `
+    + `${reward ? `reward ${rounded(reward)}, ` : ''}action ${manifest.actions[taken].name} `
     + `(${Math.round(probabilities[taken] * 100)} %), value ${shown(steps.value[row])}, `
     + `advantage ${shown(steps.advantage[row])}`
     + (end === null ? '' : end.cause === null ? ', the episode ends' : `, the episode fails: ${end.cause}`)

@@ -7,7 +7,7 @@ import { published, read as readAddress, write as writeAddress } from './address
 import {
   attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, memoryName, observationsName, read
 } from './data.js'
-import { cellsOfPixels, kernel, palette } from './paint.js'
+import { cellsOfPixels, GAIN, kernel, palette, SMOOTHING } from './paint.js'
 import { Place } from './place.js'
 
 const MOST_BYTES = 50e6 // of decoded files that are kept
@@ -19,7 +19,7 @@ export class AttributionPage {
   strips = $state.raw(null)
   error = $state('')
   problem = $state('') // of a file that did not arrive
-  view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: 1, smoothing: 1, sign: 'two',
+  view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: GAIN, smoothing: SMOOTHING, sign: 'two',
     overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
     window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0, sameLevel: false })
   playing = $state(false)
@@ -80,7 +80,7 @@ export class AttributionPage {
     return found - from
   }
 
-  /** Show another trajectory beside; null for none. */
+  /** Compare with another trajectory; null for none. */
   chooseBeside(trajectory) {
     this.view.beside = trajectory
     const { agent_of: agentOf } = this.manifest
@@ -108,21 +108,23 @@ export class AttributionPage {
     try {
       this.manifest = await loadManifest(FORMAT)
       this.labels = this.manifest.labels.map((names) => [...names])
-      const { layers } = this.manifest
-      const own = layers.filter(({ gradients }) => !gradients)
-      this.view.layer = layers.length - own.length + Math.floor(own.length / 2)
-      if (!own.length) this.view.layer = 0
+      Object.assign(this.view, this.manifest.start)
       this.view.rows = [this.layer.outputs[0]]
       const brought = this.#address.brought()
       if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
       else this.#show(published(location.search, $state.snapshot(this.view), this))
-      document.title = `${this.manifest.experiment} · AttributionPage`
+      document.title = this.title
       const [steps, strips] = await Promise.all([loadSteps(), loadStrips()])
       this.steps = steps
       this.strips = strips
     } catch (error) {
       this.error = error.message
     }
+  }
+
+  get title() {
+    const { agents, game, experiment } = this.manifest
+    return `${agents.join(' and ')} · ${game} · attribution · ${experiment}`
   }
 
   #show(view) {
@@ -261,7 +263,7 @@ export class AttributionPage {
     this.view.marks = marks.some(same) ? marks.filter((each) => !same(each)) : [...marks, here]
   }
 
-  /** The kind of object that a feature is called by; '' for none. */
+  /** The kind of object that a feature is named after; '' for none. */
   objectName(feature) {
     return this.layer.objects?.names[feature].replaceAll('_', ' ') ?? ''
   }

@@ -6,9 +6,11 @@
 const ANCHORS = [[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]
 // Okabe and Ito's colours for those who do not see all hues, without black.
 const APART = ['e69f00', '56b4e9', '009e73', 'f0e442', '0072b2', 'd55e00', 'cc79a7', '999999']
+// Defaults that keep all but the strongest cells of an ordinary frame dark.
+export const [GAIN, SMOOTHING] = [0.3, 0.5]
 const RADIUS = 7 // cells that smoothing reaches
-export const PALETTES = { hues: 'hues', apart: 'colour-blind' }
-export const SIGNS = { two: 'positive and negative', combined: 'combined', signed: 'red and blue' }
+export const PALETTES = { hues: 'hues', apart: 'colour-blind safe' }
+export const SIGNS = { two: 'positive and negative', combined: 'absolute', signed: 'signed (blue +, red −)' }
 const RAISES = [0.08, 0.24, 1]
 const LOWERS = [0.88, 0.13, 0.04]
 

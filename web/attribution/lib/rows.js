@@ -2,14 +2,14 @@
 
 import { barRange, drawBars, drawWaterfall, totalsAt, waterfallLevels, waterfallRange } from './scene.js'
 
-/** Titles and explanations of the pictures. */
+/** Titles and explanations of the images. */
 export const PICTURES = {
-  positive: ['Raises it', 'Where the frame raises the output, in the colours of the features that do. Brightness is on one scale for all frames of this layer and output.'],
-  negative: ['Lowers it', 'Where the frame lowers the output, in the colours of the features that do. Brightness is on one scale for all frames of this layer and output.'],
-  combined: ['Raises or lowers it', 'Where the frame raises or lowers the output, in the colours of the features that do.'],
-  active: ['Where they are active', 'Where the features are active, whatever that does to an output.'],
-  signed: ['Blue raises, red lowers', 'The sum of the chosen features: blue where it raises the output, red where it lowers it.'],
-  gradient: ['Brighter: blue raises, red lowers', 'How the output changes when a pixel gets a little brighter: blue if it rises, red if it falls. This is the gradient, and no attribution: it starts from no baseline and adds up to nothing.']
+  positive: ['Positive attribution', 'Where the frame raises the output, in the colours of the responsible features. All frames of this layer and output share one brightness scale.'],
+  negative: ['Negative attribution', 'Where the frame lowers the output, in the colours of the responsible features. All frames of this layer and output share one brightness scale.'],
+  combined: ['Absolute attribution', 'Where the frame raises or lowers the output, in the colours of the responsible features.'],
+  active: ['Activation', 'Where the features are active, whatever their effect on the output.'],
+  signed: ['Signed attribution', 'The sum over the selected features: blue where it raises the output, red where it lowers it.'],
+  gradient: ['Gradient', 'Derivative of the output with respect to a pixel\'s brightness: blue if brightening raises the output, red if it lowers it. Plain gradients have no baseline and no completeness check.']
 }
 
 /** Whether an output is its baseline and what the features add. */

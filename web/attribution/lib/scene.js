@@ -71,7 +71,7 @@ export function barRange(totals, count) {
   return top > bottom ? [bottom, top] : [-1, 1]
 }
 
-const ORDINARY = 0.98 // of the frames of a trajectory fit into the chart of a waterfall
+const ORDINARY = 0.8 // share of a trajectory's frames that fit into the waterfall's axis
 
 /**
  * Levels of a waterfall in a trajectory, from baseline to output: lowest and highest of each step, and
@@ -144,15 +144,15 @@ function bar(ctx, x, w, from, to, fill, colours, dashed) {
   ctx.setLineDash([])
 }
 
-function under(ctx, text, middle, bottom, colours, bold) {
+function under(ctx, text, middle, bottom, colours, bold, room = 60) {
   ctx.fillStyle = bold ? colours.ink : colours.muted
   ctx.font = `${bold ? 'bold ' : ''}11px ${FONT}`
   ctx.textAlign = 'center'
   ctx.textBaseline = 'top'
-  ctx.fillText(text, middle, bottom + 4)
+  ctx.fillText(text, middle, bottom + 4, room)
 }
 
-/** A bar a feature and one for the residual. */
+/** One bar per feature and one for the residual. */
 export function drawBars(ctx, box, totals, range, on, features, colours) {
   const sy = axis(ctx, box, range, colours)
   const width = (box.w - LEFT) / totals.length
@@ -178,7 +178,7 @@ export function drawWaterfall(ctx, box, { baseline, totals, output }, range, on,
     ctx.strokeStyle = colours.ink
     ctx.lineWidth = 2.5
     line(ctx, place(k) - width * 0.42, sy(level), place(k) + width * 0.42, sy(level))
-    under(ctx, text, place(k), bottom, colours, true)
+    under(ctx, text, place(k), bottom, colours, true, width - 3)
   }
   stop(0, baseline, 'G(0)')
   let level = baseline
@@ -192,7 +192,7 @@ export function drawWaterfall(ctx, box, { baseline, totals, output }, range, on,
       last ? colours.surface : css(features[f]), colours, last)
     ctx.globalAlpha = 1
     level += total
-    under(ctx, last ? 'res.' : f + 1, place(f + 1), bottom, colours, on[f])
+    under(ctx, last ? 'res.' : f + 1, place(f + 1), bottom, colours, on[f], width - 3)
   })
   ctx.strokeStyle = colours.muted
   ctx.lineWidth = 0.75
@@ -283,7 +283,7 @@ function drawCurve(ctx, { x, y, w, h }, curve, { from, to, at, pixels }, data, c
     ctx.font = `11px ${FONT}`
     ctx.textAlign = 'left'
     ctx.textBaseline = 'top'
-    ctx.fillText(`${title}: not there for this layer, or still loading`, x + 4, y)
+    ctx.fillText(`${title}: not available for this layer, or still loading`, x + 4, y)
     return
   }
   const [low, high] = curve.range

@@ -2,9 +2,9 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 2
+export const FORMAT = 3
 
-/** A strip of pictures. It comes from the script's own bytes, so that canvases stay exportable. */
+/** A strip of images. It is made from the script's own bytes, so that canvases can be exported. */
 async function strip(letters) {
   return createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 }
@@ -16,31 +16,27 @@ export const loadSteps = async () => arrays(await load('steps'))
 export const loadRecorded = async () => arrays(await load('recorded'))
 export const loadGradients = async (type) => arrays(await load(`gradients_${two(type)}`)).gradients
 
-const KEPT = 24 // samples whose pictures stay in memory
+const KEPT = { frames: 80, pictures: 24 } // samples whose images stay in memory
 
-/** The pictures of samples; strips are decoded when they are first asked for. */
+/** The images of samples; strips are decoded when they are first requested. */
 export class Pictures {
-  #samples = new Map()
+  #files = { frames: new Map(), pictures: new Map() }
 
-  /** {frames, saliency(type)}: promises of strips, null where the sample lacks the type. */
-  of(sample) {
-    let found = this.#samples.get(sample)
-    if (found) this.#samples.delete(sample) // and comes last again
-    else {
-      const content = load(`pictures_${five(sample)}`)
-      const strips = new Map()
-      const once = (key, letters) => {
-        if (!strips.has(key)) strips.set(key, letters === null ? null : strip(letters))
-        return strips.get(key)
-      }
-      found = {
-        frames: async () => once('frames', (await content).frames),
-        saliency: async (type) => once(type, (await content).saliency[type])
-      }
-      content.catch(() => this.#samples.delete(sample))
-    }
-    this.#samples.set(sample, found)
-    if (this.#samples.size > KEPT) this.#samples.delete(this.#samples.keys().next().value)
-    return found
+  /** A promise of a strip, or of null where the sample lacks it. */
+  async #strip(kind, sample, pick) {
+    const files = this.#files[kind]
+    const file = files.get(sample) ?? { content: load(`${kind}_${five(sample)}`), strips: new Map() }
+    files.delete(sample) // and comes last again
+    files.set(sample, file)
+    if (files.size > KEPT[kind]) files.delete(files.keys().next().value)
+    file.content.catch(() => files.delete(sample))
+    const letters = pick(await file.content)
+    if (!letters) return null
+    if (!file.strips.has(letters)) file.strips.set(letters, strip(letters))
+    return file.strips.get(letters)
   }
+
+  frames = (sample) => this.#strip('frames', sample, ({ frames }) => frames)
+  recorded = (sample) => this.#strip('frames', sample, ({ recorded }) => recorded)
+  saliency = (sample, type) => this.#strip('pictures', sample, ({ saliency }) => saliency[type])
 }

@@ -4,7 +4,8 @@
  * The samples in which a coordinate is highest, nearest to the median, and lowest.
  *
  * At a step, its value there counts; without one a sample's largest, median and smallest value.
- * Returns {high, middle, low}: lists of {sample, step, value}, the most extreme first.
+ * Returns {high, middle, low}: lists of {sample, step, value}, the most extreme first, of at most `most`
+ * samples and a third of all.
  */
 export function extremes(samples, coordinates, width, ic, chosen, step, most) {
   const places = []
@@ -24,7 +25,7 @@ export function extremes(samples, coordinates, width, ic, chosen, step, most) {
   const half = sorted.length >> 1
   const median = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2
   const first = (list, distance) => list.toSorted(
-    (a, b) => distance(a) - distance(b) || a.sample - b.sample).slice(0, most)
+    (a, b) => distance(a) - distance(b) || a.sample - b.sample).slice(0, Math.min(most, Math.ceil(places.length / 3)))
   return {
     high: first(places.map((here) => here.at(-1)), ({ value }) => -value),
     middle: first(middles, ({ value }) => Math.abs(value - median)),

@@ -42,6 +42,11 @@ export class Panel {
     return this.#theme.colours
   }
 
+  get title() {
+    const { agent, game, experiment } = this.manifest
+    return [agent, game, 'imagined episodes', experiment].filter(Boolean).join(' · ')
+  }
+
   async load() {
     try {
       this.manifest = await loadManifest(FORMAT)
@@ -49,11 +54,11 @@ export class Panel {
       const types = this.manifest.saliency
       const value = types.findIndex(({ name }) => name === 'value')
       const type = types.length ? Math.max(value, 0) : null
-      this.#start = { ...this.view, y: Math.min(1, this.manifest.num_ics - 1), type,
+      this.#start = { ...this.view, sample: this.manifest.start, y: Math.min(1, this.manifest.num_ics - 1), type,
         at: type === null ? null : types[type].steps[0] ?? null }
       this.view = this.#start
       this.fromAddress()
-      document.title = this.manifest.experiment
+      document.title = this.title
       this.steps = await loadSteps()
       const { coordinates, ...positions } = await loadRecorded()
       this.recorded = coordinates

@@ -66,9 +66,20 @@ export function drawObservation(ctx, box, strips, panel, step) {
   else drawMessage(ctx, box, strips.problem || 'loading…', panel.colours)
 }
 
+export function drawRecorded(ctx, box, strips, panel, step) {
+  if (step < strips.recorded.width / panel.manifest.frame[1]) drawPicture(ctx, box, strips.recorded, step, panel.manifest.frame)
+  else drawMessage(ctx, box, 'The recorded episode has ended.', panel.colours)
+}
+
 export function drawSaliency(ctx, box, strips, panel, sample, step) {
-  if (strips.saliency) drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
-  else drawMessage(ctx, box, withoutSaliency(panel, sample) || strips.problem || 'loading…', panel.colours)
+  if (strips.saliency) {
+    drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
+    const { steps } = panel.type
+    if (!steps.length || step <= Math.max(...steps)) return
+    ctx.fillStyle = panel.colours.surface
+    ctx.fillRect(box.x, box.y + box.h - 24, box.w, 24)
+    drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, 'after the read-out: no effect', panel.colours)
+  } else drawMessage(ctx, box, withoutSaliency(panel, sample) || strips.problem || 'loading…', panel.colours)
 }
 
 /** Why a sample has no saliency to show; empty if it has. */

@@ -203,24 +203,26 @@ export function drawGradientKey(ctx, { x, y, w, h }, full, colours) {
 }
 
 const THUMBNAIL = 60
-const BELOW_THUMBNAILS = 62
+const BELOW_THUMBNAILS = 56
 const thumbnailSize = (width, columns) => Math.min(width / columns - 4, THUMBNAIL)
 
-/** How high a timeline of this width is. */
-export const timelineHeight = (width, columns) =>
-  Math.round(2 * thumbnailSize(width, columns) + BELOW_THUMBNAILS)
+/** How high a timeline of this width is with so many strips. */
+export const timelineHeight = (width, columns, strips) =>
+  Math.round(strips * (thumbnailSize(width, columns) + 3) + BELOW_THUMBNAILS)
 
-/** All steps of a sample: frames, saliency, value, and marks of rewards and the end. */
+/** All steps of a sample: strips of images, value, and marks of rewards and the end. */
 export function drawTimeline(ctx, { x, y, w, h }, data, colours) {
-  const { strip, saliency, frame, length, columns, current, readAt, values, rewards, terminals } = data
+  const { strips, frame, length, columns, current, readAt, values, rewards, terminals } = data
   const width = w / columns
   const size = thumbnailSize(w, columns)
   for (let t = 0; t < length; t++) {
     const left = x + t * width + (width - size) / 2
-    if (strip) drawPicture(ctx, { x: left, y: y + 3, w: size, h: size }, strip, t, frame)
-    if (saliency) drawPicture(ctx, { x: left, y: y + size + 6, w: size, h: size }, saliency, t, frame)
+    strips.forEach((strip, row) => {
+      if (!strip || t * frame[1] >= strip.width) return
+      drawPicture(ctx, { x: left, y: y + 3 + row * (size + 3), w: size, h: size }, strip, t, frame)
+    })
   }
-  const top = y + 2 * size + 24
+  const top = y + strips.length * (size + 3) + 18
   const bottom = y + h - 7
   const low = Math.min(...values)
   const high = Math.max(...values)
