@@ -77,8 +77,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"without behaviours: there is no file {results.file('per_sample')}")
         behaviours = None
     begin = time.perf_counter()
+    recordings = find_recordings(folders, args.data_dir)
     content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states,
-                     find_recordings(folders, args.data_dir))
+                     recordings)
     lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
           "samples lack some", flush=True)
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
             "num_episodes": hidden.number, "hidden_states": hidden.settings(),
             "behaviours": behaviours.settings() if behaviours else None,
             "saliency_types": [of_type.name for of_type in content.types],
-            "max_states": args.max_states}) as temporary:
+            "recorded_frames": sorted(recordings), "max_states": args.max_states}) as temporary:
         write_panel(temporary, content)
     print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")

@@ -383,12 +383,11 @@ class _Builder:
         return [Stage(
             "panel", "export_panel",
             ("--exp_name", self._exp_name, *self._set, *self._analyses,
-             "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
+             "--generated_data_dir", f"{OUTPUT}/samples", "--data_dir", f"{OUTPUT}/rollouts/data",
+             "--num_behaviour_samples", str(number)),
             (f"{FOLDERS.panel}/**/*.*",),
             number_of(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
-            needs={"record": ("rollouts/data/recording.json", "rollouts/data/idx_to_episode.csv",
-                              "rollouts/data/data_gen_model_*.csv"), **SIMULATED, **DIRECTIONS,
-                   **BEHAVIOURS, "saliency": DATA_OF_MAPS,
+            needs={**ROLLOUTS, **SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS,
                    "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
             clears=(str(FOLDERS.panel),), continued=from_start)]

@@ -75,7 +75,8 @@ def opened(browser, folder):
 @pytest.fixture
 def page(opened):
     """The module's page, at a new view of the map's layer."""
-    show(opened, f"layer={MAP}&row=value&unused={next(COUNTER)}")
+    opened.keyboard.press("Escape")
+    show(opened, f"trajectory=1&frame=1&row=value&unused={next(COUNTER)}")
     opened.mouse.move(700, 5)
     return opened
 
@@ -219,6 +220,7 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
     fragment = parse_qs(urlsplit(page.url).fragment)
     assert (fragment["beside"], fragment["ahead"]) == (["2"], ["4"])
     strips = page.locator(".strip")
+    strips.nth(1).scroll_into_view_if_needed()
     box = strips.nth(1).bounding_box()
     page.mouse.click(box["x"] + box["width"] * 30.5 / NUM_STEPS, box["y"] + 20)  # of the second
     assert said(page) == (1, 27)
@@ -367,7 +369,7 @@ def test_a_picture_of_all_rows_holds_what_is_shown(page, reference, tmp_path):
 
 def test_a_video_goes_through_the_frames(page, reference, tmp_path):
     show(page, f"trajectory=2&frame={NUM_STEPS - 5}&row=value&row=activations&speed=8")
-    frames = page.get_by_role("spinbutton", name="Frames of the video")
+    frames = page.get_by_role("spinbutton", name="Frames in the video")
     assert frames.input_value() == "6"
     frames.fill("4")
     frames.press("Enter")
@@ -788,7 +790,7 @@ def test_names_are_saved_and_come_back(page, run, tmp_path):
 
 
 def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
-    show(page, f"layer={UNITS}&row=value&row=log_prob_any_right")
+    show(page, f"layer={UNITS}&trajectory=1&row=value&row=log_prob_any_right")
     assert row(page).locator("canvas").count() == 1
     found = run.read("attributions", UNITS, "value", 0)
     np.testing.assert_allclose(

@@ -414,6 +414,7 @@ def test_hostile_names_are_text(browser, page, exported):
 @needs_browser
 def test_mistakes_get_the_sentences_of_python(page, exported, fork):
     open_text(page)
+    page.wait_for_timeout(250)  # until the address holds the view
     for rows in (["M.x", "...", "..C"], ["M..", "....", "..C"], ["M..", "..C"], ["..", ".M"],
                  ["m..", "...", "..."], ["...", ".C.", "..."], ["M..", ".M.", "..C"],
                  ["M" + 16 * "."] + 16 * [17 * "."]):

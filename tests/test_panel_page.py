@@ -242,6 +242,7 @@ def test_a_step_is_spoken_but_not_while_playing(page):
     assert spoken.inner_text().startswith(f"{UNALTERED}/0, step 1: agent's action ")
     page.get_by_role("button", name="play").click()
     assert spoken.inner_text() == ""
+    page.get_by_role("button", name="pause").click()
 
 
 def test_saliency_types(page, run):
@@ -382,10 +383,10 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
         recorded = opened.get_by_role("img", name="Recorded frame")
         for sample, step in ((0, 0), (2, 3), (8, 0), (8, 4)):
             go(opened, f"sample={UNALTERED}/{sample}&step={step}")
-            at = START + sample + step  # episodes have 42 or 43 frames
+            at = START + sample + step  # of an episode of 43 frames
             shown = recorded.evaluate("""(canvas) => [...canvas.getContext('2d').getImageData(
                 canvas.width / 2, canvas.height / 4, 1, 1).data].slice(0, 3)""")
-            expected = [0, 5 * at, 200] if at < 42 else [255, 255, 255]  # it has ended
+            expected = [0, 5 * at, 200] if at < 43 else [0, 0, 0]  # nothing, as it has ended
             assert shown == pytest.approx(expected, abs=8), (sample, step)
         go(opened, f"sample={SWAPPED}/0&step=0")
         assert recorded.count() == 0  # its folder names no recording
