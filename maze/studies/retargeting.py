@@ -56,7 +56,8 @@ RETARGETING_FILES = Schema(  # results of an arm are kept when another arm is ru
     "retargeted mazes", "python -m maze.retargeting", items={
         "levels": Entry("{}/levels/{}.csv", Table(TARGET_COLUMNS, exact=True, whole=True)),
         "controls": Entry("{}/controls/{}.csv", Table(CONTROL_COLUMNS, exact=True, whole=True)),
-        "parts": Entry("{}/parts.csv", Table(PART_COLUMNS, ("low_95", "high_95", "ratio"), exact=True)),
+        "parts": Entry("{}/parts.csv",
+                       Table(PART_COLUMNS, ("low_95", "high_95", "ratio"), exact=True)),
         "effects": Entry("{}/effects.csv", Table(JUDGED_COLUMNS, (), exact=True)),
         "report": Entry("{}/report.md", Text()), "figure": Entry("{}/retargeting.png", File()),
         "targets": Entry("{}/targets.csv", Table(TARGET_COLUMNS, exact=True, whole=True)),
