@@ -78,7 +78,8 @@ STRIP_HEIGHT = 128
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file to measure", model_file_required=True)
+    add_simulator_flags(flags, "simulator file to measure", model_file_required=True,
+                        shown=("gen_mod_exp_name",))
     add_save_dir_flag(flags)
     flags.add_argument("--num_batches", type=count, key="analysis.loss_over_time.num_batches",
                        help="number of batches of held-out windows")

@@ -35,8 +35,9 @@ UNIT = "per standard deviation of the component"
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_simulator_flags(flags, "accepted for the published commands; no effect here",
-                        model_file_required=False)
+    add_simulator_flags(flags, "", model_file_required=False)
+    flags.hide("model_file", "check_contents", "batch_size", "num_sim_steps",
+               "num_initializing_steps", "seed", "device", "gpu_device", "precision")
     add_direction_flags(flags)
     flags.add_argument("--output_dir", type=Path, help="output folder; "
                        "<save_dir>/value_and_action_weights if not given")

@@ -25,6 +25,7 @@ from common.cli import Parser, add_compute_flags, add_published_flags, count, se
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import versions
+from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
 from common.shards import WHOLE, add_shard_flags
 from common.video import enlarge, mark_action
@@ -71,8 +72,9 @@ def parser() -> Parser:
                        help="do not apply the action noise of hyperparams/action_noise.yml")
     add_swap_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=0)
-    flags.add_argument("--interpreting_params_name", default="defaults",
-                       help="parameter set in hyperparams/interpreting_configs.yml, used only "
+    flags.add_argument("--interpreting_params_name", default=BASE_SET,
+                       help="parameter set in hyperparams/interpreting_configs.yml that scripts "
+                            "use for this recording unless told otherwise; record.py uses it only "
                             "for swaps")
     flags.add_argument("--positions", action="store_true",
                        help="also record the player's position in cells: columns player_x and "
@@ -106,7 +108,7 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
+    args, _, parameters = parser().read(argv, data_flags=())
     if args.join:
         data = join_recording(args.logdir / "data", args.num_episodes)
         print(f"{args.num_episodes} episodes are in {data.path}")
@@ -139,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if args.positions else {}),
-        "versions": versions(),
+        PARAMETER_SET: args.interpreting_params_name, "versions": versions(),
     }, args.overwrite, args.shard, args.num_episodes)
 
     own_levels = args.shard.of(list(enumerate(all_levels)))

@@ -18,7 +18,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
-from common.parameters import ParameterSet
+from common.parameters import PARAMETER_SET, ParameterSet
 from common.shards import add_shard_flags
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -85,7 +85,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = parser().read(argv)
+    args, explicit, parameters = parser().read(argv, data_flags=("data_dir",))
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
     register_maze_words()
     arm, save_dir = patch_arm(args), args.data_save_dir or Path(common.generated_data_dir)
@@ -112,7 +112,8 @@ def main(argv: list[str] | None = None) -> int:
         "data_dir": common.data_dir if dataset else None,
         "recording_sha256": dataset.folder.sha256(args.check_contents) if dataset else None,
         "data_recording": dataset.folder.description() if dataset else None,
-        "precision": compute.precision, "swap": None, "versions": versions()}
+        "precision": compute.precision, "swap": None,
+        PARAMETER_SET: args.interpreting_params_name, "versions": versions()}
 
     policy = simulator.agent.policy
     sampler = Sampler(simulator, compute, plan, dataset, max_samples)

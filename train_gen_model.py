@@ -15,7 +15,7 @@ from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.parameters import ParameterSet
 from generative.config import SimulatorConfig, TrainingConfig
-from generative.flags import add_simulator_flags
+from generative.flags import TRAINING_FLAGS, add_simulator_flags
 from generative.losses import LossScales
 from generative.runs import (
     SimulatorRunSettings,
@@ -33,7 +33,8 @@ RESUMABLE = {"resume", "agent_file", "data_dir", "max_batches", "epochs", "lr", 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file to start from", model_file_required=False)
+    add_simulator_flags(flags, "simulator file to start from", model_file_required=False,
+                        shown=TRAINING_FLAGS)
     flags.add_argument("--max_batches", type=from_zero, default=0,
                        help="stop after this number of batches; 0: after the last epoch")
     flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",

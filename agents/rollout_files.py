@@ -47,6 +47,7 @@ from common.files import (
     save_json,
 )
 from common.game_constants import FRAME_SIZE
+from common.parameters import PARAMETER_SET
 from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.tables import read_table
 from common.video import write_video
@@ -278,7 +279,8 @@ class RolloutWriter:
         self._stored_digests = self.folder.digests()
         self._shared = SharedFolder(
             self.folder.description_file, description, _ALL_PATTERNS, "a recording", "--logdir",
-            overwrite, ("versions", CONTENTS), shard=shard, divided={"num_episodes": num_episodes},
+            overwrite, ("versions", PARAMETER_SET, CONTENTS), shard=shard,
+            divided={"num_episodes": num_episodes},
             is_done=lambda: all(self.has(number) and self.folder.steps_file(number).exists()
                                 for number in range(num_episodes)))
         _check_finished(self.folder, self.folder.finished() if self._is_whole else

@@ -62,6 +62,7 @@ CHECKS = Schema("checks of saliency maps (attribution.saliency_checks)",
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file", model_file_required=True)
+    flags.hide("batch_size")
     flags.set_defaults(precision="float32")
     flags.add_argument("--layers", nargs="+", metavar="LAYER", default=["block2", "block3"],
                        help="short names or paths of the layers to attribute to")

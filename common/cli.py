@@ -7,13 +7,27 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from common.devices import PRECISIONS
-from common.errors import UserError, shortened
-from common.parameters import ParameterSet
+from common.errors import UserError, nearest, shortened
+from common.files import read_description
+from common.parameters import (
+    BASE_SET,
+    INTERPRETING_CONFIG_FILE,
+    PARAMETER_SET,
+    ParameterSet,
+    parameter_sets,
+)
+from common.shards import ShardNotes
+
+# Flags for input folders whose ``recording.json`` may name a parameter set, in the order in which
+# they are searched, and the subfolder that holds this file.
+DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": ""}
+
+logger = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +51,13 @@ class Parser(argparse.ArgumentParser):
             self._keys[action.dest] = key
         return action
 
+    def hide(self, *names: str) -> None:
+        """Leave flags, given by attribute, out of ``--help``: those that are accepted only because
+        published commands pass them."""
+        for action in self._actions:
+            if action.dest in names:
+                action.help = argparse.SUPPRESS
+
     def error(self, message: str) -> NoReturn:
         """Exit with the message, shortened if it repeats a very long value."""
         super().error(shortened(message))
@@ -48,9 +69,16 @@ class Parser(argparse.ArgumentParser):
         given = vars(self.parse_args(argv, blank))
         return {name for name, value in given.items() if value is not unset}
 
-    def read(self, argv: list[str] | None
+    def read(self, argv: list[str] | None, data_flags: Collection[str] = tuple(DATA_FLAGS)
              ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
         """Parse the flags of a script that uses a parameter set.
+
+        Without --interpreting_params_name, the parameter set is the one recorded with the data
+        given on the command line; if none is recorded, it is ``defaults``. One line reports which.
+
+        Args:
+            argv: words of the command line; None for those of the process.
+            data_flags: keys of DATA_FLAGS that are inputs of the script.
 
         Returns:
             The parsed flags, the names of the flags given on the command line, and the parameter
@@ -61,9 +89,38 @@ class Parser(argparse.ArgumentParser):
         """
         args, explicit = self.parse_args(argv), self.explicit(argv)
         set_up_logging(args.log_level)
+        if PARAMETER_SET not in explicit and data_flags:
+            folders = [Path(getattr(args, name)) / below for name, below in DATA_FLAGS.items()
+                       if name in data_flags and name in explicit]
+            args.interpreting_params_name = _recorded_set(folders)
         overrides = {key: getattr(args, name) for name, key in self._keys.items()
                      if name in explicit}
         return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
+
+
+def _recorded_set(folders: Sequence[Path]) -> str:
+    """Return the parameter set recorded in the first folder that names one, or BASE_SET.
+
+    Raises:
+        UserError: if there is no such set; the message names the file.
+    """
+    for folder in folders:
+        file = folder / "recording.json"
+        description = read_description(file) or ShardNotes(folder).any_settings()
+        name = description.get(PARAMETER_SET)
+        if name is None:  # recordings of earlier versions
+            continue
+        if name not in parameter_sets():
+            raise UserError(f"{file} names the parameter set '{name}', which "
+                            f"{INTERPRETING_CONFIG_FILE.name} does not have"
+                            f"{nearest(str(name), parameter_sets())}; choose one with "
+                            "--interpreting_params_name")
+        logger.info("parameters: set %s, with which %s was recorded", name, folder)
+        return name
+    logger.info("parameters: set %s, because %s", BASE_SET,
+                f"{' and '.join(map(str, folders))} name{'s' * (len(folders) == 1)} none"
+                if folders else "no set and no data are given")
+    return BASE_SET
 
 
 class OneText(argparse.Action):
@@ -194,8 +251,9 @@ def add_log_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
     """Add --interpreting_params_name."""
-    parser.add_argument("--interpreting_params_name", default="defaults",
-                        help="parameter set in hyperparams/interpreting_configs.yml")
+    parser.add_argument("--interpreting_params_name", default=BASE_SET,
+                        help="parameter set in hyperparams/interpreting_configs.yml; if not given, "
+                             "the one recorded with the data, if any")
 
 
 def add_save_dir_flag(parser: Parser) -> None:

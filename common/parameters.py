@@ -20,6 +20,7 @@ from common.errors import UserError, nearest
 INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
 BASE_SET = "defaults"
+PARAMETER_SET = "interpreting_params_name"  # flag, and key of recording.json
 
 MAX_IDS = 10**6  # numbers of samples or directions in a range
 

@@ -218,6 +218,10 @@ class ShardNotes:
             raise
         return lock
 
+    def any_settings(self) -> dict:
+        """Return the settings of any shard that has started; empty if there is none."""
+        return next((note["settings"] for note in self._read().values()), {})
+
     def finish(self, shard: Shard) -> None:
         """Record that a shard has written all its files."""
         path = self._folder_of(shard) / _NOTE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 
 from common.cli import (
@@ -37,14 +38,22 @@ _PARAMETERS = (
      "0 to 1: share of the windows whose latents come from the prior"),
     ("log_interval", "log_interval", count, "batches per row of the log"),
     ("save_interval", "save_interval", count, "batches between checkpoints"))
+_LOSS_TERMS = {"obs": "the image", "hx": "the agent's state", "reward": "the reward",
+               "done": "the terminal", "kl": "the KL"}
+# Flags without effect in most scripts that do not train.
+TRAINING_FLAGS = ("gen_mod_exp_name", "log_dir_base", "epochs", "lr", "lr_decay",
+                  "image_rarity", "open_loop_share", "log_interval", "save_interval",
+                  *(f"loss_scale_{name}" for name in _LOSS_TERMS))
 
 
 def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool,
-                        at_a_time: int | None = None) -> None:
+                        at_a_time: int | None = None, shown: Collection[str] = ()) -> None:
     """Add the flags of train_gen_model.py, which all later scripts accept.
 
     Args:
         at_a_time: default of ``--batch_size``; None for the parameter set's, as in training.
+        shown: those of TRAINING_FLAGS that have an effect in this script; ``--help`` omits the
+            others.
     """
     parser.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
     parser.add_argument("--model_file", type=Path, required=model_file_required,
@@ -63,11 +72,11 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     parser.add_argument("--lr_decay", choices=LR_DECAYS, key="gen_model.lr_decay",
                         help="how the learning rate decays to 0 by the end of training")
     parser.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
-    for name, term in (("obs", "the image"), ("hx", "the agent's state"), ("reward", "the reward"),
-                       ("done", "the terminal"), ("kl", "the KL")):
+    for name, term in _LOSS_TERMS.items():
         parser.add_argument(f"--loss_scale_{name}", type=float, default=1.0,
                             help=f"weight of the loss term for {term}")
     add_compute_flags(parser, in_parameter_set=True)
+    parser.hide(*(name for name in TRAINING_FLAGS if name not in shown))
     add_published_flags(parser, ("exp_name", "env_name", "start_level", "num_levels",
                                  "distribution_mode", "agent_param_name", "param_name",
                                  "num_threads", "loss_scale_act_log_probs", "loss_scale_gen_adv"))

@@ -22,7 +22,7 @@ from common.cli import Parser, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from common.parameters import ParameterSet
+from common.parameters import PARAMETER_SET, ParameterSet
 from common.results import ResultStore
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -120,7 +120,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = parser().read(argv)
+    args, explicit, parameters = parser().read(argv, data_flags=("data_dir",))
     common, saliency = parameters.common, parameters.get(SaliencyConfig)
     step = saliency.common_timesteps[-1] if args.step is None else args.step
     num_steps = saliency.num_sim_steps
@@ -177,7 +177,8 @@ def main(argv: list[str] | None = None) -> int:
     folders = {}
     for penalty in dict.fromkeys(args.penalty):
         folders[penalty] = open_samples(store.path / f"penalty_{penalty:g}", {
-            **settings, "orders": [objective.name for objective in objectives],
+            **settings, PARAMETER_SET: args.interpreting_params_name,
+            "orders": [objective.name for objective in objectives],
             "penalty": penalty, "num_starts": args.num_starts, "best_of": best_of,
             **dataclasses.asdict(plan), "recorded_sha256": sha256(store.file_of("recorded"))})
         status = write_starts(context, folders[penalty], penalty, not args.no_videos)

@@ -28,6 +28,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import read_description, save_json
+from common.parameters import PARAMETER_SET
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
 from common.shards import WHOLE, Shard, ShardNotes
@@ -59,7 +60,7 @@ SAMPLES = Schema(
         "sample": Entry("sample_{:0>5}", _SAMPLE),
         "video": Entry("videos/sample_{:0>5}.mp4", File()),
         "start_video": Entry("videos/start_{:0>5}.mp4", File())},
-    informative=("versions", "data_dir", "agent_file", "model_file"),
+    informative=("versions", PARAMETER_SET, "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
 # Files in a sample folder that later stages read.
 PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",

@@ -89,12 +89,13 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
     others = ("--other_features_dir", f"{OUTPUT}/{OTHERS}") if compared else ()
     return [
         Stage("attribution_record", "record",
-              ("--model_file", AGENT, *game, "--param_name", preset.recording_param_name,
-               "--num_episodes", str(config.num_episodes), "--no_action_noise", "--no_videos",
-               *seed, "--logdir", f"{OUTPUT}/{RECORDING}"),
+              ("--model_file", AGENT, "--interpreting_params_name", preset.parameters, *game,
+               "--param_name", preset.recording_param_name, "--num_episodes",
+               str(config.num_episodes), "--no_action_noise", "--no_videos", *seed, "--logdir",
+               f"{OUTPUT}/{RECORDING}"),
               (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
               files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes,
-              parameters=recording_parameters(preset.recording_param_name, preset.env_name)),
+              parameters=recording_parameters(preset)),
         Stage("attribution_features", "attribution.features",
               (*inputs, *layers, *sizes, *seed, "--output_dir", f"{OUTPUT}/{FEATURES}"),
               (f"{FEATURES}/**/*.*",), number_of(f"{FEATURES}/*/directions.npy", "layers"),

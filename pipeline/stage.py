@@ -27,12 +27,11 @@ from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
-from pipeline.presets import AGENT, SIMULATOR, AnyPreset
+from pipeline.presets import AGENT, SIMULATOR, AnyPreset, AttributionPreset, Preset
 from pipeline.records import find
 
 OUTPUT, PAGE = "{output}", "{page}"
 MAZE_PAGE, ATTRIBUTION_PAGE = "{maze page}", "{attribution page}"
-DEFAULTS = "defaults"  # parameter set of scripts without --interpreting_params_name
 # Folders of the built pages by placeholder.
 PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, ATTRIBUTION_PAGE: AttributionPageFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
@@ -151,16 +150,14 @@ def object_parameters(game: str) -> dict[str, object]:
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
 
 
-def recording_parameters(param_name: str, env_name: str) -> dict[str, object]:
+def recording_parameters(preset: Preset | AttributionPreset) -> dict[str, object]:
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
-    Args:
-        param_name: parameter set of ``hyperparams/procgen/config.yml`` that defines n_envs.
-        env_name: game that the action noise is defined for.
+    They are the action noise of the game, swaps, and the number of episodes played at a time.
     """
-    return {**flattened(vars(load_action_noise(env_name)), "action_noise."),
-            **ParameterSet(DEFAULTS).named(SwapConfig),
-            "agent.n_envs": load_agent_config(param_name).n_envs}
+    return {**flattened(vars(load_action_noise(preset.env_name)), "action_noise."),
+            **ParameterSet(preset.parameters).named(SwapConfig),
+            "agent.n_envs": load_agent_config(preset.recording_param_name).n_envs}
 
 
 def agent_experiment(output: Path) -> Path:

@@ -178,13 +178,13 @@ class _Builder:
                   ("videos/*.*",), number_of("videos/*.mp4", "videos"), files=(AGENT,),
                   clears=("videos",), continued=from_start),
             Stage("record", "record",
-                  ("--model_file", AGENT, *self._game, "--param_name", preset.recording_param_name,
-                   "--num_episodes", str(number), *self._seed,
+                  ("--model_file", AGENT, *self._set, *self._game, "--param_name",
+                   preset.recording_param_name, "--num_episodes", str(number), *self._seed,
                    "--positions",  # for remembered pixels in the fidelity card
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
-                  parameters=recording_parameters(preset.recording_param_name, preset.env_name),
+                  parameters=recording_parameters(preset),
                   max_shards=number)]
 
     def simulator(self) -> list[Stage]:

@@ -340,6 +340,7 @@ def test_description_says_what_made_the_data(folder, agent_path):
     description = json.loads((folder.path / "recording.json").read_text())
     assert description["agent_file"] == agent_path.name
     assert description["env"]["env_name"] == "fruitbot"
+    assert description["interpreting_params_name"] == "defaults"
     assert description["log_probs_of"] == "the policy with action noise"
     assert description["action_noise"]["scale"] == 0.7
     assert "torch" in description["versions"]

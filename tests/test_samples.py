@@ -101,6 +101,7 @@ def test_files_have_the_published_layout(informed):
     types = {"ims": np.uint8, "actions": np.int64}
     assert {path.name for path in informed.path.iterdir()} == {
         "recording.json", *(f"sample_{number:05d}" for number in range(NUM_SAMPLES))}
+    assert informed.description()["interpreting_params_name"] == "tiny"
     for number in range(NUM_SAMPLES):
         folder = informed.sample_folder(number)
         assert {path.name for path in folder.iterdir()} == {

@@ -13,10 +13,14 @@ import pytest
 from conftest import ROOT, tiny_policy
 
 import evaluate
+import saliency_experiments
 from agents.agent_file import AgentOrigin, save_agent
 from analysis import steering_vectors
 from attribution import edit_agent
 from common.cli import Parser
+from common.errors import UserError
+from common.files import save_json
+from common.parameters import ParameterSet
 from generative import export
 from generative.published import is_compact
 from interventions.vectors import save_vectors, vectors_of_pairs
@@ -207,3 +211,37 @@ def test_overwrite_replaces_a_file_of_another_kind(simulator_file, tmp_path):
     assert export.main(["--model_file", str(simulator_file), "--output", str(path),
                         "--overwrite"]) == 0
     assert is_compact(path)
+
+
+@pytest.mark.parametrize(("recorded", "more", "expected", "reason"), [
+    ({"samples": "tiny", "data": "demo"}, [], "tiny", "with which {}/samples was recorded"),
+    ({"generated": "tiny", "data": "demo"}, [], "tiny", "{}/generated/informed_init was"),
+    ({"samples": None, "data": "demo"}, [], "demo", "{}/data was recorded"),
+    ({"samples": "tiny"}, ["--interpreting_params_name", "demo"], "demo", ""),
+    ({"samples": None, "data": None}, [], "defaults", "{0}/samples and {0}/data name none"),
+    ({}, [], "defaults", "no set and no data are given"),
+    ({"data": "tinny"}, [], None, "{}/data/recording.json names the parameter set 'tinny', which "
+     "interpreting_configs.yml does not have (did you mean 'tiny'?)")])
+def test_scripts_use_the_parameter_set_recorded_with_their_data(recorded, more, expected, reason,
+                                                                tmp_path, capsys):
+    argv = ["--agent_file", "a.pth", "--model_file", "m.pt", *more]
+    for name, parameter_set in recorded.items():
+        argv += [{"samples": "--samples_dir", "generated": "--generated_data_dir",
+                  "data": "--data_dir"}[name], str(tmp_path / name)]
+        folder = tmp_path / name / ("informed_init" if name == "generated" else "")
+        save_json(folder / "recording.json", {
+            "seed": 0, **({"interpreting_params_name": parameter_set} if parameter_set else {})})
+    if expected is None:
+        with pytest.raises(UserError) as error:
+            saliency_experiments.parser().read(argv)
+        assert reason.format(tmp_path) in str(error.value)
+        return
+    args, _, parameters = saliency_experiments.parser().read(argv)
+    assert args.interpreting_params_name == expected
+    assert parameters.flattened("analysis") == ParameterSet(expected).flattened("analysis")
+    lines = capsys.readouterr().err.splitlines()
+    if more:
+        assert lines == []
+    else:
+        assert len(lines) == 1 and lines[0].startswith(f"parameters: set {expected}, ")
+        assert reason.format(tmp_path) in lines[0]

@@ -4,7 +4,9 @@ run_pipeline.py:
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
     python -m tools.pictures OUTPUT
 
-The contents of each image are chosen by fixed rules (see docs/walkthrough.md). Images that cannot
+The contents of each image are chosen by fixed rules. `panel.png` and `attribution_page.png` need
+Chromium; the latter comes from the preset demo, and `interventions.png` from 100 levels per
+alteration. `python -m maze.table` draws `maze_findings.png`. Images that cannot
 be made, for example because a stage is not finished, are reported with the reason.
 """
 
