@@ -91,7 +91,7 @@ class PatchContext:
 
     @property
     def required_info(self) -> BatchInfo:
-        """Metadata, for patches that require it (``needs_info``)."""
+        """Return ``info``, which patches with ``needs_info`` always get."""
         assert self.info is not None
         return self.info
 

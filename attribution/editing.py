@@ -83,8 +83,8 @@ def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
         module = policy.get_submodule(name)
         if not isinstance(module, nn.Flatten):  # flattening changes no values
             return name, module
-    raise UserError(f"{layer} is not read by one map of the embedder alone, so that an edit of it "
-                    "is none of weights; leave --in_weights out")
+    raise UserError(f"no single linear map of the embedder reads {layer}, so features cannot be "
+                    "removed by changing weights; leave --in_weights out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether the sizes of both changes differ by at most a quarter at the same strength."""
+        """Whether the control's change is as large as the edit's, within a quarter, before scaling."""
         return abs(self.relative - 1) <= NEAR
 
 
@@ -148,7 +148,7 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
     sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
     size = sizes.of(edit)
     if not size:
-        raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} pictures, "
+        raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} frames, "
                         "so it has no controls of its size; edit other features")
     rng = np.random.default_rng(seed)
     controls, seen = [], {edit.directions.numpy().tobytes()}

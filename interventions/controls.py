@@ -264,7 +264,7 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
                   seeds: np.random.SeedSequence, reference: ReferenceSet) -> Drawn:
     """Draw controls that set other channels to the value, rescaled to their standard deviations."""
     if callable(patch.value) or isinstance(patch.value, Mapping):
-        raise UserError(f"the value that is set at {patch.layer} differs from picture to picture, "
+        raise UserError(f"the value that is set at {patch.layer} differs from frame to frame, "
                         f"so it has no controls of the kind '{CHANNELS}'; take '{CELLS}'")
     std = reference.channel_stds(policy, layer).flatten().cpu().numpy()  # (C,)
     own = list(patch.channels or ())

@@ -349,8 +349,8 @@ class Interchange(Patch):
     """Activation patching: a' = activations in the forward pass of a paired frame.
 
     Attributes:
-        pairs: function that maps batch metadata to the paired frames, uint8 (R, H, W, 3), which
-            are run without patches, or to the layer's outputs for them, float32 (R, *shape).
+        pairs: maps batch metadata either to the paired frames, uint8 (R, H, W, 3), which are then
+            run without patches, or to the layer's outputs for these frames, float32 (R, *shape).
     """
 
     kind: ClassVar[str] = "interchange"
@@ -364,7 +364,7 @@ class Interchange(Patch):
     def bind(self, selection: Selection) -> PatchFn:
         pairs = self.pairs
         if pairs is None:
-            raise UserError("interchange needs to know which pictures are paired; name levels to "
+            raise UserError("interchange needs to know which frames are paired; name levels to "
                             "take the entries from, as in source=7/8")
 
         def change(entries: Tensor, context: PatchContext) -> Tensor:
@@ -409,7 +409,7 @@ def _opened(values: Any) -> Any:
 
 def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:
     if reference is None:
-        raise UserError(f"{kind} needs a reference set of at least 2 pictures")
+        raise UserError(f"{kind} needs a reference set of at least 2 frames")
     return reference
 
 

@@ -104,7 +104,7 @@ class SteeringVector:
             return self
         if not norm:
             raise UserError(f"the vector at {self.layer} is 0, so it has no direction that could "
-                            f"be scaled to {scale}; the pictures it was made of do not differ "
+                            f"be scaled to {scale}; the frames it was made of do not differ "
                             "there")
         size = 1.0 if scale == UNIT else rms * np.sqrt(self.vector.size)
         return dataclasses.replace(self, scale=scale,

@@ -195,7 +195,7 @@ def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
 
 
 def find(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """Return the files among ``matches``, without hidden ones, which are unfinished."""
+    """Return the files that match a pattern; hidden files, which are unfinished, are left out."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 

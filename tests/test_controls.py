@@ -172,7 +172,7 @@ def test_patches_together_are_drawn_together(reference):
     (Zero(MAP, channels=(3,)), CELLS, "zero at .* names no cells"),
     (Zero("all", channels=(3,)), None, "names no channels of one layer"),
     (Interchange(MAP, channels=(3,)), None, "names no channels of one layer"),
-    (SetTo(MAP, lambda rows: 1.0, channels=(3,)), None, "differs from picture to picture")])
+    (SetTo(MAP, lambda rows: 1.0, channels=(3,)), None, "differs from frame to frame")])
 def test_controls_that_cannot_be_drawn_are_refused(patch, kind, message, reference):
     with pytest.raises(UserError, match=message):
         controls_of(POLICY, [patch], 2, 0, reference, kind)

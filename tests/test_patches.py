@@ -238,7 +238,7 @@ def test_a_reference_set_has_the_moments_of_its_pictures(known):
     (lambda: kinds.Project(LAYER, 0 * V), "is 0 in the entries"),
     (lambda: kinds.SetTo(LAYER, 1.0, others=0.0), "names no cell"),
     (lambda: kinds.Shift("gru", 1, 1, reference=reference()), "a layer with maps"),
-    (lambda: kinds.Interchange(LAYER), "which pictures are paired")])
+    (lambda: kinds.Interchange(LAYER), "which frames are paired")])
 def test_a_patch_that_does_not_fit_is_refused_before_any_pass(make, message):
     policy = small_policy()
     with pytest.raises(UserError, match=message), patched(policy, [make()]):
@@ -544,7 +544,7 @@ def test_patches_act_on_simulated_frames_and_give_a_pair(simulator_file, agent_p
 
 @pytest.mark.parametrize(("main", "output", "patch", "message"), [
     (evaluate.main, "--output", "zero@embedder.block2.conv:99", "no channel 99"),
-    (record.main, "--logdir", "interchange@gru", "which pictures are paired"),
+    (record.main, "--logdir", "interchange@gru", "which frames are paired"),
     (render.main, "--vid_dir", "zero", "has no @")])
 def test_scripts_refuse_wrong_patches_in_one_sentence(agent_path, tmp_path, capsys, main, output,
                                                       patch, message):

@@ -54,7 +54,7 @@ class ObjectRemoval(Check):
     title = "Does the output change as attributed when an object is taken out of the game?"
     method = (
         "Each kind of object is taken out of the real game in that frame, and the agent, with "
-        "the same memory, sees the new picture. Expected is minus the sum of the attributions "
+        "the same memory, sees the new frame. Expected is minus the sum of the attributions "
         "in the cells that the object's exact mask touches. Agreement: share of frames in "
         "which the output changes in the expected direction. By chance: with the mask of that "
         "kind in another frame. Density: share of |attribution| in those cells, divided by "

@@ -221,7 +221,7 @@ class SearchContext:
         return ranked[np.concatenate([apart, others])[:self.num_starts]]
 
     def numbers(self, number: int) -> range:
-        """Numbers of the samples of an objective."""
+        """Return the numbers of the samples that belong to the ``number``-th objective."""
         return range(number * self.num_starts, (number + 1) * self.num_starts)
 
 

@@ -137,7 +137,7 @@ class RetargetedLevel:
 
     @functools.cached_property
     def field(self) -> ResumedField:
-        """Forward passes up to the layer, with the mouse on every square."""
+        """The vector field, computed up to the layer, to be resumed for each target."""
         return ResumedField(self.forward, self.state, self.grid.squares(), self.facings)
 
     @functools.cached_property
