@@ -102,7 +102,7 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether the control's change is as large as the edit's, within a quarter, before scaling."""
+        """Whether the unscaled changes of control and edit differ in size by at most a quarter."""
         return abs(self.relative - 1) <= NEAR
 
 
