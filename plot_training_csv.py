@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agents.run_folder import newest_run, read_log
-from agents.training_plots import plot_beside, plot_everything, plot_for_figure
+from agents.training_plots import plot_comparison, plot_everything, plot_for_figure
 from common.cli import Parser
 from common.errors import UserError, script_main
 from generative.figures import plot_simulator
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         names = name_of(folder), name_of(other)
         if len(set(names)) == 1:
             names = str(folder), str(other)
-        plot_beside(dict(zip(names, (log, read_log(other)))), folder / "plot_beside.png")
+        plot_comparison(dict(zip(names, (log, read_log(other)))), folder / "plot_beside.png")
 
 
 def name_of(folder: Path) -> str:

@@ -39,7 +39,7 @@ def parser() -> Parser:
     flags.add_argument("--agent_file", "--model_file", dest="agent_file", type=Path,
                        required=True, help="agent file to render")
     flags.add_argument("--vid_dir", type=Path,
-                       help="folder for the videos; default: logs/videos/<env_name>/<exp_name>/")
+                       help="folder for the videos (default: logs/videos/<env_name>/<exp_name>/)")
     flags.add_argument("--num_eps", type=count, default=10, help="number of episodes to render")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps per second in the videos")

@@ -49,7 +49,7 @@ def parser() -> Parser:
     flags.add_argument("--num_threads", type=threads, default=2,
                        help="number of threads that step the environments")
     flags.add_argument("--seed", type=seed, default=None,
-                       help="seed of weights, levels and actions; random if not given")
+                       help="seed of weights, levels and actions (default: random)")
     flags.add_argument("--num_checkpoints", type=count, default=1,
                        help="number of agent files to keep, evenly spaced")
     flags.add_argument("--agent_file", "--model_file", dest="model_file", default="",

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from agents.edits import Edit, add_edit
 from agents.networks import ClearEmbedder, Embedder, ImpalaEmbedder, NatureEmbedder, Policy
+from common.config import typed
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
-from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 
 ADAM_EPS = 1e-5
 _EDITS = "edits"
@@ -119,37 +119,17 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
         raise UserError(f"{path} is not an agent file: it has no 'model_state_dict', nor a "
                         "'state_dict'")
     checked_weights(state, f"the agent file {path}")
-    learned_initial_state = content.get("learned_initial_state", False)
-    if not isinstance(learned_initial_state, bool):
-        raise UserError(f"in the agent file {path} 'learned_initial_state' is neither true nor "
-                        "false")
+    learned_initial_state = content.get("learned_initial_state", False) is True
     policy = _policy_like(state, learned_initial_state, path)
     if policy.recurrent and not policy.learned_initial_state:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
-    _add_edits(policy, content.get(_EDITS, []), path)
+    try:
+        for layer, directions, strength in content.get(_EDITS, []):
+            add_edit(policy, Edit(str(layer), directions.float(), float(strength)))
+    except (UserError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"the agent file {path} has an invalid edit: {error}") from None
     return policy.to(device)
-
-
-def _add_edits(policy: Policy, entries: object, path: Path) -> None:
-    """Add the edits of a file to its agent.
-
-    Raises:
-        UserError: if an entry is invalid; the message names it.
-    """
-    if not isinstance(entries, list):
-        raise UserError(f"in the agent file {path} '{_EDITS}' is no list")
-    for number, entry in enumerate(entries):
-        try:
-            match entry:
-                case [str() as layer, Tensor() as directions, int() | float() as strength] if (
-                        directions.is_floating_point()):
-                    add_edit(policy, Edit(layer, directions.float(), float(strength)))
-                case _:
-                    raise UserError("it is not a layer's name, directions and a strength")
-        except UserError as error:
-            raise UserError(f"in the agent file {path} entry {number} of '{_EDITS}' cannot be: "
-                            f"{error}") from None
 
 
 def read_origin(path: Path) -> AgentOrigin:
@@ -159,16 +139,13 @@ def read_origin(path: Path) -> AgentOrigin:
         UserError: if the file is missing or damaged, or a value is invalid.
     """
     content = load_tensors(path, "agent file")
-    facts = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
-    for name, value in facts.items():
-        is_right = (isinstance(value, bool) if name == "use_backgrounds" else
-                    isinstance(value, str) if name in (
-                        "edited_from", "env_name", "distribution_mode") else
-                    type(value) is int and value >= 0 if name == "cheese_region" else
-                    isinstance(value, int | float) and 0 < value < math.inf)
-        if value is not None and not is_right:
-            raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")
-    return AgentOrigin(**facts)
+    origin = typed(AgentOrigin, {field.name: content.get(field.name) for field in
+                                 dataclasses.fields(AgentOrigin)}, f"the agent file {path}")
+    for name in ("reward_scale", "gamma", "lmbda"):
+        value = getattr(origin, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"the agent file {path}: '{name}' must be above 0, not {value}")
+    return origin
 
 
 def _weights_of(content: dict) -> Any:
@@ -191,14 +168,11 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     """
     content = load_tensors(path, "agent file")
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
-    count = num_adam_parameters(optimizer)
-    if not count:
-        raise UserError(f"the agent file {path} holds no state of an optimiser to go on with")
     shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
     names = _published_order(name for name in shapes if name in weights)
-    if count != len(names):
-        raise UserError(f"the optimiser's state in the agent file {path} is of {count} parameters; "
-                        f"the agent has {len(names)}")
+    if num_adam_parameters(optimizer) != len(names):
+        raise UserError(f"the agent file {path} has no optimiser state for its {len(names)} "
+                        "parameters")
     moments = adam_moments(optimizer, {name: shapes[name] for name in names},
                            f"the agent file {path}")
     positions = {name: i for i, name in enumerate(shapes)}
@@ -212,38 +186,24 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     Raises:
         UserError: if the tensors do not belong to an agent.
     """
-    def width(key: str) -> int:
-        if key not in state or not state[key].ndim:
-            raise UserError(f"the agent file {path} has no tensor '{key}' that tells a width")
-        return len(state[key])
-
-    if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
-        raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
-                        f"games have {NUM_ACTIONS}")
-    reads_grid = "embedder.fc.weight"  # layer whose input size depends on the frame size
-    embedder: Embedder
-    if "embedder.block1.conv.weight" in state:
-        c1, c2, c3 = (width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
-        for k, c in enumerate((c1, c2, c3), 1):  # prevents huge networks from small files
-            _check_shape(state, f"embedder.block{k}.res1.conv1.weight", (c, c, 3, 3), path)
-        embedder = ImpalaEmbedder(width("embedder.fc.weight"), (c1, c2, c3))
-    elif "embedder.conv1.weight" in state:
-        embedder = NatureEmbedder(width("embedder.fc.weight"))
-    elif "embedder.conv1a.weight" in state:
-        embedder, reads_grid = ClearEmbedder(width("embedder.fc.weight")), "embedder.fc1.weight"
-    else:
-        raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature nor a clear "
-                        "embedding (no tensor 'embedder.block1.conv.weight', "
-                        "'embedder.conv1.weight' or 'embedder.conv1a.weight')")
-    expected = embedder.get_parameter(reads_grid.removeprefix("embedder.")).shape
-    if width(reads_grid) and state[reads_grid].shape != expected:
-        raise UserError(f"the agent in {path} is for frames of another size than {FRAME_SIZE} x "
-                        f"{FRAME_SIZE}: '{reads_grid}' has the shape "
-                        f"{tuple(state[reads_grid].shape)}, not {tuple(expected)}")
-    hidden = None
-    if "gru.gru.weight_hh_l0" in state:
-        hidden = width("gru.gru.weight_hh_l0") // 3
-        _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
+    try:
+        size = len(state["embedder.fc.weight"])
+        if "embedder.block1.conv.weight" in state:
+            keys = [f"embedder.block{k}.res1.conv1.weight" for k in (1, 2, 3)]
+            c1, c2, c3 = (state[key].shape[1] for key in keys)
+            for key, c in zip(keys, (c1, c2, c3)):  # prevents huge networks from small files
+                _check_shape(state, key, (c, c, 3, 3), path)
+            embedder: Embedder = ImpalaEmbedder(size, (c1, c2, c3))
+        elif "embedder.conv1a.weight" in state:
+            embedder = ClearEmbedder(size)
+        else:
+            embedder = NatureEmbedder(size)
+        hidden = None
+        if "gru.gru.weight_hh_l0" in state:
+            hidden = state["gru.gru.weight_hh_l0"].shape[1]
+            _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(f"{path} holds no IMPALA, Nature or clear agent: {error!r}") from None
     return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
 
 

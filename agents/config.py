@@ -15,6 +15,7 @@ from agents.networks import ARCHITECTURES
 from common.cli import whole
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
+from common.parameters import one_of, positive
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
@@ -54,28 +55,24 @@ class AgentConfig:
     width: int = 1
 
     def __post_init__(self):
-        for name in ("n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
-                     "learning_rate", "grad_clip_norm", "eps_clip", "hidden_state_size"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
+        positive(self, "n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
+                 "learning_rate", "grad_clip_norm", "eps_clip", "hidden_state_size")
+        one_of("algo", self.algo, ("ppo",))
+        one_of("architecture", self.architecture, ARCHITECTURES)
         for name in ("kickstart_coef", "kickstart_value_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
         for name in ("gamma", "lmbda", "kickstart_until"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        for name, choices in (("algo", ("ppo",)), ("architecture", ARCHITECTURES)):
-            if getattr(self, name) not in choices:
-                value = getattr(self, name)
-                raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
         if self.width not in ((1, 4) if self.architecture == "impala" else (1,)):
             raise UserError("width must be 1, or 4 for impala, not "
                             f"{self.width} for {self.architecture}")
         units = self.n_envs if self.recurrent else self.n_envs * self.n_steps
         if units % self.mini_batch_per_epoch:
-            what = "n_envs" if self.recurrent else "n_envs * n_steps"
-            raise UserError(f"{what} ({units}) must be a multiple of "
-                            f"mini_batch_per_epoch ({self.mini_batch_per_epoch})")
+            raise UserError(f"the number of environments (or frames, without memory), {units}, "
+                            "must be a multiple of mini_batch_per_epoch, "
+                            f"{self.mini_batch_per_epoch}")
 
 
 def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentConfig:
@@ -101,8 +98,8 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
         default = _UNTRAINED[name]
         if not of_agent:
             return {"default": default, "help": text}
-        return {"default": None, "help": f"{text}; if not given, that of the agent's training, or "
-                                         f"{default} if the agent file does not say"}
+        return {"default": None,
+                "help": f"{text} (default: as in the agent's training, or {default} if unknown)"}
 
     parser.add_argument("--env_name", **described("one of Procgen's 16 games", "env_name"))
     parser.add_argument("--distribution_mode", **described(

@@ -47,15 +47,11 @@ class Edit:
 
     def __post_init__(self):
         directions = self.directions
-        if directions.ndim != 2 or not directions.numel():
-            raise UserError(f"an edit takes rows of directions, not the shape "
-                            f"{tuple(directions.shape)}")
+        if directions.ndim != 2 or not directions.numel() or not directions.any(dim=1).all():
+            raise UserError(f"an edit of {self.layer} needs a matrix of nonzero directions, one "
+                            f"per row, not the shape {tuple(directions.shape)}")
         if not torch.isfinite(directions).all() or not abs(self.strength) < float("inf"):
             raise UserError(f"an edit of {self.layer} holds NaN or infinity")
-        zero = ~(directions != 0).any(dim=1)
-        if zero.any():
-            raise UserError(f"direction {int(zero.nonzero()[0])} of an edit of {self.layer} is "
-                            "zero, so there is nothing to take out")
 
     @functools.cached_property
     def basis(self) -> Tensor:

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
 from agents.patch import BatchInfo
 from common.devices import Compute
-from common.video import mark_action, side_by_side, write_video
+from common.video import mark_action, side_by_side
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from stats.significance import share
 
@@ -318,7 +317,7 @@ def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: in
     return np.stack(film)
 
 
-def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+def side_by_side_films(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
     """Yield frames that show several videos next to each other.
 
     A video that has ended keeps showing its last frame, darkened.
@@ -331,8 +330,3 @@ def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
                                                        axis=0)])[:, None]
                for name, frames in films.items()}
     return side_by_side(columns, 1)
-
-
-def write_beside(path: Path, films: Mapping[str, np.ndarray], fps: int) -> None:
-    """Write one video that shows several videos next to each other, see ``beside``."""
-    write_video(path, beside(films), fps)

@@ -25,9 +25,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -142,24 +141,18 @@ class _BoundPatch:
 
 
 class ActivePatches:
-    """Patches of one ``patched`` block, in order."""
+    """Patches of one ``patched`` block, in order.
+
+    Attributes:
+        layers: names of the patched layers.
+        need_info: whether a patch requires batch metadata.
+    """
 
     def __init__(self, bound: Sequence[_BoundPatch]):
         self._bound = bound
         self._has_run = False
-        self._by_layer: dict[str, list[_BoundPatch]] = {}
-        for patch in bound:
-            self._by_layer.setdefault(patch.layer.name, []).append(patch)
-
-    @property
-    def layers(self) -> Collection[str]:
-        """Names of the patched layers."""
-        return self._by_layer.keys()
-
-    @property
-    def need_info(self) -> bool:
-        """Whether a patch requires batch metadata."""
-        return any(bound.patch.needs_info for bound in self._bound)
+        self.layers = {patch.layer.name for patch in bound}
+        self.need_info = any(patch.patch.needs_info for patch in bound)
 
     def changes(self) -> list[ChangeSize]:
         """Return the change sizes so far, per patch and layer, in the order of the patches."""
@@ -184,8 +177,9 @@ class ActivePatches:
               state: Tensor | None) -> Tensor:
         """Apply the patches of a layer to its output."""
         self._has_run = True
-        for patch in self._by_layer.get(layer, ()):
-            output = patch(output, info, state)
+        for patch in self._bound:
+            if patch.layer.name == layer:
+                output = patch(output, info, state)
         return output
 
 
@@ -200,6 +194,9 @@ class ActivationCache(Mapping):
         device: device of the copies.
         graph: keep the original tensors with their autograd graph instead of copies.
         before: cache outputs before patches are applied.
+
+    Attributes:
+        layers: module paths of the cached layers.
     """
 
     def __init__(self, layers: Mapping[str, Layer], device: torch.device | str, graph: bool,
@@ -208,11 +205,7 @@ class ActivationCache(Mapping):
         self._named, self._device, self._graph = layers, device, graph
         self._shapes = {layer.name: layer.shape for layer in layers.values()}
         self._calls: dict[str, list[list[Tensor]]] = {name: [] for name in self._shapes}
-
-    @property
-    def layers(self) -> Collection[str]:
-        """Module paths of the cached layers."""
-        return self._shapes.keys()
+        self.layers = set(self._shapes)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return all outputs of a layer.
@@ -285,9 +278,6 @@ class _HookStack:
         try:
             yield
         finally:
-            if not stack.blocks or stack.blocks[-1] is not block:
-                warnings.warn("a block of patched or cached was left before one that was entered "
-                              "later; both end cleanly", stacklevel=4)
             stack.blocks = [other for other in stack.blocks if other is not block]
             stack._num_blocks.subtract(block.layers)
             for layer in block.layers:

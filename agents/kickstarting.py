@@ -97,6 +97,4 @@ class Teacher:
 
 def remaining_weight(config: AgentConfig, progress: float) -> float:
     """Return the factor of the loss weights, which falls from 1 to 0 at ``kickstart_until``."""
-    if progress >= config.kickstart_until:
-        return 0.0
-    return 1 - progress / config.kickstart_until
+    return 1 - progress / config.kickstart_until if progress < config.kickstart_until else 0.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from typing import Literal
 
 from torch import nn
@@ -131,12 +130,6 @@ def find_layer(policy: Policy, name: str) -> Layer:
              or (path and layer.name.startswith(f"{path}."))]
     if found:
         return found[-1]
-    if re.fullmatch(r"gru(\.gru)?", path):
-        if policy.recurrent:
-            raise UserError("'gru.gru' gives several tensors and is no layer; the state that "
-                            "leaves the GRU is the layer 'gru'")
-        raise UserError(f"the agent has no GRU, so it has no layer '{path}'; the vector that its "
-                        f"heads read is the layer '{STATE}'")
     raise UserError(f"the agent has no layer '{name}'"
                     f"{nearest(name, [layer.name for layer in layers])}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -78,13 +79,19 @@ class ImpalaBlock(nn.Module):
         return self.res2(self.res1(self.maxpool(self.conv(x))))
 
 
-class Embedder(nn.Module):
-    """Base class of networks that map images in [0, 1] (N, C, H, W) to embeddings (N, E)."""
+class Embedder(nn.Sequential):
+    """Base class of networks that map images in [0, 1] (N, C, H, W) to embeddings (N, E).
 
-    output_dim: int
+    Args:
+        output_dim: size E of the embedding.
+        layers: modules by name, in the order of computation.
+        draw: function that fills a tensor with initial weights. Biases are 0.
+    """
 
-    def initialise(self, draw: Callable[[Tensor], object]) -> None:
-        """Initialise the weights with a function that fills a tensor, and the biases with 0."""
+    def __init__(self, output_dim: int, layers: dict[str, nn.Module],
+                 draw: Callable[[Tensor], object] = nn.init.xavier_uniform_):
+        super().__init__(OrderedDict(layers))
+        self.output_dim = output_dim
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 draw(module.weight)
@@ -101,45 +108,31 @@ class ImpalaEmbedder(Embedder):
     """
 
     def __init__(self, output_dim: int, channels: tuple[int, int, int] = (16, 32, 32)):
-        super().__init__()
-        self.block1 = ImpalaBlock(3, channels[0])
-        self.block2 = ImpalaBlock(channels[0], channels[1])
-        self.block3 = ImpalaBlock(channels[1], channels[2])
-        self.relu3 = nn.ReLU()
-        self.flatten = nn.Flatten()
-        self.fc = nn.Linear(channels[2] * 8 * 8, output_dim)
-        self.relufc = nn.ReLU()
-        self.output_dim = output_dim
-        self.initialise(nn.init.xavier_uniform_)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block3(self.block2(self.block1(x)))  # (N, C, 8, 8)
-        return self.relufc(self.fc(self.flatten(self.relu3(x))))  # (N, E)
+        super().__init__(output_dim, {
+            "block1": ImpalaBlock(3, channels[0]),
+            "block2": ImpalaBlock(channels[0], channels[1]),
+            "block3": ImpalaBlock(channels[1], channels[2]),  # (N, C, 8, 8)
+            "relu3": nn.ReLU(),
+            "flatten": nn.Flatten(),
+            "fc": nn.Linear(channels[2] * 8 * 8, output_dim),
+            "relufc": nn.ReLU()})
 
 
 class NatureEmbedder(Embedder):
     """The convolutional network of Mnih et al. (2015), "Human-level control", for 64x64 frames."""
 
     def __init__(self, output_dim: int = 512):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, kernel_size=8, stride=4)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
-        self.relu2 = nn.ReLU()
-        self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
-        self.relu3 = nn.ReLU()
-        self.flatten = nn.Flatten()
-        self.fc = nn.Linear(64 * 4 * 4, output_dim)
-        self.relufc = nn.ReLU()
-        self.output_dim = output_dim
-        self.initialise(functools.partial(nn.init.orthogonal_,
-                                          gain=nn.init.calculate_gain("relu")))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu1(self.conv1(x))
-        x = self.relu2(self.conv2(x))
-        x = self.relu3(self.conv3(x))  # (N, 64, 4, 4)
-        return self.relufc(self.fc(self.flatten(x)))  # (N, E)
+        super().__init__(output_dim, {
+            "conv1": nn.Conv2d(3, 32, kernel_size=8, stride=4),
+            "relu1": nn.ReLU(),
+            "conv2": nn.Conv2d(32, 64, kernel_size=4, stride=2),
+            "relu2": nn.ReLU(),
+            "conv3": nn.Conv2d(64, 64, kernel_size=3, stride=1),
+            "relu3": nn.ReLU(),  # (N, 64, 4, 4)
+            "flatten": nn.Flatten(),
+            "fc": nn.Linear(64 * 4 * 4, output_dim),
+            "relufc": nn.ReLU()},
+            functools.partial(nn.init.orthogonal_, gain=nn.init.calculate_gain("relu")))
 
 
 class L2Pool(nn.AvgPool2d):
@@ -157,37 +150,26 @@ class ClearEmbedder(Embedder):
     frames: few convolutions, no residual units, and L2 pooling over disjoint windows."""
 
     def __init__(self, output_dim: int = 512):
-        super().__init__()
-        self.conv1a = nn.Conv2d(3, 16, kernel_size=7, padding=3)
-        self.relu1a = nn.ReLU()
-        self.pool1 = L2Pool()
-        self.conv2a = nn.Conv2d(16, 32, kernel_size=5, padding=2)
-        self.relu2a = nn.ReLU()
-        self.conv2b = nn.Conv2d(32, 32, kernel_size=5, padding=2)
-        self.relu2b = nn.ReLU()
-        self.pool2 = L2Pool()
-        self.conv3a = nn.Conv2d(32, 32, kernel_size=5, padding=2)
-        self.relu3a = nn.ReLU()
-        self.pool3 = L2Pool()
-        self.conv4a = nn.Conv2d(32, 32, kernel_size=5, padding=2)
-        self.relu4a = nn.ReLU()
-        self.pool4 = L2Pool()
-        self.flatten = nn.Flatten()
-        self.fc1 = nn.Linear(32 * 4 * 4, 256)
-        self.relufc1 = nn.ReLU()
-        self.fc = nn.Linear(256, output_dim)
-        self.relufc = nn.ReLU()
-        self.output_dim = output_dim
-        self.initialise(nn.init.xavier_uniform_)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool1(self.relu1a(self.conv1a(x)))  # (N, 16, 32, 32)
-        x = self.relu2a(self.conv2a(x))
-        x = self.pool2(self.relu2b(self.conv2b(x)))  # (N, 32, 16, 16)
-        x = self.pool3(self.relu3a(self.conv3a(x)))  # (N, 32, 8, 8)
-        x = self.pool4(self.relu4a(self.conv4a(x)))  # (N, 32, 4, 4)
-        x = self.relufc1(self.fc1(self.flatten(x)))  # (N, 256)
-        return self.relufc(self.fc(x))  # (N, E)
+        super().__init__(output_dim, {
+            "conv1a": nn.Conv2d(3, 16, kernel_size=7, padding=3),
+            "relu1a": nn.ReLU(),
+            "pool1": L2Pool(),  # (N, 16, 32, 32)
+            "conv2a": nn.Conv2d(16, 32, kernel_size=5, padding=2),
+            "relu2a": nn.ReLU(),
+            "conv2b": nn.Conv2d(32, 32, kernel_size=5, padding=2),
+            "relu2b": nn.ReLU(),
+            "pool2": L2Pool(),  # (N, 32, 16, 16)
+            "conv3a": nn.Conv2d(32, 32, kernel_size=5, padding=2),
+            "relu3a": nn.ReLU(),
+            "pool3": L2Pool(),  # (N, 32, 8, 8)
+            "conv4a": nn.Conv2d(32, 32, kernel_size=5, padding=2),
+            "relu4a": nn.ReLU(),
+            "pool4": L2Pool(),  # (N, 32, 4, 4)
+            "flatten": nn.Flatten(),
+            "fc1": nn.Linear(32 * 4 * 4, 256),
+            "relufc1": nn.ReLU(),
+            "fc": nn.Linear(256, output_dim),
+            "relufc": nn.ReLU()})
 
 
 class Memory(nn.Module):
@@ -359,9 +341,8 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
     256 without a GRU, as in the published feed-forward agents. ``width`` multiplies the channels
     of the IMPALA blocks; it is 4 in the published agents for hard mazes.
     """
-    embedder: Embedder
     if architecture == "nature":
-        embedder = NatureEmbedder()
+        embedder: Embedder = NatureEmbedder()
     elif architecture == "clear":
         embedder = ClearEmbedder()
     else:

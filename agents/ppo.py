@@ -9,7 +9,6 @@ train together), B environments or frames of a minibatch, H W C a frame, D hidde
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -229,33 +228,9 @@ def _num_indices(config: AgentConfig) -> int:
     return config.n_envs * (1 if config.recurrent else config.n_steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class UpdateSummary:
-    """Means over all gradient steps of one update.
-
-    Attributes:
-        policy_loss, value_loss, entropy, approx_kl, clip_fraction: see :func:`ppo_losses`.
-        grad_norm: norm of the gradient before clipping.
-        explained_variance: fraction of the variance of the returns that the values of the rollout
-            explain; NaN if the returns are constant.
-        distillation_loss, teacher_kl: see :func:`agents.kickstarting.kickstart_losses`; NaN without
-            a teacher.
-    """
-
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    approx_kl: float
-    clip_fraction: float
-    grad_norm: float
-    explained_variance: float
-    distillation_loss: float = math.nan
-    teacher_kl: float = math.nan
-
-
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
            config: AgentConfig, compute: Compute, generator: torch.Generator,
-           guidance: Guidance | None = None, world: Distributed = SINGLE) -> UpdateSummary:
+           guidance: Guidance | None = None, world: Distributed = SINGLE) -> dict[str, float]:
     """Update the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
 
     If several processes train, advantages are normalised over the environments of all processes,
@@ -266,14 +241,20 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         rollout: steps of this process's environments.
         generator: random generator of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout.
+
+    Returns:
+        Means over all gradient steps, by name: ``PPO_METRICS`` (see :func:`ppo_losses`); with a
+        teacher, ``KICKSTART_METRICS``; ``grad_norm``, the norm of the gradient before clipping;
+        and ``explained_variance``, the fraction of the variance of the returns that the values of
+        the rollout explain (NaN if the returns are constant).
     """
     values, rewards, ended = (world.gather(local, config.n_envs, dim=1) for local in (
         rollout.values, rollout.rewards, rollout.ended))
     advantage = advantages(rewards, values, ended, config.gamma, config.lmbda, config.use_gae)
     returns = advantage + values[:-1]
-    explained_variance = math.nan
-    if returns.var() > 0:
-        explained_variance = float(1 - (returns - values[:-1]).var() / returns.var())
+    variance = returns.var()
+    explained_variance = (float(1 - (returns - values[:-1]).var() / variance) if variance > 0
+                          else math.nan)
     if config.normalize_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     own = world.local_slice(config.n_envs)
@@ -321,5 +302,5 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
             optimizer.step()
             steps += 1
     means = (world.sum(totals) / steps).tolist()
-    return UpdateSummary(**dict(zip(names, means)), grad_norm=float(grad_norm / steps),
-                         explained_variance=explained_variance)
+    return {**dict(zip(names, means)), "grad_norm": float(grad_norm / steps),
+            "explained_variance": explained_variance}

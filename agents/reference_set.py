@@ -6,7 +6,7 @@ Letters in shape comments: n frames of the set, C channels and P cells of a laye
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.hooks import cached, disabled
 from agents.layers import Layer
 from agents.networks import Policy, to_images
-from agents.rollout_files import RolloutFolder
+from agents.rollout_files import EpisodeArrays, RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -64,7 +64,7 @@ class ReferenceSet:
         description: origin of the frames, for metadata.
 
     Raises:
-        UserError: if there are fewer than two frames, or the number of states differs.
+        UserError: if there are fewer than two frames.
     """
 
     def __init__(self, frames: np.ndarray, hidden_states: np.ndarray | None = None,
@@ -72,9 +72,6 @@ class ReferenceSet:
         if len(frames) < MIN_FRAMES:
             raise UserError(f"a reference set needs at least {MIN_FRAMES} frames, not "
                             f"{len(frames)}")
-        if hidden_states is not None and len(hidden_states) != len(frames):
-            raise UserError(f"a reference set of {len(frames)} frames has "
-                            f"{len(hidden_states)} hidden states")
         self.frames, self.hidden_states = frames, hidden_states
         self.description = {**(description or {}), "pictures": len(frames)}
         self._moments: WeakKeyDictionary[Policy, dict] = WeakKeyDictionary()
@@ -138,14 +135,9 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
         raise UserError(f"all episodes of {folder.path} are simulated from, so it has none left "
                         "for a reference set; record more, or simulate fewer")
     rng = np.random.default_rng(seed)
-    frames, hidden_states = [], []
-    for number in sorted(rng.choice(episodes, size)):
-        episode = folder.episode(int(number))
-        step = rng.integers(max(len(episode.frames) - 1, 1))
-        frames.append(episode.frames[step])
-        hidden_states.append(episode.hidden_states[step])
-    return ReferenceSet(np.stack(frames), np.stack(hidden_states),
-                        {"of": "episodes of the recording", "seed": seed})
+    chosen = map(folder.episode, map(int, sorted(rng.choice(episodes, size))))
+    return _reference(((episode, rng.integers(max(len(episode.frames) - 1, 1)))
+                       for episode in chosen), {"of": "episodes of the recording", "seed": seed})
 
 
 def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured: Collection[int],
@@ -168,12 +160,16 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
     excluded = set(measured)
     drawn = anywhere.draw_levels(size + len(excluded), seed)
     levels = list(enumerate([level for level in drawn if level not in excluded][:size]))
-    frames, hidden_states = [], []
-    for episode, step in random_steps(policy, compute, env, levels, seed, "reference", edit):
-        frames.append(episode.frames[step])
-        hidden_states.append(episode.hidden_states[step])
-    return ReferenceSet(np.stack(frames), np.stack(hidden_states),
-                        {"of": "episodes on other levels", "seed": seed})
+    return _reference(random_steps(policy, compute, env, levels, seed, "reference", edit),
+                      {"of": "episodes on other levels", "seed": seed})
+
+
+def _reference(steps: Iterable[tuple[Episode | EpisodeArrays, int]],
+               description: dict) -> ReferenceSet:
+    """Create a reference set from one step of each episode."""
+    frames, hidden_states = zip(*((episode.frames[step], episode.hidden_states[step])
+                                  for episode, step in steps))
+    return ReferenceSet(np.stack(frames), np.stack(hidden_states), description)
 
 
 def random_steps(policy: Policy, compute: Compute, env: EnvConfig,

@@ -24,17 +24,18 @@ shards are joined, by the first process that opens the folder.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from agents.provenance import CONTENTS, EpisodeDigests, check_agent, file_sha256
+from agents.provenance import CONTENTS, check_agent, file_sha256
 from common.errors import UserError
 from common.files import (
     ArrayFile,
@@ -48,7 +49,8 @@ from common.files import (
 )
 from common.game_constants import FRAME_SIZE
 from common.parameters import PARAMETER_SET
-from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
+from common.results import Entry, File, ResultStore, Schema
+from common.shards import DIVIDED, WHOLE, Shard, ShardNotes
 from common.tables import read_table
 from common.video import write_video
 
@@ -59,10 +61,15 @@ POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Files of a data folder that readers use.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
-_NUMBERED = b",level_seed,"  # start of a CSV with an index column; earlier versions wrote none
+RECORDING = Schema("a recording", "record.py", {
+    "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
+    "steps": Entry("data_gen_model_{:0>5}.csv", File()),
+    "waiting_steps": Entry(".steps_{:0>5}.csv", File()),  # until their global steps are known
+    "video": Entry("sample_{:0>5}.mp4", File())},
+    informative=("versions", PARAMETER_SET, CONTENTS), settings_name="recording.json",
+    flag="--logdir")
 _GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # column number in such a CSV
 _INDEX_HEADER = "global_step,episode\n"
-_ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +100,7 @@ class EpisodeFiles:
     log_probs: ArrayFile
 
 
-class RolloutFolder:
+class RolloutFolder(ResultStore):
     """File names and readers of one ``data`` folder.
 
     Args:
@@ -105,27 +112,23 @@ class RolloutFolder:
     """
 
     def __init__(self, path: Path, joined: bool = True):
-        self.path = Path(path)
+        super().__init__(path, RECORDING)
         if joined and ShardNotes(self.path).exist():
             join_recording(self.path)
 
     @property
     def index_file(self) -> Path:
-        return self.path / "idx_to_episode.csv"
+        return self.file_of("index")
 
     @property
     def description_file(self) -> Path:
-        return self.path / "recording.json"
+        return self.settings_file
 
     def episode_folder(self, number: int) -> Path:
         return self.path / f"episode_{number:05d}"
 
-    def waiting_steps_file(self, number: int) -> Path:
-        """Return the file of an episode's rows, used until their global steps are known."""
-        return self.path / f".steps_{number:05d}.csv"
-
     def steps_file(self, number: int) -> Path:
-        return self.path / f"data_gen_model_{number:05d}.csv"
+        return self.file_of("steps", number)
 
     def files_of(self, number: int) -> list[Path]:
         """Return the files of an episode that readers use."""
@@ -133,26 +136,46 @@ class RolloutFolder:
         return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
 
     def video_file(self, number: int) -> Path:
-        return self.path / f"sample_{number:05d}.mp4"
+        return self.file_of("video", number)
 
     def description(self) -> dict:
         """Return the settings of the recording; empty for published data, which lacks them."""
-        description = read_description(self.description_file)
-        description.pop(CONTENTS, None)
-        return description
+        return {name: value for name, value in read_description(self.description_file).items()
+                if name != CONTENTS}
 
-    def digests(self, check_contents: bool = False) -> EpisodeDigests:
-        """Return the digests of the episodes, based on the stored digests in ``recording.json``.
+    def stored_digests(self) -> tuple[dict, int]:
+        """Return the digests in ``recording.json``, and its modification time in nanoseconds."""
+        stored = read_description(self.description_file).get(CONTENTS)
+        if not isinstance(stored, dict):
+            return {}, 0
+        return stored, self.description_file.stat().st_mtime_ns
+
+    def digests(self, numbers: Iterable[int], stored: dict, stored_at: int
+                ) -> dict[str, list[int | str]]:
+        """Return size in bytes and digest of each episode, in the format of CONTENTS.
+
+        Episodes that differ from their stored digests are reported in a warning.
 
         Args:
-            check_contents: read all files, instead of trusting stored digests.
+            stored: stored digests, which are trusted for episodes with this size.
+            stored_at: time in nanoseconds; files that are newer are read. Negative: all files are.
         """
-        stored = read_description(self.description_file).get(CONTENTS)
-        stored_at = self.description_file.stat().st_mtime_ns if stored else 0
-        return EpisodeDigests(self.path, self.files_of, stored, stored_at, check_contents)
+        result: dict[str, list[int | str]] = {}
+        for number in numbers:
+            files, known = self.files_of(number), stored.get(str(number))
+            stats = [path.stat() for path in files]
+            size, newest = sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)
+            if (not isinstance(known, list) or len(known) != 2
+                    or known[0] != size or newest > stored_at):
+                known = [size, file_sha256(files)]
+                if stored.get(str(number), known) != known:
+                    logger.warning("%s: episode %d changed after the recording was finished",
+                                   self.path, number)
+            result[str(number)] = known
+        return result
 
     def sha256(self, check_contents: bool = False) -> str:
-        """Return the digest of the recording.
+        """Return the digest of the recording, computed from the digests of its episodes.
 
         Args:
             check_contents: read all files, not only files whose size or time has changed.
@@ -160,13 +183,17 @@ class RolloutFolder:
         Raises:
             UserError: if the recording is damaged.
         """
-        if CONTENTS in read_description(self.description_file):
-            digests = self.digests(check_contents)
-            return digests.total(digests.of(self.index()["episode"].unique()))
-        logger.warning("%s has no digests of its episodes, so that changes of their contents will "
-                       "not be noticed", self.path)
-        files = [path for path in (self.index_file, self.description_file) if path.is_file()]
-        return hashlib.sha256("".join(file_sha256([path]) for path in files).encode()).hexdigest()
+        stored, stored_at = self.stored_digests()
+        if stored:
+            digests = self.digests(self.index()["episode"].unique(), stored,
+                                   -1 if check_contents else stored_at)
+            lines = [f"{number} {digest}\n" for number, (_, digest) in digests.items()]
+        else:
+            logger.warning("%s has no digests of its episodes, so that changes of their contents "
+                           "will not be noticed", self.path)
+            files = [path for path in (self.index_file, self.description_file) if path.is_file()]
+            lines = [file_sha256([path]) for path in files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def check_agent(self, agent_file: Path) -> None:
         """Check that the recording was made with this agent; warn if its agent is unknown.
@@ -194,8 +221,7 @@ class RolloutFolder:
         Raises:
             UserError: if the file is missing or damaged.
         """
-        content = read_bytes(self.steps_file(number))
-        return _read_steps(self.steps_file(number), content)
+        return _read_steps(self.steps_file(number), read_bytes(self.steps_file(number)))
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
         """Read and concatenate the rows of several episodes.
@@ -207,14 +233,11 @@ class RolloutFolder:
         """
         numbers = list(numbers)
         contents = [read_bytes(self.steps_file(number)) for number in numbers]
-        header = contents[0].partition(b"\n")[0] if contents else b""
-        bodies = [content[len(header) + 1:] for content in contents
-                  if content.startswith(header + b"\n") and content.endswith(b"\n")]
-        if len(bodies) == len(contents):
-            try:
-                return _read_steps(self.path, header + b"\n" + b"".join(bodies))
-            except UserError:
-                pass  # read the files one by one, so that the error names the file
+        header = contents[0].partition(b"\n")[0] + b"\n"
+        if all(content.startswith(header) and content.endswith(b"\n") for content in contents):
+            with contextlib.suppress(UserError):  # the files are read one by one, to name the file
+                return _read_steps(self.path, header + b"".join(
+                    content[len(header):] for content in contents))
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
 
     def array_files(self, number: int) -> EpisodeFiles:
@@ -268,7 +291,7 @@ class RolloutWriter:
         num_episodes: total number of episodes of all shards.
 
     Raises:
-        UserError: if the folder cannot be used (see ``SharedFolder``), or a finished episode is
+        UserError: if the folder cannot be used (see ``ResultStore.open``), or a finished episode is
             damaged.
     """
 
@@ -276,15 +299,9 @@ class RolloutWriter:
                  shard: Shard = WHOLE, num_episodes: int = 0):
         self._is_whole, self._description = shard == WHOLE, description
         self.folder = RolloutFolder(path, joined=self._is_whole and not overwrite)
-        self._stored_digests = self.folder.digests()
-        self._shared = SharedFolder(
-            self.folder.description_file, description, _ALL_PATTERNS, "a recording", "--logdir",
-            overwrite, ("versions", PARAMETER_SET, CONTENTS), shard=shard,
-            divided={"num_episodes": num_episodes},
-            is_done=lambda: all(self.has(number) and self.folder.steps_file(number).exists()
-                                for number in range(num_episodes)))
-        _check_finished(self.folder, self.folder.finished() if self._is_whole else
-                        [number for number in shard.of(range(num_episodes)) if self.has(number)])
+        self._stored_digests = ({}, 0) if overwrite else self.folder.stored_digests()
+        self.folder.open(description, overwrite, shard, {"num_episodes": num_episodes}, needed=[
+            ("index",), *(("steps", number) for number in range(num_episodes))])
         self._num_indexed, self._global_step = 0, 0
         self._digests: dict[str, list[int | str]] = {}
         if self._is_whole:
@@ -306,29 +323,26 @@ class RolloutWriter:
         Raises:
             UserError: if the data folder was deleted.
         """
-        self._shared.check()
+        self.folder.check()
         folder = self.folder
-        with atomic_path(folder.waiting_steps_file(number)) as temporary:
+        with atomic_path(folder.file_of("waiting_steps", number)) as temporary:
             temporary.write_bytes(_numbered_csv(arrays.steps, number))
         if video is not None:
             write_video(folder.video_file(number), video)
         frames = np.ascontiguousarray(np.moveaxis(arrays.frames, -1, 1))
-        files = {"ob": frames, "hx": arrays.hidden_states, "lp": arrays.log_probs}
-        size = sum(array.nbytes for array in files.values())
-        with atomic_folder(folder.episode_folder(number), size) as temporary:
-            for name, array in files.items():
+        with atomic_folder(folder.episode_folder(number)) as temporary:
+            for name, array in (("ob", frames), ("hx", arrays.hidden_states),
+                                ("lp", arrays.log_probs)):
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
         if self._is_whole:
-            rows = self._place_finished()
-            if rows:
-                append_or_nothing(folder.index_file, rows)
+            append_or_nothing(folder.index_file, self._place_finished())
 
     def finish(self) -> None:
         """Record that this process has written all its episodes."""
         if self._is_whole:
             save_json(self.folder.description_file,
                       {**self._description, CONTENTS: self._digests})
-        self._shared.finish()
+        self.folder.finish()
 
     def _place_finished(self) -> str:
         """Write the CSVs of episodes up to the first missing one; returns their index rows."""
@@ -336,9 +350,9 @@ class RolloutWriter:
         while self.has(self._num_indexed):
             number = self._num_indexed
             length = _place_steps(self.folder, number, self._global_step)
-            self.folder.waiting_steps_file(number).unlink(missing_ok=True)
+            self.folder.file_of("waiting_steps", number).unlink(missing_ok=True)
             rows.append(_index_rows(number, self._global_step, length))
-            self._digests |= self._stored_digests.of([number])
+            self._digests |= self.folder.digests([number], *self._stored_digests)
             self._num_indexed, self._global_step = number + 1, self._global_step + length
         return "".join(rows)
 
@@ -366,28 +380,26 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
         UserError: if the episode is damaged.
     """
     length = folder.array_files(number).log_probs.shape[0]
-    if folder.steps_file(number).exists():
-        return length
-    waiting = folder.waiting_steps_file(number)
-    try:
-        content = read_bytes(waiting)
-    except UserError:
-        if folder.steps_file(number).exists():  # another process has joined the shards
-            return length
-        raise
-    if not content.startswith(_NUMBERED):  # written by an earlier version, or damaged
-        content = _numbered_csv(_read_steps(waiting, content, leave_out=("episode", "global_step")),
-                                number)
-    header, *lines = content.splitlines(keepends=True)
-    rows = [line.split(b",", _GLOBAL_STEP + 1) for line in lines]
-    if [cells[_GLOBAL_STEP:_GLOBAL_STEP + 1] for cells in rows] != [
-            [b"%d" % row] for row in range(length)]:
-        raise UserError(f"{waiting} is damaged, or its episode is: its rows are not numbered from "
-                        f"0 to {length - 1}")
-    for row, cells in enumerate(rows):
-        cells[_GLOBAL_STEP] = b"%d" % (global_step + row)
-    with atomic_path(folder.steps_file(number), through=through) as temporary:
-        temporary.write_bytes(header + b"".join(map(b",".join, rows)))
+    steps_file, waiting = folder.steps_file(number), folder.file_of("waiting_steps", number)
+    if not steps_file.exists():
+        try:
+            lines = read_bytes(waiting).splitlines(keepends=True)
+        except UserError:
+            if not steps_file.exists():  # otherwise another process has joined the shards
+                raise
+        else:
+            rows = [line.split(b",", _GLOBAL_STEP + 1) for line in lines]
+            if [cells[_GLOBAL_STEP:_GLOBAL_STEP + 1] for cells in rows[1:]] != [
+                    [b"%d" % row] for row in range(length)]:
+                raise UserError(f"{waiting} is damaged, or its episode is: its rows are not "
+                                f"numbered from 0 to {length - 1}")
+            for row, cells in enumerate(rows[1:], global_step):
+                cells[_GLOBAL_STEP] = b"%d" % row
+            with atomic_path(steps_file, through=through) as temporary:
+                temporary.write_bytes(b"".join(map(b",".join, rows)))
+    if read_bytes(steps_file).count(b"\n") != length + 1:
+        raise UserError(f"{steps_file} is damaged, or its episode is: it does not have {length} "
+                        "rows, as ob.npy does")
     return length
 
 
@@ -404,7 +416,7 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
     folder = RolloutFolder(path, joined=False)
 
     def make(settings: dict, through: Path) -> None:
-        numbers = range(settings.pop("divided")["num_episodes"])
+        numbers = range(settings.pop(DIVIDED)["num_episodes"])
         if num_episodes not in (None, len(numbers)):
             raise UserError(f"the shards in {path} have recorded {len(numbers)} episodes, not "
                             f"{num_episodes}; give the --num_episodes that they had")
@@ -416,43 +428,22 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
                 length = _place_steps(folder, number, global_step, through)
                 index.write(_index_rows(number, global_step, length))
                 global_step += length
-        digests = EpisodeDigests(path, folder.files_of).of(numbers)
+        digests = folder.digests(numbers, {}, 0)
         save_json(folder.description_file, {**settings, CONTENTS: digests}, through=through)
         for number in numbers:
-            folder.waiting_steps_file(number).unlink(missing_ok=True)
+            folder.file_of("waiting_steps", number).unlink(missing_ok=True)
 
     ShardNotes(path).join(make, lambda: folder.index_file.exists() and all(
         folder.steps_file(number).exists() for number in range(num_episodes or 0)))
     return folder
 
 
-def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
-    """Check the sizes of finished episodes without reading their arrays.
-
-    Raises:
-        UserError: if a file is missing or damaged; the message names it.
-    """
-    shapes = set()
-    for number in numbers:
-        files = folder.array_files(number)
-        shapes.add((files.hidden_states.shape[1], files.log_probs.shape[1]))
-        steps_file = folder.steps_file(number)
-        if not steps_file.exists():
-            steps_file = folder.waiting_steps_file(number)
-        rows, length = read_bytes(steps_file).count(b"\n") - 1, files.frames.shape[0]
-        if rows != length or len(shapes) > 1:
-            what = (f"{rows} rows, not {length}, as ob.npy" if rows != length
-                    else "states or actions of another size than the episodes before it")
-            raise UserError(f"{steps_file} is damaged, or its episode is: it has {what}")
-
-
-def _read_steps(path: Path, content: bytes, leave_out: tuple[str, ...] = ()) -> pd.DataFrame:
+def _read_steps(path: Path, content: bytes) -> pd.DataFrame:
     """Parse the rows of an episode's CSV, including positions if it has them.
 
     Raises:
         UserError: if the CSV is damaged.
     """
     header = content.partition(b"\n")[0].rstrip(b"\r").split(b",")
-    kinds = {name: kind for name, kind in _STEP_KINDS.items() if name not in leave_out}
-    kinds |= {name: float for name in POSITION_COLUMNS if name.encode() in header}
+    kinds = _STEP_KINDS | {name: float for name in POSITION_COLUMNS if name.encode() in header}
     return read_table(path, kinds, gaps=POSITION_COLUMNS, content=content)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from agents.config import AgentConfig
-from common.config import check_seed
 from common.errors import UserError
 from common.files import atomic_path, versions
 from common.metrics_log import read_metrics
@@ -70,12 +69,8 @@ class TrainSettings:
     val_cheese_region: int = 0
 
     def __post_init__(self):
-        for name in ("num_timesteps", "num_checkpoints", "val_interval"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
         if self.keep_optimizer and not self.model_file:
             raise UserError("--keep_optimizer needs a --model_file with the optimiser's state")
-        check_seed(self.seed)
 
 
 def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:

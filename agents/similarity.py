@@ -14,7 +14,6 @@ from agents.layers import HEADS, all_layers
 from agents.networks import Policy
 from agents.reference_set import activations_of, random_steps
 from common.devices import Compute
-from common.errors import UserError
 from envs.procgen_env import EnvConfig, LevelEdit
 
 LAYERS = ("resadd", "fc", "hidden_state")  # last parts of the names of compared layers
@@ -53,12 +52,7 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
         ``value_correlation``: correlation of the values; ``cka``: :func:`linear_cka` of each layer
         that both agents have.
 
-    Raises:
-        UserError: if the agents have different numbers of actions.
     """
-    if policy.fc_policy.out_features != other.fc_policy.out_features:
-        raise UserError(f"the agents have {policy.fc_policy.out_features} and "
-                        f"{other.fc_policy.out_features} actions")
     other_layers = {layer.name for layer in all_layers(other)}
     names = [layer.name for layer in all_layers(policy)
              if layer.name in other_layers and layer.name.rpartition(".")[2] in LAYERS]
@@ -89,9 +83,6 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
 
     Returns:
         Measures as returned by :func:`similarity`.
-
-    Raises:
-        UserError: if the agents have different numbers of actions.
     """
     levels = list(enumerate(env.draw_levels(num_levels, seed)))
     frames, states, other_states = [], [], []

@@ -29,7 +29,7 @@ from agents.agent_file import (
 )
 from agents.kickstarting import Teacher
 from agents.networks import build_policy
-from agents.ppo import Collector, Rollout, UpdateSummary, update
+from agents.ppo import Collector, Rollout, update
 from agents.run_folder import COLUMNS, LOG_NAME, TrainSettings, episode_figures, save_model_card
 from common.config import SETTINGS_NAME, save_settings
 from common.devices import Compute
@@ -46,9 +46,8 @@ from envs.rewards import EpisodeStatistics
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600
-# Metrics of an update that are written only to TensorBoard, as the columns of log.csv are fixed.
-DIAGNOSTICS = ("approx_kl", "clip_fraction", "explained_variance", "grad_norm",
-               "distillation_loss", "teacher_kl")
+# Metrics of an update in log.csv, whose columns are fixed; TensorBoard also shows the others.
+LOGGED = {"policy_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy_loss"}
 
 
 class TrainingRun:
@@ -274,40 +273,37 @@ class TrainingRun:
         guidance = None
         if self.teacher is not None and self._is_kickstarted(self.timesteps):
             guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, agent, progress)
-        summary = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
+        metrics = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
                          self.minibatch_generator, guidance, self.world)
         for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
-            value = getattr(summary, name)
-            if not math.isfinite(value):
+            if not math.isfinite(metrics[name]):
                 raise NonFiniteLoss(
-                    f"the {name} became {value} after {self.timesteps} time steps; training "
-                    f"stopped, and what was saved before in {self.folder} was kept")
+                    f"the {name} became {metrics[name]} after {self.timesteps} time steps; "
+                    f"training stopped, and the last checkpoint in {self.folder} was kept")
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
-        diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
-        diagnostics["learning_rate"] = learning_rate
+        metrics["learning_rate"] = learning_rate
         if guidance is not None:
-            diagnostics["kickstart_coef"] = guidance.policy_weight
-        return self._log(summary, diagnostics)
+            metrics["kickstart_coef"] = guidance.policy_weight
+        return self._log(metrics)
 
-    def _log(self, summary: UpdateSummary, diagnostics: dict[str, float]) -> str:
+    def _log(self, metrics: dict[str, float]) -> str:
         """Append a row to the log; returns a message for the progress bar."""
         values = self.world.gather(self.rollout.values[:-1], self.settings.agent.n_envs, dim=1)
         train, val = self.collector.statistics, self.val_collector.statistics
         row = {"timesteps": self.timesteps, "wall_time": self.wall_time,
                "num_episodes": train.num_episodes, "num_episodes_val": val.num_episodes,
                "mean_episode_value": float(values.mean()),
-               "mean_policy_loss": summary.policy_loss, "mean_value_loss": summary.value_loss,
-               "mean_entropy_loss": summary.entropy,
+               **{f"mean_{column}": metrics.pop(name) for name, column in LOGGED.items()},
                **episode_figures(train), **episode_figures(val, "val_")}
         if self.log is not None and self._lock is not None:
             self._lock.check()
-            self.log.append({name: row[name] for name in COLUMNS}, diagnostics)
+            self.log.append({name: row[name] for name in COLUMNS}, metrics)
         figures = [_recent_mean("return", row["mean_episode_rewards"], train),
                    _recent_mean("on unseen levels", row["val_mean_episode_rewards"], val)]
-        if math.isfinite(summary.teacher_kl):
-            figures.append(f"distillation loss {summary.distillation_loss:.3f}, "
-                           f"KL to the teacher {summary.teacher_kl:.3f}")
+        if "teacher_kl" in metrics:
+            figures.append(f"distillation loss {metrics['distillation_loss']:.3f}, "
+                           f"KL to the teacher {metrics['teacher_kl']:.3f}")
         return ", ".join(figures)
 
     def save(self) -> Path:

@@ -73,7 +73,7 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
     save(figure, path, title)
 
 
-def plot_beside(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
+def plot_comparison(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
     """Write a figure that compares the returns of two runs on training levels.
 
     Args:
@@ -86,4 +86,4 @@ def plot_beside(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
     axes.set_ylabel(f"return on training levels, mean of {SMOOTHED} updates")
     _finish(axes)
     axes.legend()
-    save(figure, path, " beside ".join(logs))
+    save(figure, path, " and ".join(logs))

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from agents.config import add_env_flags, env_config
-from agents.episodes import last_steps, write_beside
+from agents.episodes import last_steps, side_by_side_films
 from agents.reference_set import MIN_FRAMES, played_reference
 from attribution.failures.causes import (
     Levels,
@@ -58,7 +58,7 @@ from common.files import versions
 from common.palette import DPI
 from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
-from common.video import FRAMES_PER_SECOND, mark_action
+from common.video import FRAMES_PER_SECOND, mark_action, write_video
 from interventions.flags import REFERENCE_SIZE
 from stats.effects import Condition, check_starts
 
@@ -238,7 +238,7 @@ def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequenc
         films[f"{condition.label}: {cause}"] = last_steps(
             levels.config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, run.edit,
             run.edit_every_step)
-    write_beside(path, films, FRAMES_PER_SECOND)
+    write_video(path, side_by_side_films(films), FRAMES_PER_SECOND)
 
 
 def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Levels

@@ -9,10 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from common.devices import PRECISIONS
-from common.errors import UserError, nearest, shortened
+from common.errors import UserError, nearest
 from common.files import read_description
 from common.parameters import (
     BASE_SET,
@@ -30,6 +29,15 @@ DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_di
 logger = logging.getLogger(__name__)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Formatter that shows defaults, except of switches and where the help text describes it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.nargs == 0 or action.default in (None, "", []) or "(default:" in str(action.help):
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser that shows defaults in ``--help`` and rejects abbreviated flags.
 
@@ -40,12 +48,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description: str):
         self._keys: dict[str, str] = {}  # dotted names of parameters, by attribute of the flag
         super().__init__(description=description, allow_abbrev=False,
-                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+                         formatter_class=_HelpFormatter)
 
     def add_argument(self, *names: str, key: str | None = None, **options) -> argparse.Action:
         """Add a flag; ``key`` is the dotted name of the parameter that the flag overrides."""
         if key is not None:
-            options["help"] += "; the parameter set's if not given"
+            options["help"] += " (default: from the parameter set)"
         action = super().add_argument(*names, **options)
         if key is not None:
             self._keys[action.dest] = key
@@ -58,16 +66,10 @@ class Parser(argparse.ArgumentParser):
             if action.dest in names:
                 action.help = argparse.SUPPRESS
 
-    def error(self, message: str) -> NoReturn:
-        """Exit with the message, shortened if it repeats a very long value."""
-        super().error(shortened(message))
-
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Return the names of the flags given on the command line."""
-        unset = object()
-        blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
-        given = vars(self.parse_args(argv, blank))
-        return {name for name, value in given.items() if value is not unset}
+        words = {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)}
+        return {action.dest for action in self._actions if words & set(action.option_strings)}
 
     def read(self, argv: list[str] | None, data_flags: Collection[str] = tuple(DATA_FLAGS)
              ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
@@ -130,14 +132,6 @@ class OneText(argparse.Action):
         setattr(namespace, self.dest, " ".join(values))
 
 
-class EachTime(argparse.Action):
-    """argparse action: append the values of a flag that may be repeated."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [*(before if isinstance(before, list) else ()), values])
-
-
 def whole(low: int, high: int) -> Callable[[str], int]:
     """Return an argparse type: an integer from ``low`` to ``high``."""
 
@@ -145,18 +139,13 @@ def whole(low: int, high: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a whole number, not {_shown(text)}"
-                                             ) from None
+            value = low - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must lie between {low} and {high}, not "
-                                             f"{_shown(text)}")
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not "
+                                             f"{text}")
         return value
 
     return number
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
 # The upper bounds far exceed useful values; they keep a typo from exhausting memory or time.
@@ -180,11 +169,9 @@ def folder_name(text: str) -> str:
 def output_file(text: str) -> Path:
     """argparse type: path of an output file, which must be new or a regular file."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a link, a pipe "
-                                         "or a device")
+        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder, a link,"
+                                         " a pipe or a device")
     return path
 
 

@@ -22,17 +22,7 @@ Settings = TypeVar("Settings")
 _given: dict[Path, dict] = {}  # see yaml_given
 
 
-def check_seed(seed: int) -> None:
-    """Raise if some random generator in use does not accept a seed.
-
-    Raises:
-        UserError: if the seed is not an unsigned 32-bit integer; the message gives the range.
-    """
-    if not 0 <= seed < 2**32:
-        raise UserError(f"the seed must lie between 0 and {2**32 - 1}, not {seed}")
-
-
-def typed(cls: type, values: dict, source: str):
+def typed(cls: type, values: object, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
     A key whose field has a default may be missing: files of older runs lack it.
@@ -45,21 +35,18 @@ def typed(cls: type, values: dict, source: str):
             the source.
     """
     types = typing.get_type_hints(cls)
-    hints = {field.name: types[field.name] for field in dataclasses.fields(cls)}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     if not isinstance(values, dict):
         raise UserError(f"{source} must hold a mapping of names to values")
     for key in values:
-        if key not in hints:
-            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), hints)}")
-    optional = {field.name for field in dataclasses.fields(cls)
-                if field.default is not dataclasses.MISSING}
+        if key not in fields:
+            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), fields)}")
     checked = {}
-    for key, kind in hints.items():
-        if key not in values:
-            if key in optional:
-                continue
+    for key, field in fields.items():
+        if key in values:
+            checked[key] = _of_type(values[key], types[key], f"{source}: '{key}'")
+        elif field.default is dataclasses.MISSING:
             raise UserError(f"{source}: the key '{key}' is missing")
-        checked[key] = _of_type(values[key], kind, f"{source}: '{key}'")
     return cls(**checked)
 
 
@@ -134,9 +121,9 @@ def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
 
 def save_settings(folder: Path, settings) -> None:
     """Write the resolved settings of a run (a dataclass) and the package versions as YAML."""
-    content = {**dataclasses.asdict(settings), "versions": versions()}
     with atomic_path(folder / SETTINGS_NAME) as temporary:
-        temporary.write_text(yaml.safe_dump(content, sort_keys=False))
+        temporary.write_text(yaml.safe_dump(
+            {**dataclasses.asdict(settings), "versions": versions()}, sort_keys=False))
 
 
 def load_settings(folder: Path, cls: type[Settings]) -> Settings:
@@ -146,6 +133,5 @@ def load_settings(folder: Path, cls: type[Settings]) -> Settings:
         UserError: if the file is missing or does not match ``cls``; the message names the key.
     """
     path = folder / SETTINGS_NAME
-    content = read_yaml(path)
-    content.pop("versions", None)
-    return typed(cls, content, str(path))
+    return typed(cls, {name: value for name, value in read_yaml(path).items()
+                       if name != "versions"}, str(path))

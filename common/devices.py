@@ -62,13 +62,6 @@ def bfloat16_features(features: Mapping[str, bool]) -> list[str]:
     return [name for name in ("amx_bf16", "avx512_bf16") if features.get(name)]
 
 
-def has_fast_bfloat16(device: torch.device) -> bool:
-    """Return whether bfloat16 runs faster than float32 on ``device``."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(bfloat16_features(torch.cpu.get_capabilities()))
-
-
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory instead of returning it to the operating system.
 
@@ -124,13 +117,13 @@ def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = 
         raise UserError("--device gpu was asked for, but torch finds no CUDA GPU here; "
                         "use --device cpu or --device auto")
     use_gpu = device == "gpu" or (device == "auto" and count > 0)
-    if use_gpu and not 0 <= gpu_device < count:
-        raise UserError(f"--gpu_device {gpu_device} was asked for, but there are {count} GPUs, "
-                        "numbered from 0")
     index = gpu_device + local_rank
     if use_gpu and index >= count:
         raise UserError(f"process {local_rank} of this machine would compute on GPU {index}, but "
-                        f"there are {count}, numbered from 0; start fewer processes")
+                        f"there are {count}, numbered from 0; choose another --gpu_device, or "
+                        "start fewer processes")
     chosen = torch.device("cuda", index) if use_gpu else torch.device("cpu")
-    bfloat16 = has_fast_bfloat16(chosen) if precision == "auto" else precision == "bfloat16"
-    return Compute(chosen, bfloat16)
+    if precision != "auto":
+        return Compute(chosen, precision == "bfloat16")
+    return Compute(chosen, torch.cuda.is_bf16_supported(including_emulation=False) if use_gpu
+                   else bool(bfloat16_features(torch.cpu.get_capabilities())))

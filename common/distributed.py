@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import UserError
+from common.parameters import flattened
 from common.shared_memory import SharedMemory, SharedSum, map_memory
 from common.signals import STOP_SIGNALS, signal_at_death_of_parent
 
@@ -242,7 +243,7 @@ class Distributed:
             dist.broadcast_object_list(values)
         return values[0]
 
-    def require_same(self, settings: Mapping) -> None:
+    def require_same(self, settings: dict) -> None:
         """Raise if the settings differ between ranks.
 
         Args:
@@ -255,7 +256,7 @@ class Distributed:
             return
         all_settings: list = [None] * self.world_size
         with _communicating():
-            dist.all_gather_object(all_settings, dict(_flatten(settings)))
+            dist.all_gather_object(all_settings, flattened(settings))
         for rank, others in enumerate(all_settings):
             for name, expected in all_settings[0].items():
                 if others.get(name) != expected:
@@ -282,15 +283,6 @@ class Distributed:
 
 
 SINGLE = Distributed()
-
-
-def _flatten(settings: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted names and values of nested settings, both as text."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -27,62 +26,32 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def packages(requirements: Path) -> tuple[dict[str, str], list[str]]:
-    """Compare the installed packages with a requirements file.
+def packages(requirements: Path) -> str:
+    """List the required packages with their installed versions.
 
     Args:
         requirements: file of lines ``name==version``; lines with a marker for another Python
             version are ignored.
-
-    Returns:
-        Installed version by package ("" if missing), and a description of each package whose
-        version differs from the required one.
     """
     from packaging.requirements import Requirement
 
-    versions, others = {}, []
-    for line in requirements.read_text().splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        asked = Requirement(line)
-        if asked.marker is None or asked.marker.evaluate():
+    lines = [line for line in requirements.read_text().splitlines() if line[:1] not in ("", "#")]
+    found = []
+    for required in map(Requirement, lines):
+        if required.marker is None or required.marker.evaluate():
             try:
-                versions[asked.name] = metadata.version(asked.name)
+                version = metadata.version(required.name)
+                is_pinned = required.specifier.contains(version)
             except metadata.PackageNotFoundError:
-                versions[asked.name] = ""
-            if not asked.specifier.contains(versions[asked.name] or "0"):
-                others.append(f"{asked.name} {versions[asked.name] or 'missing'}, not "
-                              f"{str(asked.specifier).removeprefix('==')}")
-    return versions, others
-
-
-def state_of_venv(root: Path) -> str:
-    """Describe whether a folder's ``.venv`` exists and is newer than its requirements."""
-    made = root / ".venv" / "installed"
-    if not made.exists():
-        return "there is none; make builds it"
-    newer = [name for name in ("requirements.txt", "setup.py")
-             if (root / name).stat().st_mtime > made.stat().st_mtime]
-    if newer:
-        return f"older than {' and '.join(newer)}; make builds it again"
-    inside = Path(sys.prefix).resolve() == (root / ".venv").resolve()
-    return "up to date" + ("" if inside else ", but this is another Python")
+                version, is_pinned = "missing", False
+            found.append(f"{required.name} {version}"
+                         + ("" if is_pinned else f" (required: {required.specifier})"))
+    return ", ".join(found)
 
 
 def _commit() -> str:
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
-                               capture_output=True)
-    return described.stdout.strip() or "not a git checkout"
-
-
-def _packages() -> str:
-    versions, _ = packages(ROOT / "requirements.txt")
-    return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-
-
-def _unlike_requirements() -> str:
-    _, others = packages(ROOT / "requirements.txt")
-    return "; ".join(others) or "none"
+    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
+                          capture_output=True).stdout.strip() or "not a git checkout"
 
 
 def _processor() -> str:
@@ -107,11 +76,8 @@ def _precision() -> str:
 
     compute = resolve_compute()
     features = bfloat16_features(torch.cpu.get_capabilities())
-    if compute.device.type == "cuda":
-        why = f"the GPU has {'' if compute.bfloat16 else 'no '}bfloat16 in hardware"
-    else:
-        why = f"the processor has {' and '.join(features) or 'neither amx_bf16 nor avx512_bf16'}"
-    return f"{compute.precision} on {compute.device.type} where none is chosen: {why}"
+    return (f"{compute.precision} on {compute.device.type} where none is chosen; bfloat16 features "
+            f"of the processor: {', '.join(features) or 'none'}")
 
 
 def _threads() -> str:
@@ -140,8 +106,8 @@ def _browser() -> str:
     program = chromium()
     if program is None:
         return "none: the tests of the pages are skipped; apt-get install chromium"
-    version = subprocess.run([program, "--version"], text=True, capture_output=True, timeout=60)
-    return version.stdout.strip() or f"{Path(program).name} does not say its version"
+    return subprocess.run([program, "--version"], text=True, capture_output=True,
+                          timeout=60).stdout.strip()
 
 
 FACTS: dict[str, Callable[[], str]] = {
@@ -155,29 +121,20 @@ FACTS: dict[str, Callable[[], str]] = {
     "Procgen": _procgen,
     "disk": _disk,
     "Chromium": _browser,
-    ".venv": lambda: state_of_venv(ROOT),
-    "packages": _packages,
-    "not as in requirements.txt": _unlike_requirements,
+    "packages": lambda: packages(ROOT / "requirements.txt"),
 }
 
 
-def facts() -> dict[str, str]:
-    """Return all facts by name; if a fact cannot be determined, its value is the reason."""
-    found = {}
+def main() -> None:
+    """Print all facts; if a fact cannot be determined, print the reason."""
     for name, find in FACTS.items():
         try:
-            found[name] = find()
+            fact = find()
         except Exception as error:  # the report must also describe broken installations
-            found[name] = f"cannot be found out ({type(error).__name__}: {error})"
-    return found
-
-
-def main() -> int:
-    for name, fact in facts().items():
+            fact = f"unknown ({type(error).__name__}: {error})"
         # Messages of broken packages contain their paths.
         print(f"{name}: {fact.replace(str(Path.home()), '~')}")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,12 +37,8 @@ MAX_REASON = 200  # characters that an error message quotes from a library's mes
 
 
 @contextlib.contextmanager
-def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
-    """Add the file's name, its size and the free space to "disk full" errors of the block.
-
-    Args:
-        path: file or folder that the block writes.
-        size: size of the file in bytes, if known.
+def named_errors(path: Path) -> Iterator[None]:
+    """Add the name of the file that the block writes and the free space to "disk full" errors.
 
     Raises:
         OSError: if the block raises one.
@@ -52,15 +49,13 @@ def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
         if error.errno not in _FULL:
             raise
         there = next(parent for parent in path.absolute().parents if parent.exists())
-        needs = "" if size is None else f"it needs {size / 1e6:.2f} MB, and "
         raise OSError(
-            error.errno or errno.ENOSPC, f"{error.strerror or error}; {needs}"
+            error.errno or errno.ENOSPC, f"{error.strerror or error}; "
             f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)) from error
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path, size: int | None = None,
-                through: Path | None = None) -> Iterator[Path]:
+def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` if the block succeeds.
 
     The temporary name keeps the suffix, because some writers choose the format by it. On failure
@@ -68,7 +63,6 @@ def atomic_path(path: Path, size: int | None = None,
 
     Args:
         path: file to write.
-        size: size of the file in bytes, if known.
         through: folder for the temporary file, on the same file system, if several processes may
             write ``path`` at the same time; by default the folder of ``path``.
     """
@@ -77,7 +71,7 @@ def atomic_path(path: Path, size: int | None = None,
     temporary = (through or path.parent) / f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}"
     temporary.unlink(missing_ok=True)  # left by a killed process, or a link to another file
     try:
-        with named_errors(path, size):
+        with named_errors(path):
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             yield temporary
             with open(temporary, "rb") as file:
@@ -88,21 +82,20 @@ def atomic_path(path: Path, size: int | None = None,
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``path``; rename it to ``path`` if the block succeeds.
 
     The temporary folder of an earlier, killed attempt is removed first.
 
     Args:
         path: folder to write; it must not exist when the block ends.
-        size: total size of its files in bytes, if known.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     make_temporary_folder(temporary)
     try:
-        with named_errors(path, size):
+        with named_errors(path):
             yield temporary
             os.rename(temporary, path)
     finally:
@@ -156,7 +149,7 @@ def save_tensors(path: Path, content: dict) -> None:
     """Save with ``torch.save`` atomically, via memory so that a full disk gives an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    with atomic_path(path, buffer.tell()) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
@@ -164,7 +157,7 @@ def append_or_nothing(path: Path, text: str) -> None:
     """Append text to a file, which remains unchanged if writing fails."""
     length = path.stat().st_size
     try:
-        with named_errors(path, len(text)), open(path, "a") as file:
+        with named_errors(path), open(path, "a") as file:
             file.write(text)
     except OSError:
         os.truncate(path, length)
@@ -185,26 +178,23 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
         written_by: script that writes the file, for the message about a missing file.
 
     Raises:
-        UserError: if the file is missing or does not fit into memory.
+        UserError: if the file is missing.
     """
     path = Path(path)
     if not path.is_file():
         source = f"; {written_by} writes it" if written_by else ""
         raise UserError(f"there is no {what} {path}{source}")
-    try:
-        return path.read_bytes()
-    except (MemoryError, OverflowError):
-        raise UserError(f"the {what} {path} does not fit into memory") from None
+    return path.read_bytes()
 
 
-def read_json(path: Path):
-    """Read a JSON file.
+def read_json(path: Path, written_by: str = "") -> Any:
+    """Read a JSON file; for ``written_by`` see ``read_bytes``.
 
     Raises:
         UserError: if the file is missing, is not JSON, or is nested too deeply.
     """
     try:
-        content = json.loads(read_bytes(path))
+        content = json.loads(read_bytes(path, written_by=written_by))
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
     check_nested(content, path)
@@ -225,24 +215,24 @@ def read_description(path: Path) -> dict:
     return content
 
 
-def check_nested(content, path: Path) -> None:
-    """Raise if the contents of a file are too deeply nested or too large to be traversed.
+def check_nested(content: Any, path: Path) -> list:
+    """Return all values in nested mappings, lists, tuples and sets, and the keys of the mappings.
 
     Args:
-        content: nested mappings, lists, tuples and sets read from a file.
+        content: contents of a file.
         path: the file, for the message.
 
     Raises:
-        UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES entries, or an integer has
+        UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES values, or an integer has
             more than 64 bits.
     """
-    waiting, num_seen = [(content, 0)], 0
+    waiting, values = [(content, 0)], []
     while waiting:
         value, depth = waiting.pop()
-        num_seen += 1
+        values.append(value)
         if depth > MAX_DEPTH:
             raise UserError(f"{path} is nested more than {MAX_DEPTH} deep")
-        if num_seen > MAX_ENTRIES:
+        if len(values) > MAX_ENTRIES:
             raise UserError(f"{path} has more than {MAX_ENTRIES} entries")
         if isinstance(value, dict):
             waiting += ((item, depth + 1) for pair in value.items() for item in pair)
@@ -250,6 +240,7 @@ def check_nested(content, path: Path) -> None:
             waiting += ((item, depth + 1) for item in value)
         elif isinstance(value, int) and abs(value) >= 2**63:
             raise UserError(f"{path} holds a whole number of more than 64 bits")
+    return values
 
 
 def load_tensors(path: Path, what: str) -> dict:
@@ -280,26 +271,15 @@ def load_tensors(path: Path, what: str) -> dict:
                         f"({type(error).__name__})") from None
     if not isinstance(loaded, dict):
         raise UserError(f"the {what} {path} holds a {type(loaded).__name__}, not a dict")
-    check_nested(loaded, path)
-    for tensor in _tensors_in(loaded):
-        if (tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_nested
+    for tensor in check_nested(loaded, path):
+        if isinstance(tensor, torch.Tensor) and (
+                tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_nested
                 or tensor.is_quantized or tensor.untyped_storage().nbytes()
                 < tensor.numel() * tensor.element_size()):
             raise UserError(f"the {what} {path} holds a tensor of the shape "
                             f"{tuple(tensor.shape)} that is sparse, quantised, expanded or has no "
                             "numbers of its own")
     return loaded
-
-
-def _tensors_in(content) -> Iterator[torch.Tensor]:
-    if isinstance(content, torch.Tensor):
-        yield content
-    elif isinstance(content, dict):
-        for value in content.values():
-            yield from _tensors_in(value)
-    elif isinstance(content, list | tuple | set):
-        for value in content:
-            yield from _tensors_in(value)
 
 
 def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
@@ -354,7 +334,8 @@ class ArrayFile:
             raise UserError(f"there is no file {self.path}") from None
         if values.size != count:
             raise UserError(f"{self.path} has become shorter while it was in use")
-        check_finite(values, self.path, "record this episode again")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UserError(f"{self.path} holds NaN or infinity; record this episode again")
         return values.reshape(-1, *self.shape[1:])
 
 
@@ -367,15 +348,17 @@ def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     Raises:
         UserError: if the file is missing or damaged, or holds other types or dimensions.
     """
-    array, fortran_order = _array_header(path, dtype, dimensions, "")
-    if fortran_order:
-        raise UserError(f"{path} holds its columns one after the other, not its rows")
+    array, is_by_rows = _array_header(path, "")
+    if not np.issubdtype(array.dtype, dtype) or len(array.shape) != dimensions or not is_by_rows:
+        raise UserError(f"{path} holds {array.dtype} in {len(array.shape)} dimensions, not "
+                        f"{dtype.__name__} in {dimensions}, row by row")
     return array
 
 
-def _array_header(path: Path, dtype: type | None, dimensions: int | None,
-                  written_by: str) -> tuple[ArrayFile, bool]:
-    if not Path(path).is_file():
+def _array_header(path: Path, written_by: str) -> tuple[ArrayFile, bool]:
+    """Read the header of a ``.npy`` file of numbers; returns whether its rows are contiguous."""
+    path = Path(path)
+    if not path.is_file():
         source = f"; {written_by} writes it" if written_by else ""
         raise UserError(f"there is no file {path}{source}")
     with open(path, "rb") as file:
@@ -385,64 +368,34 @@ def _array_header(path: Path, dtype: type | None, dimensions: int | None,
                     (2, 0): np.lib.format.read_array_header_2_0}[version]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                shape, fortran_order, found = read(file)
+                shape, is_by_columns, dtype = read(file)
+            if dtype.kind not in "biuf" or not dtype.isnative or min(shape, default=0) < 0:
+                raise ValueError(f"it holds {dtype} in the shape {shape}")
             size, offset = os.fstat(file.fileno()).st_size, file.tell()
-            expected = offset + math.prod(shape) * found.itemsize
-            if found.kind not in "biuf" or not found.isnative or min(shape, default=0) < 0:
-                raise ValueError(f"{found} in the shape {shape}")
+            if size != offset + math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"its size is {size} bytes")
         except OSError:
             raise
         except Exception as error:  # damaged headers, read as Python literals, raise anything
             reason = " ".join(str(error).split())[:MAX_REASON]
             raise UserError(f"{path} is damaged: it is truncated or not a numpy array of numbers "
                             f"({reason})") from None
-    if ((dtype is not None and not np.issubdtype(found, dtype))
-            or dimensions not in (None, len(shape))):
-        wanted = "" if dtype is None else f", not {dtype.__name__} in {dimensions}"
-        raise UserError(f"{path} holds {found} in {len(shape)} dimensions{wanted}")
-    if size != expected:
-        raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
-    return ArrayFile(Path(path), found, shape, offset), fortran_order
+    return ArrayFile(path, dtype, shape, offset), not is_by_columns
 
 
-def read_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
-               written_by: str = "") -> np.ndarray:
-    """Read a ``.npy`` file of numbers.
-
-    Args:
-        dtype, dimensions: required type and number of dimensions, if given; the type may be
-            abstract, such as ``np.floating``.
-        written_by: script that writes the file, for the message about a missing file.
+def read_array(path: Path, written_by: str = "") -> np.ndarray:
+    """Read a ``.npy`` file of numbers; for ``written_by`` see ``read_bytes``.
 
     Raises:
-        UserError: if the file is missing or damaged, or holds other types or dimensions.
+        UserError: if the file is missing or damaged.
     """
-    _array_header(path, dtype, dimensions, written_by)
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:MAX_REASON]
-        raise UserError(f"{path} is damaged or does not fit into memory: {reason}") from None
+    _array_header(path, written_by)  # checks the size before memory is allocated
+    return np.load(path, allow_pickle=False)
 
 
-def check_finite(array: np.ndarray, path: Path, way_out: str) -> None:
-    """Raise if an array read from a file holds NaN or infinity.
-
-    Args:
-        way_out: advice at the end of the message.
-
-    Raises:
-        UserError: if the array holds NaN or infinity; the message names the file.
-    """
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise UserError(f"{path} holds NaN or infinity; {way_out}")
-
-
-def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
-    """Read a ``.npz`` file written by ``np.savez``.
-
-    Args:
-        what: kind of file, for messages.
+def read_arrays(path: Path, what: str, written_by: str = "") -> dict[str, np.ndarray]:
+    """Read a ``.npz`` file written by ``np.savez``; for ``what`` and ``written_by`` see
+    ``read_bytes``.
 
     Returns:
         Arrays of numbers or text by name.
@@ -450,7 +403,7 @@ def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
     Raises:
         UserError: if the file is missing, damaged or compressed, or holds Python objects.
     """
-    content = read_bytes(path, what)
+    content = read_bytes(path, what, written_by)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if archive.testzip() or any(entry.compress_type or entry.file_size > len(content)
@@ -470,7 +423,7 @@ def sha256(path: Path, what: str = "file") -> str:
         what: kind of file, for messages.
 
     Raises:
-        UserError: if the file is missing or does not fit into memory.
+        UserError: if the file is missing.
     """
     return hashlib.sha256(read_bytes(path, what)).hexdigest()
 

@@ -80,8 +80,6 @@ def read_metrics(path: Path, columns: tuple[str, ...], may_be_empty: bool = Fals
     Raises:
         UserError: if the file is missing, has no rows or lacks a column, or a cell is not a number.
     """
-    if not path.is_file():
-        raise UserError(f"there is no {path.name} in {path.parent}")
     kinds = {name: int if name == columns[0] else float for name in columns}
     log = read_table(path, kinds, gaps=columns[1:])
     if log.empty and not may_be_empty:

@@ -113,9 +113,8 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
     if not words or not all(re.fullmatch(r"\d+", word) for word in words):
         raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")
     numbers = tuple(map(int, words))
-    for number in numbers:
-        if numbers.count(number) > 1:
-            raise UserError(f"{what} names {number} more than once")
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"{what} names a number more than once: '{text}'")
     return numbers
 
 

@@ -24,6 +24,7 @@ arrays for several numbers of samples in one folder use ``common.step_results``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -44,6 +45,7 @@ from common.files import (
     unnamed_file,
     versions,
 )
+from common.locks import LOCK_NAME, FolderLock, check_unlocked
 from common.schemas import (
     SETTINGS_NAME,
     Array,
@@ -59,7 +61,7 @@ from common.schemas import (
     Table,
     Text,
 )
-from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
+from common.shards import DIVIDED, NOTE_PATTERN, NOTES_NAME, WHOLE, Shard, ShardNotes, require_equal
 
 __all__ = [
     "SETTINGS_NAME", "Array", "Entry", "File", "Format", "Journal", "Json", "Npy", "NpyFolder",
@@ -72,11 +74,16 @@ class ResultStore:
     Args:
         path: the folder, which need not exist.
         schema: schema of the folder.
+
+    Attributes:
+        is_open: whether the folder was opened and items may be missing; False for a shard if all
+            shards are joined already.
     """
 
     def __init__(self, path: Path, schema: Schema):
-        self.path, self.schema = Path(path), schema
-        self._shared: SharedFolder | None = None
+        self.path, self.schema, self.is_open = Path(path), schema, False
+        self._shard = WHOLE
+        self._lock: FolderLock | None = None
 
     @property
     def settings_file(self) -> Path:
@@ -123,13 +130,10 @@ class ResultStore:
         if name in self.schema.results and ShardNotes(self.path).exist():
             raise UserError(f"{self.path} holds shards that are not joined; run "
                             f"{self.schema.script} with --join")
-        try:
-            return (form or self.schema.entry(name).format).read(path, self.schema.script)
-        except UserError as error:
-            if str(path) in str(error):
-                raise
-            raise UserError(f"{path} is damaged: {error}; delete it to have it made again"
-                            ) from None
+        entry = self.schema.entry(name)
+        if form is not None:
+            entry = dataclasses.replace(entry, format=form)
+        return entry.read(path, self.schema.script)
 
     # Writing
 
@@ -138,9 +142,12 @@ class ResultStore:
              needed: Collection[tuple] = ()) -> None:
         """Create the folder, or resume with its existing items; results are deleted.
 
+        A single process locks the folder and writes the settings immediately. A shard locks only
+        its state folder, see ``common.shards``; joining writes the settings.
+
         Args:
             settings: everything that the items depend on, and further facts to store.
-            overwrite: delete the previous contents of the folder.
+            overwrite: delete the previous contents of the folder; an error for shards.
             shard: part of the items that this process computes.
             divided: further settings that determine which shard computes which item.
             join: resume with the items of all shards, which must have finished.
@@ -149,37 +156,90 @@ class ResultStore:
 
         Raises:
             FolderInUse: if another process writes to the folder.
-            UserError: if the folder holds other data, or items computed with other settings.
+            UserError: if the folder holds other data, items computed with other settings, or shards
+                of another division; or if ``overwrite`` is true and a file is not in the schema.
         """
-        schema, growing = self.schema, self.schema.growing
-        known: dict = {}
+        schema, growing, notes = self.schema, self.schema.growing, ShardNotes(self.path)
+        before = {} if overwrite else read_description(self.settings_file).get(growing, {})
+        known = {key: made for key, made in before.items()
+                 if any(self.has(name, key) for name in schema.growing_items)}
+        added = settings.get(growing, {})
+        for key, made in added.items():
+            if known.get(key, made) != json.loads(json.dumps(made)):
+                raise UserError(
+                    f"{self.path} holds '{key}' of the {schema.what}, but made otherwise; "
+                    f"choose another {schema.flag}, or give --overwrite to throw it away")
         if growing:
-            before = {} if overwrite else read_description(self.settings_file).get(growing, {})
-            known = {key: made for key, made in before.items()
-                     if any(self.has(name, key) for name in schema.growing_items)}
-            for key, made in settings[growing].items():
-                if known.get(key, made) != json.loads(json.dumps(made)):
-                    raise UserError(
-                        f"{self.path} holds '{key}' of the {schema.what}, but made otherwise; "
-                        f"choose another {schema.flag}, or give --overwrite to throw it away")
-            is_whole = known.keys() == settings[growing].keys()
-            settings = {**settings, growing: {**known, **settings[growing]}}
+            settings = {**settings, growing: {**known, **added}}
+        shard_settings = {**settings, DIVIDED: divided or {}}
+        way_out = f"choose another {schema.flag}, or delete the folder"
+        self.is_open, self._shard, self._lock = True, shard, None
+        if overwrite and (join or shard != WHOLE):
+            raise UserError("--overwrite would throw away what shards have written to "
+                            f"{self.path}; leave it out, and {way_out}")
+        if join:
+            notes.join(lambda found, through: self._join_settings(found, shard_settings, through),
+                       self.settings_file.exists)
+        if shard == WHOLE:
+            if notes.exist() and not overwrite:
+                raise UserError(f"{self.path} holds shards that are not joined; run this with "
+                                f"--join, or {way_out}")
+            self._lock_whole(settings, overwrite)
         else:
-            is_whole = True
-        self._shared = SharedFolder(
-            self.settings_file, settings, schema.patterns(), schema.what, schema.flag, overwrite,
-            (*schema.informative, *([growing] if growing else [])), shard, divided,
-            lambda: is_whole and self._has_results() and all(self.has(*item) for item in needed),
-            join)
-        if self._shared.is_open:
-            for entry in schema.results.values():
-                for path in self.path.glob(entry.pattern()):
-                    path.unlink()
+            check_unlocked(self.path)
+            found = self._check_contents(settings, way_out)
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (found and not notes.exist() and known.keys() == added.keys()
+                    and self._has_results() and all(self.has(*item) for item in needed)):
+                self.is_open = False
+                return
+            self._lock = notes.begin(shard, shard_settings, way_out, sorted(self._informative))
+        for entry in schema.results.values():
+            for path in self.path.glob(entry.pattern()):
+                path.unlink()
 
     @property
-    def is_open(self) -> bool:
-        """Whether items may be missing; False for a shard if all shards are joined already."""
-        return self._shared is not None and self._shared.is_open
+    def _informative(self) -> set[str]:
+        return {*self.schema.informative, self.schema.growing} - {""}
+
+    def _lock_whole(self, settings: dict, overwrite: bool) -> None:
+        """Lock the folder and write the settings."""
+        what, flag = self.schema.what, self.schema.flag
+        if overwrite and self.path.exists():
+            other = unnamed_file(self.path, (LOCK_NAME, NOTE_PATTERN, *self.schema.patterns()))
+            if other:
+                raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing "
+                                f"else; move it elsewhere, or choose another {flag}")
+            FolderLock(self.path)  # raises if another process has locked the folder
+            remove_folder(self.path)
+        way_out = f"choose another {flag}, or give --overwrite to throw it away"
+        self._check_contents(settings, way_out)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+        self._check_contents(settings, way_out)  # again: another process may have written them
+        save_json(self.settings_file, settings)
+
+    def _check_contents(self, settings: dict, way_out: str) -> dict:
+        """Return the settings in the folder, which must equal ``settings``; empty if it is new.
+
+        Raises:
+            UserError: if the folder holds other data, or items computed with other settings.
+        """
+        found = read_description(self.settings_file)
+        files = set(os.listdir(self.path)) if self.path.exists() else set()
+        if not found and files - {LOCK_NAME, NOTES_NAME} and not ShardNotes(self.path).exist():
+            raise UserError(f"{self.path} holds other data; {way_out}")
+        if found:
+            require_equal(found, settings, self._informative,
+                          f"{self.path} holds {self.schema.what}", way_out)
+        return found
+
+    def _join_settings(self, found: dict, settings: dict, through: Path) -> None:
+        """Write the settings of the shards, which must equal the requested settings."""
+        require_equal(found, settings, self._informative, f"{self.path} holds shards",
+                      "give --join with their flags")
+        del found[DIVIDED]
+        save_json(self.settings_file, found, through=through)
 
     def write(self, name: str, *key: object, value: Any) -> None:
         """Write an item or a result of the open folder.
@@ -204,7 +264,7 @@ class ResultStore:
             UserError: if the folder was deleted.
         """
         self.check()
-        through = self._shared.through if self._shared is not None else None
+        through = self._lock.folder if self._lock is not None and self._shard != WHOLE else None
         with atomic_path(self.file_of(name, *key), through=through) as temporary:
             yield temporary
 
@@ -257,8 +317,8 @@ class ResultStore:
 
     def finish(self) -> None:
         """Record that this process has written all items of its shard."""
-        if self._shared is not None:
-            self._shared.finish()
+        if self.is_open and self._shard != WHOLE:
+            ShardNotes(self.path).finish(self._shard)
 
     def join(self, make: Callable[[dict], None]) -> None:
         """Compute the results from the items of all shards, unless the results exist.
@@ -270,13 +330,11 @@ class ResultStore:
             UserError: if a shard is missing or unfinished; the message names it.
         """
         def write(settings: dict, through: Path) -> None:
-            make(settings.pop("divided"))
+            make(settings.pop(DIVIDED))
             save_json(self.settings_file, settings, through=through)
 
-        ShardNotes(self.path).join(write, self._is_joined)
-
-    def _is_joined(self) -> bool:
-        return self.settings_file.exists() and self._has_results()
+        ShardNotes(self.path).join(
+            write, lambda: self.settings_file.exists() and self._has_results())
 
     def _has_results(self) -> bool:
         return all((self.path / entry.path).exists() for entry in self.schema.results.values()
@@ -284,8 +342,8 @@ class ResultStore:
 
     def check(self) -> None:
         """Raise UserError if the open folder was deleted or moved."""
-        if self._shared is not None:  # results of joined shards are written without opening
-            self._shared.check()
+        if self._lock is not None:  # results of joined shards are written without opening
+            self._lock.check()
 
     # Replacing the folder as a whole
 

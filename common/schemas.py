@@ -10,27 +10,28 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from common.config import typed
 from common.errors import UserError
-from common.files import check_finite, read_array, read_arrays, read_bytes, read_json
+from common.files import read_array, read_arrays, read_bytes, read_json
 from common.tables import read_table
 
 SETTINGS_NAME = "settings.json"
 _FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that arrays are not converted to
 
 
-class Format(Protocol):
-    """Interface of file formats, which write and read the value of an entry."""
+class Format:
+    """Base class of file formats, which write and read the value of an entry."""
 
-    is_folder: bool
+    is_folder = False
 
     def write(self, path: Path, value: Any) -> None:
         """Write a value to a temporary path."""
+        raise NotImplementedError
 
     def read(self, path: Path, script: str) -> Any:
         """Read and check a value.
@@ -41,6 +42,7 @@ class Format(Protocol):
         Raises:
             UserError: if the file is missing or damaged.
         """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Array:
             raise UserError(f"'{name}' holds NaN or infinity")
 
 
-class _Arrays:
+class _Arrays(Format):
     """Declaration of named arrays; optional arrays may be None and are then omitted."""
 
     def __init__(self, fields: Mapping[str, Array]):
@@ -122,34 +124,27 @@ class _Arrays:
 class Npz(_Arrays):
     """A ``.npz`` file of named arrays; values are mappings."""
 
-    is_folder = False
-
     def write(self, path: Path, value: Mapping[str, np.ndarray | None]) -> None:
         np.savez(path, **self.converted(value))
 
     def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
-        if not path.exists():
-            read_bytes(path, written_by=script)  # raises an error that names the script
-        arrays = read_arrays(path, "file")
+        arrays = read_arrays(path, "file", script)
         self.check(arrays)
         return arrays
 
 
 @dataclasses.dataclass(frozen=True)
-class Npy:
+class Npy(Format):
     """A ``.npy`` file; values are arrays."""
 
     array: Array
-    is_folder = False
 
     def write(self, path: Path, value: np.ndarray) -> None:
         arrays = _Arrays({path.stem: self.array}).converted({path.stem: value})
         np.save(path, arrays[path.stem], allow_pickle=False)
 
     def read(self, path: Path, script: str) -> np.ndarray:
-        array = read_array(path, self.array.dtype, len(self.array.dims.split()), script)
-        if self.array.finite:
-            check_finite(array, path, "write it again")
+        array = read_array(path, script)
         self.array.check(path.stem, array, {})
         return array
 
@@ -172,7 +167,7 @@ class NpyFolder(_Arrays):
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Format):
     """A CSV file; values are data frames. Only the declared columns are read.
 
     Attributes:
@@ -186,7 +181,6 @@ class Table:
     gaps: tuple[str, ...] | None = None
     exact: bool = False
     whole: bool = False
-    is_folder = False
 
     def write(self, path: Path, value: pd.DataFrame) -> None:
         missing = set(self.columns) - set(value.columns)
@@ -203,11 +197,10 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Json:
+class Json(Format):
     """A JSON file; values are mappings, or dataclasses of the type ``cls``."""
 
     cls: type = dict
-    is_folder = False
 
     def write(self, path: Path, value: Any) -> None:
         is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -215,9 +208,7 @@ class Json:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def read(self, path: Path, script: str) -> Any:
-        if not path.exists():
-            read_bytes(path, written_by=script)
-        content = read_json(path)
+        content = read_json(path, script)
         if self.cls in (dict, list):
             if not isinstance(content, self.cls):
                 raise UserError(f"it holds no {'mapping' if self.cls is dict else 'list'}")
@@ -225,10 +216,8 @@ class Json:
         return typed(self.cls, content, path.name)
 
 
-class Text:
+class Text(Format):
     """A UTF-8 text file; values are strings."""
-
-    is_folder = False
 
     def write(self, path: Path, value: str) -> None:
         path.write_text(value)
@@ -237,10 +226,8 @@ class Text:
         return read_bytes(path, written_by=script).decode(errors="replace")
 
 
-class File:
+class File(Format):
     """A file of any other kind, such as a figure or a video: see ``ResultStore.file``."""
-
-    is_folder = False
 
     def write(self, path: Path, value: bytes) -> None:
         path.write_bytes(value)
@@ -250,7 +237,7 @@ class File:
 
 
 @dataclasses.dataclass(frozen=True)
-class Journal:
+class Journal(Format):
     """A JSON Lines file to which rows are appended; values are lists of mappings.
 
     Attributes:
@@ -258,7 +245,6 @@ class Journal:
     """
 
     fields: Mapping[str, type]
-    is_folder = False
 
     def line(self, row: Mapping[str, Any]) -> str:
         self._check(row)
@@ -301,6 +287,23 @@ class Entry:
     format: Format
     optional: bool = False
     fallback: str = ""
+
+    def read(self, path: Path, script: str) -> Any:
+        """Read and check a file of this entry.
+
+        Args:
+            script: command that writes the file, for the message about a missing file.
+
+        Raises:
+            UserError: if the file is missing or damaged; the message names it.
+        """
+        try:
+            return self.format.read(path, script)
+        except UserError as error:
+            if str(path) in str(error):
+                raise
+            raise UserError(f"{path} is damaged: {error}; delete it to have it made again"
+                            ) from None
 
     def pattern(self) -> str:
         """Return a ``Path.glob`` pattern for the files of this entry."""

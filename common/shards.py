@@ -21,24 +21,18 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from common.errors import UserError
-from common.files import (
-    TEMPORARY_SUFFIX,
-    read_description,
-    remove_folder,
-    save_json,
-    unnamed_file,
-)
-from common.locks import LOCK_NAME, FolderLock, check_unlocked
+from common.files import TEMPORARY_SUFFIX, read_description, save_json
+from common.locks import FolderLock
 
 NOTES_NAME = ".shards"
 _NOTE = "shard.json"
-_DIVIDED = "divided"  # key of the settings that determine how the work is divided
-_NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
+DIVIDED = "divided"  # key of the settings that determine how the work is divided
+NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
 
@@ -104,7 +98,8 @@ def readable(key: str) -> str:
     return READABLE.get(key, key if plain == key else plain.replace("_", " "))
 
 
-def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
+def first_difference(found: dict, description: dict,
+                     informative: Collection[str]) -> str | None:
     """Return the first key in which two descriptions differ, or None.
 
     Args:
@@ -113,53 +108,25 @@ def first_difference(found: dict, description: dict, informative: tuple[str, ...
         informative: keys whose values may differ.
     """
     expected = json.loads(json.dumps(description))  # convert tuples to lists as JSON does
-    for key in sorted((expected.keys() | found.keys()) - set(informative)):
+    found, expected = ({**settings, **settings.get(DIVIDED, {})} for settings in (found, expected))
+    for key in sorted((expected.keys() | found.keys()) - {DIVIDED, *informative}):
         if found.get(key) != expected.get(key):
             return key
     return None
 
 
-def open_described_folder(path: Path, description: dict, patterns: tuple[str, ...], what: str,
-                          flag: str, overwrite: bool,
-                          informative: tuple[str, ...] = ("versions",)) -> FolderLock:
-    """Create a folder, or open it to resume a run with the same settings.
+def require_equal(found: dict, description: dict, informative: Collection[str], where: str,
+                  way_out: str) -> None:
+    """Raise UserError, which names the setting, if two descriptions differ.
 
     Args:
-        path: the description file; its folder is opened.
-        description: settings that determine the contents.
-        patterns: ``Path.glob`` patterns of all files that such a folder may hold.
-        what: name of the contents, for messages: "a recording".
-        flag: flag that chooses the folder, for messages.
-        overwrite: delete the previous contents of the folder.
-        informative: keys of the description whose values may differ.
-
-    Returns:
-        Lock of the folder, which must be kept while files are written.
-
-    Raises:
-        FolderInUse: if another process has locked the folder.
-        UserError: if the folder holds other data or other settings and ``overwrite`` is false; or
-            if ``overwrite`` is true and a file matches none of the patterns.
+        found, description, informative: see ``first_difference``.
+        where: beginning of the message, such as "data/ holds a recording".
+        way_out: advice at the end of the message.
     """
-    folder = path.parent
-    if overwrite and folder.exists():
-        other = unnamed_file(folder, (LOCK_NAME, *patterns))
-        if other:
-            raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing else; "
-                            f"move it elsewhere, or choose another {flag}")
-        FolderLock(folder)  # raises if another process has locked the folder
-        remove_folder(folder)
-    way_out = f"choose another {flag}, or give --overwrite to throw it away"
-    if folder.exists() and set(os.listdir(folder)) - {LOCK_NAME} and not read_description(path):
-        raise UserError(f"{folder} holds other data; {way_out}")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(folder)
-    found = read_description(path)
-    key = first_difference(found, description, informative) if found else None
+    key = first_difference(found, description, informative)
     if key:
-        raise UserError(f"{folder} holds {what} with another {readable(key)}; {way_out}")
-    save_json(path, description)
-    return lock
+        raise UserError(f"{where} with another {readable(key)}; {way_out}")
 
 
 class ShardNotes:
@@ -179,11 +146,12 @@ class ShardNotes:
         return self._path.is_dir()
 
     def begin(self, shard: Shard, settings: dict, way_out: str,
-              informative: Sequence[str] = ("versions",)) -> FolderLock:
+              informative: Collection[str] = ("versions",)) -> FolderLock:
         """Record that a shard has started.
 
         Args:
-            settings: settings that determine the contents of its files.
+            settings: settings that determine the contents of its files; those that determine how
+                the work is divided are under DIVIDED.
             way_out: advice at the end of messages.
             informative: settings in which shards may differ.
 
@@ -199,10 +167,8 @@ class ShardNotes:
                 if other.parts != shard.parts:
                     raise UserError(f"{self.folder} holds shards of {other.parts}, to which "
                                     f"--shard {shard} does not belong; {way_out}")
-                key = _difference(note["settings"], settings, informative)
-                if key:
-                    raise UserError(f"{self.folder} holds shard {other} with another "
-                                    f"{readable(key)}; {way_out}")
+                require_equal(note["settings"], settings, informative,
+                              f"{self.folder} holds shard {other}", way_out)
         check()
         own = self._folder_of(shard)
         is_new = not own.exists()
@@ -230,8 +196,6 @@ class ShardNotes:
     def settings(self) -> dict:
         """Return the settings common to all shards, which must have finished.
 
-        ``SharedFolder`` stores the settings that divide the work under "divided".
-
         Raises:
             UserError: if shards are missing, unfinished or of different settings; the message names
                 them.
@@ -245,15 +209,12 @@ class ShardNotes:
                    if not notes.get(part, {}).get("finished")]
         if missing:
             named = ", ".join(missing[:10]) + (" and others" if len(missing) > 10 else "")
-            one = len(missing) == 1
-            raise UserError(f"{self.folder} lacks shard{'' if one else 's'} {named}, which "
-                            f"{'has' if one else 'have'} not been run to the end; run "
-                            f"{'it' if one else 'them'} with --shard {missing[0]}"
-                            + ("" if one else " and so on"))
+            raise UserError(f"{self.folder} lacks shards {named}, which have not been run to the "
+                            "end; run each of them with --shard")
         first = notes[Shard(1, parts)]
         for shard, note in notes.items():
-            if shard.parts != parts or _difference(note["settings"], first["settings"],
-                                                   first["informative"]):
+            if shard.parts != parts or first_difference(note["settings"], first["settings"],
+                                                        first["informative"]):
                 raise UserError(f"shard {shard} in {self.folder} has other settings than the rest; "
                                 "delete the folder, and run the shards again")
         return first["settings"]
@@ -301,101 +262,3 @@ class ShardNotes:
                 notes[Shard(int(match[1]), int(match[2]))] = note
         return notes
 
-
-def _difference(found: dict, settings: dict, informative: Sequence[str]) -> str | None:
-    """Return the first key in which settings differ, or None; keys under "divided" come last."""
-    return (first_difference(found, settings, (*informative, _DIVIDED))
-            or first_difference(found.get(_DIVIDED, {}), settings.get(_DIVIDED, {}), ()))
-
-
-class SharedFolder:
-    """Output folder with a description file, written by one process or by one process per shard.
-
-    A single process locks the folder and writes the description immediately, see
-    ``open_described_folder``. Each shard locks only its state folder; the description is written
-    when the shards are joined.
-
-    Args:
-        path: the description file; its folder is opened.
-        description: settings that determine the contents.
-        patterns: ``Path.glob`` patterns of all files that such a folder may hold.
-        what: name of the contents, for messages: "a recording".
-        flag: flag that chooses the folder, for messages.
-        overwrite: delete the previous contents of the folder; an error for shards.
-        informative: keys of the description whose values may differ.
-        shard: part of the work that this process does.
-        divided: further settings that determine how the work is divided, or that joining needs.
-        is_done: returns whether the folder holds all results of joined shards.
-        join: join all shards and continue in this process.
-
-    Attributes:
-        is_open: whether files may be left to write; False if the shards are joined already.
-        through: folder for temporary copies of files that several shards write; None for a single
-            process.
-
-    Raises:
-        FolderInUse: if another process has locked the folder or runs the same shard.
-        UserError: if the folder holds other data, other settings, or shards of another division.
-    """
-
-    def __init__(self, path: Path, description: dict, patterns: tuple[str, ...], what: str,
-                 flag: str, overwrite: bool, informative: tuple[str, ...] = ("versions",),
-                 shard: Shard = WHOLE, divided: dict | None = None,
-                 is_done: Callable[[], bool] = lambda: False, join: bool = False):
-        self._shard, self._notes, folder = shard, ShardNotes(path.parent), path.parent
-        self.is_open, self.through, self._noted, self._lock = True, None, False, None
-        way_out = f"choose another {flag}, or delete the folder"
-        settings = {**description, _DIVIDED: divided or {}}
-        if overwrite and (join or shard != WHOLE):
-            raise UserError(f"--overwrite would throw away what shards have written to {folder}; "
-                            f"leave it out, and {way_out}")
-        if join:
-            self._notes.join(lambda found, through: self._describe(
-                path, found, settings, informative, through), path.exists)
-        if shard == WHOLE:
-            if self._notes.exist() and not overwrite:
-                raise UserError(f"{folder} holds shards that are not joined; run this with --join, "
-                                f"or {way_out}")
-            self._lock = open_described_folder(path, description, (*patterns, _NOTE_PATTERN),
-                                               what, flag, overwrite, informative)
-            return
-        found = read_description(path)
-        check_unlocked(folder)
-        holds = set(os.listdir(folder)) - {NOTES_NAME, LOCK_NAME} if folder.exists() else set()
-        if holds and not found and not self._notes.exist():  # last: other shards may start now
-            raise UserError(f"{folder} holds other data; {way_out}")
-        key = first_difference(found, description, informative) if found else None
-        if key:
-            raise UserError(f"{folder} holds {what} with another {readable(key)}; "
-                            f"{way_out}")
-        folder.mkdir(parents=True, exist_ok=True)
-        if found and not self._notes.exist() and is_done():
-            self.is_open = False
-            return
-        self._noted = True
-        self._lock = self._notes.begin(shard, settings, way_out, informative)
-        self.through = self._lock.folder
-
-    def _describe(self, path: Path, found: dict, asked: dict, informative: Sequence[str],
-                  through: Path) -> None:
-        """Write the settings of the shards, which must equal the requested settings."""
-        key = _difference(found, asked, informative)
-        if key:
-            raise UserError(f"the shards in {path.parent} have another {readable(key)}; "
-                            "give --join with their flags")
-        save_json(path, {name: value for name, value in found.items() if name != _DIVIDED},
-                  through=through)
-
-    def check(self) -> None:
-        """Raise if the folder no longer exists.
-
-        Raises:
-            UserError: if the folder was deleted or moved.
-        """
-        if self._lock is not None:
-            self._lock.check()
-
-    def finish(self) -> None:
-        """Record that this process has written all its files."""
-        if self._noted:
-            self._notes.finish(self._shard)

@@ -89,7 +89,7 @@ class StepResults:
             UserError: if the file is missing or damaged, holds NaN, or has another number of rows.
         """
         path = self.file(name)
-        value = self.schema.entry(name).format.read(path, self.schema.script)
+        value = self.schema.entry(name).read(path, self.schema.script)
         if num_rows is not None and len(value) != num_rows:
             raise UserError(f"{path} has {len(value)} rows, not {num_rows} as the data given; give "
                             "the data that was analysed")

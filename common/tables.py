@@ -112,10 +112,8 @@ def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
         raise UserError(f"{what}holds something that is no number")
     values = column.to_numpy(np.float64)
     values = values[~np.isnan(values)] if gaps else values
-    if not np.isfinite(values).all():
-        raise UserError(f"{what}has a missing or infinite value")
-    if len(values) and np.abs(values).max() > _LARGEST:
-        raise UserError(f"{what}holds a number that is too large")
-    if kind is int and len(values) and ((values % 1 != 0) | (np.abs(values) > 2**53)).any():
+    if not (np.abs(values) <= _LARGEST).all():
+        raise UserError(f"{what}has a missing or infinite value, or a number that is too large")
+    if kind is int and ((values % 1 != 0) | (np.abs(values) > 2**53)).any():
         raise UserError(f"{what}holds something that is no whole number")
     return column

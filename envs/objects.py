@@ -48,13 +48,9 @@ class GameObject:
     mobile: bool = False
 
     def __post_init__(self):
-        where = f"{GAME_OBJECTS_FILE.name}: '{self.name}'"
         if self.moving not in (None, LEFT, RIGHT):
-            raise UserError(f"{where}: moving must be {LEFT} or {RIGHT}, not {self.moving!r}")
-        if not (self.entity_types or self.cells):
-            raise UserError(f"{where} has neither entity_types nor cells")
-        if self.mobile and self.cells:
-            raise UserError(f"{where} has cells, which cannot move; leave out 'mobile'")
+            raise UserError(f"{GAME_OBJECTS_FILE.name}: '{self.name}': moving must be {LEFT} or "
+                            f"{RIGHT}, not {self.moving!r}")
 
     @property
     def changes_place(self) -> bool:
@@ -70,10 +66,8 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
         UserError: if the table is invalid; the message names the entry.
     """
     kinds = read_yaml(GAME_OBJECTS_FILE).get(game, {})
-    where = f"{GAME_OBJECTS_FILE.name}: {game}"
-    if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):
-        raise UserError(f"{where} must hold a mapping of names to kinds of object")
-    return tuple(typed(GameObject, {**kind, "name": name}, f"{where}: {name}")
+    return tuple(typed(GameObject, {**kind, "name": name},
+                       f"{GAME_OBJECTS_FILE.name}: {game}: {name}")
                  for name, kind in kinds.items())
 
 

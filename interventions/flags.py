@@ -16,7 +16,7 @@ from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
 from agents.patch import Patch
 from agents.reference_set import MIN_FRAMES, ReferenceSet
-from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
+from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
@@ -120,7 +120,7 @@ def add_alter_from_flag(parser: Parser, default: int) -> None:
 
 def add_patch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that define patches of the agent's layers."""
-    parser.add_argument("--patch", action=EachTime, default=[], metavar="PATCH",
+    parser.add_argument("--patch", action="append", default=[], metavar="PATCH",
                         help="patch of a layer, kind@layer[:channels][=value]{,option=value}, "
                              "such as zero@embedder.block2.res1.resadd:55, or "
                              "interchange@embedder.block2.res1.resadd:55,source=7/8, which takes "

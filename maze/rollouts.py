@@ -10,13 +10,13 @@ import functools
 import numpy as np
 import pandas as pd
 
-from agents.episodes import PlayOptions, beside, play_episodes, small_film, write_beside
+from agents.episodes import PlayOptions, play_episodes, side_by_side_films, small_film
 from agents.hooks import patched
 from common.cli import Parser, count, frames_per_second
 from common.errors import UserError, script_main
 from common.progress import with_progress
 from common.results import Entry, File, Json, Schema, Table
-from common.video import FRAMES_PER_SECOND, write_gif
+from common.video import FRAMES_PER_SECOND, write_gif, write_video
 from interventions.flags import add_patch_flags, open_arm, patch_arms
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
@@ -86,9 +86,11 @@ def main(argv: list[str] | None = None) -> None:
                          "cheese": bool(episode.level_complete), "steps": episode.length,
                          "return": episode.total_reward,
                          "squares": len(np.unique(episode.positions[:-1], axis=0))})
-        write_beside(store.file_of("film", state.level_seed), films, args.tps)
+        write_video(store.file_of("film", state.level_seed), side_by_side_films(films),
+                    args.tps)
         if args.gif:
-            write_gif(store.file_of("gif", state.level_seed), beside(films), args.tps)
+            write_gif(store.file_of("gif", state.level_seed), side_by_side_films(films),
+                      args.tps)
         return rows
 
     rows = []

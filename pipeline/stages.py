@@ -439,7 +439,7 @@ def _beaten(output: Path) -> str:
 
 def _variance(output: Path) -> str:
     (file,) = (output / FOLDERS.hidden_states).glob("pc_loading_variances_*.npy")
-    variances = read_array(file, np.floating, 1)
+    variances = read_array(file)
     enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
     return f"{enough} components hold 95 % of the variance"
 
@@ -447,5 +447,5 @@ def _variance(output: Path) -> str:
 def _clusters(folder: Path) -> Callable[[Path], str]:
     def count(output: Path) -> str:
         (file,) = (output / folder).glob("cluster_means_*.npy")
-        return f"{len(read_array(file, np.floating, 2))} clusters"
+        return f"{len(read_array(file))} clusters"
     return count

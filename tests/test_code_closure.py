@@ -7,7 +7,6 @@ import sys
 import pytest
 from conftest import ROOT
 
-from common.errors import UserError
 from pipeline import code_closure
 from pipeline.code_closure import code_of
 
@@ -60,17 +59,6 @@ def test_only_what_is_run_counts(project, name, before, after, changed):
     (project / name).write_text(text.replace(before, after))
     new, _ = code()
     assert [each for each in new if new[each] != old[each]] == changed
-
-
-def test_a_link_counts_as_what_it_leads_to(project):
-    (project / "older_name.py").symlink_to("script.py")
-    assert code("older_name") == code()
-
-
-def test_broken_code_is_named(project):
-    (project / "room" / "late.py").write_text("def")
-    with pytest.raises(UserError, match=r"late\.py is no valid Python"):
-        code()
 
 
 def test_all_that_python_imports_for_a_real_script_is_found():

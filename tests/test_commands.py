@@ -122,10 +122,9 @@ def refused(main, argv, capsys):
     (["--env_name", "coinrum"], "did you mean 'coinrun'"),
     (["--param_name", "hard_rec"], "did you mean 'hard-rec'"),
     (["--distribution_mode", "memory"], "coinrun has no distribution mode 'memory'"),
-    (["--num_levels", "-1"], "--num_levels: must lie between 0 and"),
-    (["--num_timesteps", "9" * 400], f"not {'9' * 20}... (400 characters)"),
+    (["--num_levels", "-1"], "--num_levels: must be a whole number from 0 to"),
     (["--exp_name", "../../x"], "--exp_name: must be the name of a folder, not '../../x'"),
-    (["--seed", "-1"], "--seed: must lie between 0 and"),
+    (["--seed", "-1"], "--seed: must be a whole number from 0 to"),
     (["--start_level", "3"], "start_level needs num_levels"),
     (["--start_level", "9", "--num_levels", str(2**31 - 9)], "must not exceed"),
     (["--start_level", "9", "--num_levels", str(2**31 - 10)], "leave no unseen level"),
@@ -224,16 +223,16 @@ def test_unusable_model_file_is_named(damage, agent_path, tmp_path, capsys):
             words = "'fc_value.bias' is not a tensor"
         elif damage == "scalar":
             state["embedder.fc.weight"] = torch.tensor(1.0)
-            words = "no tensor 'embedder.fc.weight' that tells a width"
+            words = "holds no IMPALA, Nature or clear agent"
         elif damage == "fewer actions":
             state["fc_policy.weight"] = torch.zeros(9, 64)
-            words = "has 9 actions; Procgen's games have 15"
+            words = "'fc_policy.weight' has the shape (9, 64), not (15, 64)"
         elif damage == "wrong shape":
             state["embedder.block2.conv.weight"] = torch.zeros(32, 3, 3, 3)
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
         else:
             content["model_state_dict"] = {"encoder.weight": torch.zeros(2)}
-            words = "neither an IMPALA nor a Nature nor a clear embedding"
+            words = "holds no IMPALA, Nature or clear agent: KeyError('embedder.fc.weight')"
         torch.save(content, path)
     output = tmp_path / "output"
     assert words in refused(record.main, ["--model_file", path, "--logdir", output], capsys)
@@ -292,7 +291,7 @@ def test_full_disk_while_recording_leaves_nothing(agent_path, tmp_path):
     argv = [*record_arguments(agent_path, tmp_path, 2), "--no_videos"]
     result = limited(["record.py", *argv], 400)
     assert result.returncode == 2, result.stderr
-    assert re.search(r"cannot read or write \(.*/data/episode_\d+\): .*it needs \d+\.\d+ MB, and "
+    assert re.search(r"cannot read or write \(.*/data/episode_\d+\): .*; "
                      r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*partial*"))
@@ -303,7 +302,7 @@ def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
             "--logdir", tmp_path]
     result = limited(argv, 200)
     assert result.returncode == 2, result.stderr
-    assert re.search(r"cannot read or write \(.*/resume\.pth\): .*it needs \d+\.\d+ MB, and "
+    assert re.search(r"cannot read or write \(.*/resume\.pth\): .*; "
                      r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*.pth"))

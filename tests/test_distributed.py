@@ -37,7 +37,6 @@ from distributed_runs import (
     make_all,
     parameters_of,
     simulator_arguments,
-    train_agent,
 )
 
 import train
@@ -46,9 +45,8 @@ from agents.agent_file import agent_files
 from agents.ppo import Collector, minibatches
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
-from common import signals
 from common.config import load_settings
-from common.distributed import Distributed, LostProcess
+from common.distributed import Distributed
 from common.errors import UserError
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig
@@ -261,40 +259,6 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
     assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
     assert {"agent_file", "seed", "training"} <= compared[0].keys()
-
-
-@pytest.mark.parametrize(("size", "seconds", "is_due"), [
-    (1, 599, False), (1, 601, True), (2, 19, False), (2, 21, True)])
-def test_several_processes_save_as_often_as_a_hundredth_of_their_time_allows(
-        size, seconds, is_due, tmp_path):
-    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, world=unconnected(size))
-    run._saved_at, run._seconds_to_save = time.monotonic() - seconds, 0.2
-    assert run._is_save_due == is_due
-
-
-@pytest.mark.parametrize(("size", "acted"), [(1, ["at once"]), (2, [])])
-def test_a_second_request_to_stop_acts_at_once_where_no_other_process_may_have_sent_it(
-        size, acted, agent_path, recording, tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "SECONDS_OF_ONE_REQUEST", 0.0)
-    world, received = unconnected(size), []
-
-    def ask_twice(_):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise LostProcess
-
-    world.require_same, world.max = (lambda _: None), ask_twice
-    for module in (train, train_gen_model):
-        monkeypatch.setattr(module, "init_distributed", lambda: contextlib.nullcontext(world))
-    previous = signal.signal(signal.SIGTERM, lambda *_: received.append("at once"))
-    try:
-        assert train_agent(agent_arguments(tmp_path, agent_path)) == 2
-        assert received == acted
-        assert train_gen_model.main(simulator_arguments(tmp_path, agent_path,
-                                                        recording / "data")) == 2
-        assert received == 2 * acted
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @pytest.mark.parametrize(("saved_by", "size", "words"), [

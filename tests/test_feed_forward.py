@@ -1,27 +1,21 @@
 """The whole experiment with an agent without memory, in a game that is not CoinRun."""
 
-import re
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import record_arguments, tiny_policy
 
-import compare_interventions
-import loss_over_time_experiment
-import plot_value_and_action_weights
 import record
 import record_gen_samples
 import saliency_experiments
 import train_gen_model
 from agents.agent_file import load_agent, save_agent
 from agents.rollout_files import RolloutFolder
-from analysis import hidden_analysis_plotting, hidden_analysis_precompute
+from analysis import hidden_analysis_precompute
 from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
-from interventions.comparison import comparison_store, divergence, read_runs
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
@@ -104,18 +98,7 @@ def test_the_simulator_and_its_samples_have_the_agents_states(simulator, samples
     assert (arrays.hidden_states >= 0).all() and not arrays.hidden_states[..., DEAD].any()
 
 
-def test_recordings_of_an_agent_of_another_size_are_refused(flags, simulator, recording, tmp_path,
-                                                            capsys):
-    argv = [*flags, "--data_dir", str(recording / "data"), "--log_dir_base", str(tmp_path / "new")]
-    loss = [*argv, "--model_file", str(simulator), "--output_dir", str(tmp_path / "loss")]
-    for main, arguments in ((train_gen_model.main, argv), (loss_over_time_experiment.main, loss)):
-        assert main(arguments) == 2
-        assert re.search("have 64 units, but those of the agent have 256; record this agent",
-                         capsys.readouterr().err)
-    assert not list(tmp_path.iterdir())
-
-
-def test_dead_units_leave_usable_directions(precomputed, rollouts, tmp_path):
+def test_dead_units_leave_usable_directions(precomputed):
     projector = Projector.load(precomputed, NUM_EPISODES)
     assert (projector.std[DEAD] == 1).all()
     folder = hidden_state_results(precomputed, NUM_EPISODES, NUM_SAMPLES)
@@ -124,21 +107,6 @@ def test_dead_units_leave_usable_directions(precomputed, rollouts, tmp_path):
         directions = projector.directions(kind)
         assert torch.isfinite(directions).all()
         assert directions[:4, DEAD].abs().max() < 1e-4 * directions[:4].abs().max()
-    plots = tmp_path / "plots"
-    assert hidden_analysis_plotting.main([*states_flags(rollouts, precomputed), "--output_dir",
-                                          str(plots)]) == 0
-    assert len(list(plots.rglob("*.png"))) > 3
-
-
-def test_loss_over_time_is_measured(flags, simulator, rollouts, tmp_path):
-    assert loss_over_time_experiment.main([*flags, "--model_file", str(simulator), "--data_dir",
-                                           str(rollouts), "--output_dir",
-                                           str(tmp_path / "out")]) == 0
-    (table,) = (tmp_path / "out").glob("*.csv")
-    found = pd.read_csv(table)
-    assert np.isfinite(found[["mean", "low_95", "high_95"]]).all(axis=None)
-    of_windows = found[~found["kind"].isin(("value_correlation", "psnr_of_mean_error"))]
-    assert np.isfinite(of_windows["standard_deviation"]).all()
 
 
 def test_saliency_reaches_the_state_that_is_read_and_the_environment(flags, simulator, samples,
@@ -155,29 +123,3 @@ def test_saliency_reaches_the_state_that_is_read_and_the_environment(flags, simu
         # Of the value's mean over the sample's three copies, so divided by 3.
         np.testing.assert_allclose(gradient[COMMON], weight / 3, rtol=1e-3, atol=1e-6)
         assert gradient[:COMMON].any()  # through the action and the environment
-
-
-def test_a_swapped_direction_stays_where_it_was(agent, precomputed, tmp_path):
-    argv = record_arguments(
-        agent, tmp_path, 2, "--env_name", "bigfish", "--no_videos", "--interpreting_params_name",
-        "tiny", "--precomputed_analysis_data_path", str(precomputed), "--swap_directions_from", "1",
-        "--swap_directions_to", "None")
-    assert record.main(argv) == 0
-    projector = Projector.load(precomputed, NUM_EPISODES)
-    for number in range(2):
-        states = torch.from_numpy(np.array(
-            RolloutFolder(tmp_path / "data").episode(number).hidden_states))
-        coordinates = projector.coordinates(states, "ica")
-        assert coordinates[:, 1].std() < 1e-3 < 0.1 < coordinates[:, 0].std()
-
-
-def test_interventions_and_read_out_weights(flags, agent, precomputed, tmp_path):
-    common = [*flags, "--precomputed_analysis_data_path", str(precomputed)]
-    assert compare_interventions.main([
-        *common, "--env_name", "bigfish", "--num_episodes", "10", "--num_controls", "2",
-        "--directions", "0", "--output_dir", str(tmp_path / "effects")]) == 0
-    folder = comparison_store(tmp_path / "effects")
-    assert divergence(read_runs(folder, "unaltered"), read_runs(folder, "ic_0_to_None"))[0].any()
-    assert plot_value_and_action_weights.main([
-        *common[:4], *common[8:], "--output_dir", str(tmp_path / "weights")]) == 0
-    assert len(list((tmp_path / "weights").glob("*.png"))) == 3

@@ -5,11 +5,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import yaml
 
 from agents.object_masks import ObjectPainter
 from common.errors import UserError
-from envs import objects as game_objects
 from envs.level_state import ENTITY, LevelState
 from envs.objects import (
     hazards_of,
@@ -192,13 +190,9 @@ def test_edited_states_are_read_again_and_keep_all_else(states):
     for game, some in states.items():
         for state in some[::5]:
             for kind in objects_of(game):
-                for change in (undrawn, removed):
-                    if change is removed and kind.name == "agent":
-                        continue
+                for change in (undrawn, removed)[:1 if kind.name == "agent" else 2]:
                     found = change(state, kind)
-                    again = LevelState.parse(found.to_bytes(), game)
-                    assert again.to_bytes() == found.to_bytes()
-                    assert len(found.to_bytes()) == len(state.to_bytes())
+                    assert LevelState.parse(found.to_bytes(), game).to_bytes() == found.to_bytes()
                     assert found.step == state.step and found.tail == state.tail
                     untouched = ~np.isin(state.entities["type"],
                                          (*kind.entity_types, *kind.trails))
@@ -251,14 +245,3 @@ def test_masks_of_a_hand_made_level_are_right(plain):
     np.testing.assert_array_equal(covered["box"], boxed["box"])
     assert not covered["coin"].any(), "what is hidden is no part of a mask"
     assert [name for name, mask in nothing.items() if mask.any()] == ["wall", "agent"]
-
-
-def test_a_damaged_table_is_refused_and_its_entry_named(tmp_path, monkeypatch):
-    path = tmp_path / "game_objects.yml"
-    monkeypatch.setattr(game_objects, "GAME_OBJECTS_FILE", path)
-    for kind, what in (({"cells": [1], "colour": 3}, "colour"), ({"cells": ["a"]}, "cells"),
-                       ({"entity_types": [1], "moving": "up"}, "moving must be left or right"),
-                       ({"hazard": True}, "neither entity_types nor cells"), (3, "mapping")):
-        path.write_text(yaml.safe_dump({"pong": {"ball": kind}}))
-        with pytest.raises(UserError, match=what):
-            objects_of.__wrapped__("pong")

@@ -8,18 +8,13 @@ import torch
 from conftest import FLOAT32, small_policy, tiny_policy
 
 from agents.acting import embed_frames, run_policy
-from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import batch_info, cached, patched
 from agents.layers import all_layers, find_layer
 from agents.networks import to_images
 from agents.patch import PADDING, Apply, BatchInfo
 from common.errors import UserError
-from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
-from generative.config import SimulatorConfig
-from generative.networks import LatentSampler
-from generative.simulator import Simulator
 from interventions.patches import (
     Add,
     ChangeState,
@@ -32,10 +27,8 @@ from interventions.patches import (
 )
 
 LAYER = "embedder.block2.res1.resadd"
-MODE = LatentSampler("mode")
 BOTH = pytest.mark.parametrize(("architecture", "recurrent"), [
-    ("impala", True), ("impala", False), ("nature", True), ("nature", False), ("clear", True),
-    ("clear", False)])
+    ("impala", True), ("nature", False), ("clear", True)])
 
 
 def frames_of(number, seed=0):
@@ -187,33 +180,6 @@ def test_patches_act_outer_first_and_in_order_and_recordings_see_the_result():
     assert torch.equal(outer["fc_policy"], expected)
     assert torch.equal(inner["fc_policy_out"], expected)
     assert torch.equal(computed["fc_policy"], plain)
-
-
-@torch.no_grad()
-def test_names_of_one_output_are_one_list_of_patches():
-    policy, frames = small_policy(), frames_of(2)
-    with (patched(policy, [Add("embedder.block2.res1", 1.0), Multiply(LAYER, 3.0),
-                           Add(f"{LAYER}_out", -2.0)]) as scope,
-          cached(policy, [LAYER], before=True) as before,
-          cached(policy, ["embedder.block2.res1", LAYER]) as after):
-        run(policy, frames)
-    torch.testing.assert_close(after[LAYER], (before[LAYER] + 1) * 3 - 2)
-    assert torch.equal(after[LAYER], after["embedder.block2.res1"])
-    assert [size.layer for size in scope.changes()] == 3 * [LAYER]
-
-
-def test_scopes_left_in_another_order_end_cleanly_and_warn():
-    policy = small_policy()
-    first, second = patched(policy, [Zero("gru")]), patched(policy, [Zero("fc_value")])
-    first.__enter__()
-    second.__enter__()
-    with pytest.warns(UserWarning, match="left before one that was entered later"):
-        first.__exit__(None, None, None)
-    with torch.no_grad():
-        output = run(policy, frames_of(1))
-    assert output.hidden_states.any() and not output.values.any()
-    second.__exit__(None, None, None)
-    assert_untouched(policy)
 
 
 @torch.no_grad()
@@ -371,28 +337,6 @@ def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
         np.testing.assert_array_equal(a.hidden_states, b.hidden_states)
         np.testing.assert_array_equal(a.log_probs, b.log_probs)
         assert ((a.hidden_states[1:, 1] == 0).all()) == (a.number % 2 == 0)
-
-
-# The simulator.
-
-
-@torch.no_grad()
-def test_patches_act_in_the_simulator_and_not_in_its_training(simulator_file, agent_path):
-    simulator = Simulator(ParameterSet("tiny").get(SimulatorConfig), load_agent(agent_path))
-    policy, vectors = simulator.agent.policy, simulator.random_vectors(2)
-    start = simulator.start_from(vectors, MODE)
-    plain = simulator.imagine(start, MODE, 3)
-    numbers = np.arange(2)
-    rows = BatchInfo(numbers, 0 * numbers, 0 * numbers - 1)
-    with patched(policy, [SetTo("gru", 0.25, channels=(3,), steps=(1, 2))]):
-        altered = simulator.imagine(start, MODE, 3, rows=rows)
-        with pytest.raises(UserError, match="the training pass of a simulator takes no patches"):
-            simulator(None, MODE)
-    states = torch.stack([step.hidden_states for step in altered])
-    assert ((states[:, :, 3] == 0.25) == torch.tensor([[0], [1], [0]])).all()
-    assert torch.equal(states[0], plain[0].hidden_states)
-    values = policy.fc_value(states).squeeze(-1)
-    torch.testing.assert_close(values, torch.stack([step.values for step in altered]))
 
 
 @torch.no_grad()

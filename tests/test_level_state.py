@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import struct
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -119,17 +118,14 @@ def test_what_would_end_procgen_is_refused(maze, name, value, what):
 
 
 def test_other_kinds_of_state_are_refused(states, maze):
-    with pytest.raises(UserError, match="one of coinrun, not of maze"):
-        LevelState.parse(states["coinrun", "easy"][0], "maze")
-    with pytest.raises(UserError, match="version 1"):
-        LevelState.parse(struct.pack("<i", 1) + maze[4:])
-    with pytest.raises(UserError, match="no player"):
-        LevelState.parse(with_number(maze, "entities", 1, row=6))
-    with pytest.raises(UserError, match="no end mark"):
-        LevelState.parse(maze[:-1] + b"\0")
     fork = LevelState.parse(maze).offset("use_easy_jump")
-    with pytest.raises(UserError, match="fork"):
-        LevelState.parse(maze[:fork] + bytes(20) + maze[fork:])
+    for data, message in ((states["coinrun", "easy"][0], "one of coinrun, not of maze"),
+                          (struct.pack("<i", 1) + maze[4:], "version 1"),
+                          (with_number(maze, "entities", 1, row=6), "no player"),
+                          (maze[:-1] + b"\0", "no end mark"),
+                          (maze[:fork] + bytes(20) + maze[fork:], "fork")):
+        with pytest.raises(UserError, match=message):
+            LevelState.parse(data, "maze")
 
 
 def test_environments_refuse_states_that_would_end_the_process(states, maze):
@@ -140,17 +136,6 @@ def test_environments_refuse_states_that_would_end_the_process(states, maze):
             with pytest.raises(UserError):
                 env.set_state(wrong)
         assert env.get_state() == before
-
-
-def test_reading_takes_less_than_a_millisecond(states):
-    data = [state for group in states.values() for state in group]
-    seconds = []
-    for _ in range(3):
-        begin = time.process_time()
-        for state in data:
-            LevelState.parse(state)
-        seconds.append(time.process_time() - begin)
-    assert min(seconds) < 1e-3 * len(data)
 
 
 def test_no_garbage_is_collected_while_a_library_is_opened():

@@ -1,7 +1,6 @@
 """Where the player is, in every game: from the environment to recordings and figures."""
 
 import contextlib
-import json
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ import record
 from agents.acting import load_action_noise
 from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
-from analysis.hidden_states import colour_recorded_steps
 from analysis.steps import read_recorded_steps
 from envs.level_state import LevelState
 from envs.procgen_env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
@@ -123,17 +121,6 @@ def test_a_recording_has_columns_of_positions_if_it_is_told(recordings, agent_pa
         with_them.all_steps([0, 1])) - 2
 
 
-def test_a_recording_with_positions_is_extended_with_positions_alone(recordings, agent_path,
-                                                                     capsys):
-    arguments = record_arguments(agent_path, recordings[1].path.parent, 3, "--no_videos",
-                                 "--env_name", "maze", "--num_levels", "1")
-    before = json.loads(recordings[1].description_file.read_text())
-    assert record.main(arguments) == 2
-    assert recordings[1].finished() == [0, 1]
-    assert json.loads(recordings[1].description_file.read_text()) == before
-    assert "positions" in capsys.readouterr().err
-
-
 def test_windows_have_the_positions_of_their_frames(recordings):
     assert not RolloutDataset(recordings[0].path, 2, 3).has_positions
     dataset = RolloutDataset(recordings[1].path, 2, 3)
@@ -146,8 +133,8 @@ def test_windows_have_the_positions_of_their_frames(recordings):
     assert np.isnan(ended[2:]).all() and not np.isnan(ended[:2]).any()
 
 
-def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(recordings):
-    plain, with_them = (read_recorded_steps(folder, 2) for folder in recordings)
+def test_the_position_after_an_episodes_end_is_the_last_one(recordings):
+    with_them = read_recorded_steps(recordings[1], 2)
     table = recordings[1].all_steps([0, 1])
     for name in POSITION_COLUMNS:
         values = with_them[name].to_numpy()
@@ -155,13 +142,3 @@ def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(record
         assert np.array_equal(values[known], table[name][known])
         ends = np.flatnonzero(~known)
         assert len(ends) == 2 and np.array_equal(values[ends], values[ends - 1])
-
-    class Folder:
-        def read(self, name, *_):
-            return np.ones((len(table) if name in ("nmf", "sources") else 2, 2))
-
-    labels = np.zeros(len(table), int)
-    found = colour_recorded_steps(Folder(), with_them, labels, 1)
-    assert found["player_y"].label == "y of the player (cells)"
-    assert np.array_equal(found["player_y"].values, with_them["player_y"])
-    assert not set(POSITION_COLUMNS) & set(colour_recorded_steps(Folder(), plain, labels, 1))

@@ -22,8 +22,8 @@ import record
 import record_gen_samples
 import train_gen_model
 from agents.agent_file import save_agent
-from agents.provenance import CONTENTS, agent_digests, agent_sha256
-from agents.rollout_files import RolloutFolder, join_recording
+from agents.provenance import agent_digests, agent_sha256
+from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_precompute, steering_vectors
 from common.errors import UserError
 from common.files import save_json
@@ -80,24 +80,6 @@ def test_a_changed_episode_changes_the_digest_of_a_recording(recording, tmp_path
     assert folder.sha256() == changed
 
 
-def test_shards_make_a_recording_with_the_same_digest(recording, tmp_path, agent_path):
-    whole = RolloutFolder(recording / "data")
-    for shard in ("1/2", "2/2"):
-        assert record.main(record_arguments(agent_path, tmp_path, 12, "--shard", shard)) == 0
-    assert join_recording(tmp_path / "data").sha256() == whole.sha256()
-    stored = json.loads(whole.description_file.read_text())
-    assert [int(number) for number in stored[CONTENTS]] == list(range(12))
-    assert CONTENTS not in whole.description()
-
-
-def test_a_recording_that_goes_on_has_the_digest_of_one_in_one_go(recording, tmp_path, agent_path):
-    assert record.main(record_arguments(agent_path, tmp_path, 5)) == 0
-    five = RolloutFolder(tmp_path / "data").sha256()
-    assert record.main(record_arguments(agent_path, tmp_path, 12)) == 0
-    assert five != RolloutFolder(tmp_path / "data").sha256()
-    assert RolloutFolder(tmp_path / "data").sha256() == RolloutFolder(recording / "data").sha256()
-
-
 def test_a_recording_without_digests_is_read_with_a_warning(recording, tmp_path, caplog):
     folder = RolloutFolder(shutil.copytree(recording / "data", tmp_path / "data"))
     save_json(folder.description_file, folder.description())
@@ -150,16 +132,6 @@ def test_data_of_another_agent_is_refused(name, other_agent, recording, directio
     assert script.main(argv) == 2
     said = capsys.readouterr().err
     assert "another agent than" in said or "is not the agent of this simulator" in said, said
-
-
-@pytest.mark.parametrize("name", ["steering vectors", "weights of directions"])
-def test_data_of_the_same_agent_in_another_file_is_taken(
-        name, agent_path, recording, directions, simulator_file, tmp_path):
-    content = torch.load(agent_path, weights_only=True)
-    torch.save({**content, "gamma": 0.5}, tmp_path / "again.pth")
-    script, argv = commands(tmp_path / "again.pth", recording, directions, simulator_file,
-                            tmp_path)[name]
-    assert script.main(argv) in (0, None)
 
 
 def test_hidden_states_of_two_agents_are_not_analysed_together(

@@ -288,7 +288,7 @@ def test_lists_and_ranges():
     for text in ("", "0 to", "to 4", "-1", "1 2 to 4", "1.5"):
         with pytest.raises(UserError, match="sample_ids must be numbers, or a range"):
             id_list(text, "sample_ids")
-    with pytest.raises(UserError, match="sample_ids names 3 more than once"):
+    with pytest.raises(UserError, match="sample_ids names a number more than once"):
         id_list("3 4 3", "sample_ids")
 
 

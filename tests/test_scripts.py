@@ -1,7 +1,5 @@
 """Every script, however it is started, and files or folders beside it."""
 
-import importlib
-import importlib.metadata
 import json
 import os
 import runpy
@@ -21,8 +19,6 @@ from common.cli import Parser
 from common.errors import UserError
 from common.files import save_json
 from common.parameters import ParameterSet
-from generative import export
-from generative.published import is_compact
 from interventions.vectors import save_vectors, vectors_of_pairs
 
 # Older names that a README of the experiment uses, and the scripts they are links to.
@@ -40,8 +36,7 @@ SCRIPTS = sorted(
 ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",
          "pipeline", "benchmarks", "tests")
 # One of each place, started as a program of its own: by path, as a module, from elsewhere.
-STARTED = ("train.py", "analysis/hidden_analysis_precompute.py", "hidden_analysis_precompute.py",
-           "saliency_exps.py", "maze/levels.py", "attribution/features.py")
+STARTED = ("hidden_analysis_precompute.py", "maze/levels.py")
 
 
 def test_every_older_name_is_a_link_to_its_script():
@@ -85,8 +80,6 @@ def test_scripts_start_from_anywhere(script, folders_named_like_rooms):
         "by path, from the root": (ROOT, [script]),
         "by path, from elsewhere": (folders_named_like_rooms, [str(ROOT / script)]),
         "as a module": (ROOT, ["-m", script[:-3].replace("/", ".")])}
-    if script == "train.py":
-        del started["as a module"]  # the same as by path: the root comes first
     processes = {name: subprocess.Popen([sys.executable, *words, "--help"], cwd=folder, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                  for name, (folder, words) in started.items()}
@@ -95,63 +88,12 @@ def test_scripts_start_from_anywhere(script, folders_named_like_rooms):
         assert process.returncode == 0 and "usage:" in output, (name, errors)
 
 
-def test_an_unknown_matplotlib_backend_does_no_harm():
-    environment = {**os.environ, "MPLBACKEND": "module_of_another_notebook"}
-    processes = {script: subprocess.Popen([sys.executable, script, "--help"], cwd=ROOT, text=True,
-                                          env=environment, stdout=subprocess.PIPE,
-                                          stderr=subprocess.PIPE)
-                 for script in ("plot_training_csv.py", "loss_over_time_experiment.py",
-                                "analysis/hidden_analysis_plotting.py")}
-    for script, process in processes.items():
-        output, errors = process.communicate(timeout=120)
-        assert process.returncode == 0 and "usage:" in output, (script, errors)
-
-
-def test_output_folders_that_bear_the_name_of_a_room_do_no_harm(tmp_path):
-    """``analysis/interventions/`` is beside the scripts of ``analysis/``, and comes first on
-    their import path."""
-    root = tmp_path / "project"
-    root.mkdir()
-    for path in ROOT.iterdir():
-        if path.name in (*ROOMS, "hyperparams") or path.suffix == ".py":
-            target = root / path.name
-            target.mkdir() if path.name == "analysis" else target.symlink_to(path)
-    for path in (ROOT / "analysis").iterdir():
-        if path.suffix == ".py":
-            (root / "analysis" / path.name).write_text(path.read_text())
-        elif (path / "__init__.py").is_file():
-            (root / "analysis" / path.name).symlink_to(path)
-    for name in ("interventions", "generative"):
-        (root / "analysis" / name).mkdir()
-    subprocess.run([sys.executable, "analysis/hidden_analysis_precompute.py", "--help"], cwd=root,
-                   check=True, capture_output=True, timeout=120)
-
-
-def test_no_module_beside_a_script_shadows_an_installed_one():
-    """A script run by its path has its own folder first on the import path, so a module there
-    would be imported in the place of an installed or standard one of its name."""
-    installed = {name for name in importlib.metadata.packages_distributions()
-                 if (ROOT / f"{name}.py").is_file() is False and (ROOT / name).is_dir() is False}
-    optional = {"bottleneck", "statsmodels", "tables", "numexpr", "xarray"}  # of pandas
-    taken = installed | set(sys.stdlib_module_names) | optional
-    for folder in (ROOT, *(ROOT / name for name in ("analysis", "attribution", "benchmarks",
-                                              "maze"))):
-        beside = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir()
-                  if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
-        rooms = set() if folder == ROOT else set(ROOMS)
-        assert not beside & (taken | rooms), folder
-
-
 FRAMES = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
 
 
 def evaluated(path, agent):
     return evaluate.main(["--model_file", str(agent), "--num_episodes", "2", "--env_name",
                           "fruitbot", "--device", "cpu", "--output", str(path)])
-
-
-def exported(path, simulator):
-    return export.main(["--model_file", str(simulator), "--output", str(path)])
 
 
 def edited(path, agent):
@@ -171,27 +113,20 @@ def save_edited(path, policy):
 @pytest.mark.parametrize(("run", "save_own", "flag"), [
     (evaluated, lambda path, _: path.write_text('{"agent_sha256": "a", "success_rate": 1}'),
      "--output"),
-    (exported, None, "--output"),
     (edited, save_edited, "--output"),
     (steered, lambda path, policy: save_vectors(path, list(vectors_of_pairs(
         policy, ["gru"], FRAMES, FRAMES[::-1], [(0, 1), (1, 2)], "noise").values())),
      "--vector_file")])
-def test_a_script_replaces_only_files_of_its_own(run, save_own, flag, agent_path, simulator_file,
-                                                 tmp_path, capsys):
+def test_a_script_replaces_only_files_of_its_own(run, save_own, flag, agent_path, tmp_path, capsys):
     path = tmp_path / "file.npz"
-    source = simulator_file if run is exported else agent_path
-    for content in (b"a thesis", source.read_bytes()):
+    for content in (b"a thesis", agent_path.read_bytes()):
         path.write_bytes(content)
-        assert run(path, source) == 2
+        assert run(path, agent_path) == 2
         assert (f"error: {path} exists, and this script did not write it; choose another {flag}, "
                 "or give --overwrite") in capsys.readouterr().err
         assert path.read_bytes() == content
-    if save_own is not None:
-        save_own(path, tiny_policy())
-        run(path, source)
-    else:
-        path.unlink()
-        assert run(path, source) == run(path, source) == 0
+    save_own(path, tiny_policy())
+    run(path, agent_path)
     assert "did not write it" not in capsys.readouterr().err
     if run is evaluated:
         assert json.loads(path.read_text())["num_episodes"] == 2
@@ -199,18 +134,10 @@ def test_a_script_replaces_only_files_of_its_own(run, save_own, flag, agent_path
         path.unlink()
         make()
         with pytest.raises(SystemExit) as stop:
-            run(path, source)
+            run(path, agent_path)
         assert stop.value.code == 2
-        assert f"{path} is a link, a pipe or a device" in capsys.readouterr().err
+        assert f"{path} is a folder, a link, a pipe or a device" in capsys.readouterr().err
         assert path.is_symlink() or not path.is_file()
-
-
-def test_overwrite_replaces_a_file_of_another_kind(simulator_file, tmp_path):
-    path = tmp_path / "model.pt"
-    path.write_text("a thesis")
-    assert export.main(["--model_file", str(simulator_file), "--output", str(path),
-                        "--overwrite"]) == 0
-    assert is_compact(path)
 
 
 @pytest.mark.parametrize(("recorded", "more", "expected", "reason"), [

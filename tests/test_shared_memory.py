@@ -1,13 +1,11 @@
 """Sums over processes in memory that they share, here by threads and with processes' timing."""
 
-import os
 import threading
 import time
 
-import pytest
 import torch
 
-from common.shared_memory import SharedMemory, SharedSum, map_memory
+from common.shared_memory import SharedSum
 
 LIKE = (torch.zeros(3), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
         torch.zeros(()))
@@ -43,23 +41,3 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
             torch.testing.assert_close(own, sums, rtol=1e-6, atol=1e-6)
         for own in each[1:]:
             torch.testing.assert_close(own, each[0], rtol=0, atol=0)
-
-
-def test_memory_is_seen_by_its_mark_until_it_is_closed():
-    memory = SharedMemory(4096)
-    bytes_ = map_memory(memory.path, memory.mark)
-    assert len(bytes_) == 4096
-    bytes_[100] = 7
-    assert map_memory(memory.path, memory.mark)[100] == 7
-    with pytest.raises(OSError, match="is something else here"):
-        map_memory(memory.path, os.urandom(16))
-    memory.close()
-    with pytest.raises(OSError):
-        map_memory(memory.path, memory.mark)
-    assert bytes_[100] == 7
-
-
-def test_a_system_without_descriptors_of_memory_says_so(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(OSError, match="shares no memory"):
-        SharedMemory(4096)
