@@ -57,7 +57,7 @@ class Life:
     actions: np.ndarray
 
     def within(self, horizon: int) -> str:
-        """Outcome within ``horizon`` actions."""
+        """Return the outcome if it occurred within ``horizon`` actions, otherwise NEITHER."""
         return self.outcome if self.step <= horizon else NEITHER
 
 
