@@ -29,8 +29,8 @@ FORBIDDEN = set("/\\\0")
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--preset", required=True,
-                       help="preset in hyperparams/pipeline.yml (demo, full, tiny, maze, attribution), "
-                            "or section:NAME for the shipped agent with the sizes of a parameter "
+                       help="preset in hyperparams/pipeline.yml, such as demo, full, maze or "
+                            "attribution, or section:NAME for the shipped agent with the sizes of a parameter "
                             "set in hyperparams/interpreting_configs.yml")
     flags.add_argument("--output_dir", type=Path,
                        help="output folder; <preset>_output if not given")
