@@ -30,8 +30,8 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--preset", required=True,
                        help="preset in hyperparams/pipeline.yml, such as demo, full, maze or "
-                            "attribution, or section:NAME for the shipped agent with the sizes of a parameter "
-                            "set in hyperparams/interpreting_configs.yml")
+                            "attribution, or section:NAME for the shipped agent with the sizes of "
+                            "a parameter set in hyperparams/interpreting_configs.yml")
     flags.add_argument("--output_dir", type=Path,
                        help="output folder; <preset>_output if not given")
     flags.add_argument("--exp_name", help="name of the experiment; the preset's name if not given")
