@@ -16,9 +16,7 @@ import record
 from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import RolloutWriter
-from common.game_constants import (
-    CAMERA_FOLLOWS,
-)
+from common.game_constants import CAMERA_FOLLOWS
 from envs.procgen_env import EnvConfig
 from generative import dream_life, fidelity
 from generative.config import SimulatorConfig
@@ -119,8 +117,6 @@ def test_true_frames_score_50_db(dataset, windows):
     assert found["ssim"].numpy() == pytest.approx(1)
     nearly = measure_frames(truth + 0.001, truth, {})  # is the same in 8 bits
     assert (nearly["mse"] == 0).all() and nearly["psnr"].numpy() == pytest.approx(50)
-    found = measure_frames(torch.full_like(truth, 1.5), torch.ones_like(truth), {})
-    assert found["psnr"].numpy() == pytest.approx(50)  # clamped
 
 
 def test_frames_shifted_by_one_pixel_score_about_20_db(dataset):
@@ -371,39 +367,31 @@ def test_a_dream_begins_with_the_recorded_state_and_action(simulator, dataset):
 
 # The script
 
-def run(data, output, *more):
-    return script.main(["--agent_file", str(AGENT), "--model_file", str(MODEL), "--data_dir",
-                        str(data), "--interpreting_params_name", "tiny", "--device", "cpu",
-                        "--precision", "float32", "--output_dir", str(output), "--unseen",
-                        *map(str, more)])
-
-
-def test_script_writes_the_card_and_the_lives(played, dataset, tmp_path, capsys):
-    other = tmp_path / "other.pth"
+def test_script_writes_the_card_and_the_lives(played, tmp_path, capsys):
+    other, output = tmp_path / "other.pth", tmp_path / "out"
     save_agent(other, tiny_policy(seed=7), {})
-    assert run(played, tmp_path / "a", "--num_sim_steps", 17, "--other_agent_file", other,
-               "--compare_model_file", MODEL, "--life_starts", 4) == 0
+    assert script.main([*map(str, (
+        "--agent_file", AGENT, "--model_file", MODEL, "--data_dir", played,
+        "--interpreting_params_name", "tiny", "--device", "cpu", "--precision", "float32",
+        "--output_dir", output, "--unseen", "--num_sim_steps", 17, "--other_agent_file", other,
+        "--compare_model_file", MODEL, "--life_starts", 4))]) == 0
     printed = capsys.readouterr().out
     assert "may have been trained on" not in printed
     assert f"8 of {len(RolloutDataset(played, 3, 17))} held-out windows" in printed
-    assert "recorded actions above shuffled_actions at step" in printed
-    assert "life in the dream, starts near end (2 of" in printed
-    table = pd.read_csv(tmp_path / "a" / "loss_over_time.csv")
+    table = pd.read_csv(output / "loss_over_time.csv")
     kinds = {"psnr", "ssim", "psnr_remembered", "psnr_revealed", "psnr_moving", "ssim_remembered",
              "mse", "psnr_of_mean_error", "psnr_margin", "other_policy_kl",
              "other_hidden_state_cosine", "other_value_correlation", "kept_agent", "kept_wall"}
     assert kinds <= set(table["kind"])
-    rows = table[table["kind"] == "psnr"]
-    assert set(rows["predictor"]) == {*PREDICTORS, *ACTION_CONTROLS, "other_simulator"}
-    with np.load(tmp_path / "a" / "fidelity.npz") as arrays:
-        means = np.nanmean(arrays["psnr/simulator"], axis=1)
+    rows = table[table["kind"] == "psnr"].groupby("predictor")["mean"]
+    assert rows.groups.keys() == {*PREDICTORS, *ACTION_CONTROLS, "other_simulator"}
+    with np.load(output / "fidelity.npz") as arrays:
         assert arrays["psnr/simulator"].shape == (17, 8)
-    rows = rows[rows["predictor"] == SIMULATOR]
-    np.testing.assert_allclose(rows["mean"], means[:len(rows)], rtol=1e-5)
-    assert (tmp_path / "a" / "fidelity_card.png").stat().st_size > 10**4
-    assert len(pd.read_csv(tmp_path / "a" / "life.csv")) == 4
-    assert set(json.loads((tmp_path / "a" / "life.json").read_text())) == {"all", "near_end",
-                                                                          "anywhere"}
-    settings = json.loads((tmp_path / "a" / "settings.json").read_text())
+        means = np.nanmean(arrays["psnr/simulator"], axis=1)
+    found = rows.get_group(SIMULATOR)
+    np.testing.assert_allclose(found, means[:len(found)], rtol=1e-5)
+    np.testing.assert_allclose(rows.get_group("other_simulator"), found, rtol=1e-5)
+    assert len(pd.read_csv(output / "life.csv")) == 4
+    assert json.loads((output / "life.json").read_text()).keys() == {"all", "near_end", "anywhere"}
+    settings = json.loads((output / "settings.json").read_text())
     assert settings["unseen"] and settings["other_agent_file"] == str(other)
-    assert settings["compare_model_sha256"] == settings["model_sha256"]

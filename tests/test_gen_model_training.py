@@ -16,13 +16,10 @@ import yaml
 from conftest import (
     FLOAT32,
     assert_same,
-    at_work_in,
-    colours_of,
     figures_drawn,
     read_video,
     tiny_policy,
 )
-from PIL import Image
 
 import plot_training_csv
 import train_gen_model
@@ -32,15 +29,14 @@ from common import parameters
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
-from common.palette import BLUE, VERMILION
 from common.parameters import ParameterSet
 from generative import export
 from generative.batches import BatchOrder, BatchReader, align
-from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
+from generative.config import RecordConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, PixelWeights, count_colours, simulator_losses
 from generative.networks import LatentSampler
-from generative.published import published_state, save_compact, save_published
+from generative.published import published_state, save_published
 from generative.runs import (
     COLUMNS,
     SimulatorRunSettings,
@@ -104,7 +100,6 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
     assert len(terms) == 9
     np.testing.assert_allclose(log[terms].sum(axis=1), log["loss"], rtol=1e-4)
     assert (log["posterior_entropy"] <= 8 * math.log(8) + 1e-3).all()
-    assert log["vector_distance"].between(0.01, 2).all()
     settings = yaml.safe_load((undisturbed / "hyperparameters.yml").read_text())
     assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["simulator"]["cnn_depth"] == 4
@@ -113,14 +108,11 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
         f"model_epoch0_batch{batch}.pt" for batch in (5, 10, 12)]
     assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
         f"batch_{number:07d}.mp4" for number in (5, 10, 12)]
-    for path in checkpoints(undisturbed):
-        assert {"gen_model_state_dict", "optimizer_state_dict"} <= torch.load(
-            path, weights_only=True).keys()
+    assert {"gen_model_state_dict", "optimizer_state_dict"} <= newest(undisturbed).keys()
 
 
 def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording, tmp_path):
-    """Each column, below its title, is what the checkpoint of the same batch gives. Weights are
-    large, so that what the simulator sees and what it imagines look different."""
+    """Weights are large, so that what the simulator sees and what it imagines look different."""
     run = SimulatorTraining(tmp_path, settings_for(agent_path, recording, max_batches=1), FLOAT32)
     with torch.no_grad():
         for name, weight in run.simulator.named_parameters():
@@ -130,37 +122,32 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     (video_file,) = (tmp_path / "recons_v_preds").iterdir()
     video = read_video(video_file).astype(float)
     assert video.shape == (5, 16 + 4 * 128, 3 * 128, 3)
-    columns = dict(zip(("truth", "reconstruction", "imagination"),
-                       np.split(video[:, 16:], 3, axis=2)))
-    columns = {name: column.reshape(5, 4, 64, 2, 64, 2, 3).mean(axis=(3, 5))
-               for name, column in columns.items()}  # (T, windows, H, W, C)
+    shown = video[:, 16:].reshape(5, 4, 64, 2, 3, 64, 2, 3).mean(axis=(3, 6))
+    shown = dict(zip(("truth", "reconstruction", "imagination"), np.moveaxis(shown, 3, 0)))
 
     sizes = TINY.get(SimulatorConfig)
     dataset = RolloutDataset(recording / "data", sizes.num_init_steps, sizes.num_sim_steps)
     recorded = dataset.batch(range(len(dataset))).frames[-5:, :, :, ::8, ::8].numpy()
     recorded = np.moveaxis(recorded, 2, -1)  # (T, N, H, W, C), few pixels
-    windows = [np.abs(recorded - columns["truth"][:, [row], ::8, ::8]).mean(axis=(0, 2, 3, 4))
+    windows = [np.abs(recorded - shown["truth"][:, [row], ::8, ::8]).mean(axis=(0, 2, 3, 4))
                .argmin() for row in range(4)]
     assert len(set(windows)) == 4
     batch = align(dataset.batch(windows), sizes)
     simulator = open_simulator(checkpoints(tmp_path)[-1], agent_path, sizes, FLOAT32)
     draw = LatentSampler("mode")
-    start_state = simulator.start_from(simulator.encode(batch.initial_images), draw)
+    start = simulator.start_from(simulator.encode(batch.initial_images), draw)
     expected = {"truth": batch.images, "reconstruction": simulator(batch, draw).images,
-                "imagination": stack(start_state, simulator.imagine(
-                    start_state, draw, true_actions=batch.actions)).images}
-    expected = {name: 255 * images.permute(0, 1, 3, 4, 2).numpy()
-                for name, images in expected.items()}
-    assert np.abs(expected["reconstruction"] - expected["imagination"]).mean() > 1
-    for name, shown in columns.items():
-        errors = {other: np.abs(shown - images).mean() for other, images in expected.items()}
+                "imagination": stack(start, simulator.imagine(
+                    start, draw, true_actions=batch.actions)).images}
+    for name, column in shown.items():
+        errors = {other: float((images.permute(0, 1, 3, 4, 2) * 255 - column).abs().mean())
+                  for other, images in expected.items()}
         assert min(errors, key=errors.get) == name and errors[name] < 10, (name, errors)
 
 
-def test_plot_is_drawn_from_the_log(undisturbed, capsys):
+def test_plot_is_drawn_from_the_log(undisturbed):
     with figures_drawn() as figures:
         assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
-    assert f"wrote {undisturbed / 'plot.png'}" in capsys.readouterr().out
     log = pd.read_csv(undisturbed / "progress.csv")
     panels = {axes.get_title(): axes for axes in figures["plot.png"].axes}
     assert len(panels) == 12
@@ -170,9 +157,7 @@ def test_plot_is_drawn_from_the_log(undisturbed, capsys):
         np.testing.assert_array_equal(raw.get_xdata(), log["batches"])
         np.testing.assert_array_equal(raw.get_ydata(), log[column])
         assert smooth.get_ydata()[-1] == pytest.approx(log[column].mean())  # fewer than 20 rows
-    assert colours_of(lines) == [BLUE, BLUE, VERMILION, VERMILION]
     assert [line.get_label() for line in lines[1::2]] == ["training episodes", "held-out episodes"]
-    assert np.asarray(Image.open(undisturbed / "plot.png")).std() > 10
 
 
 def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys):
@@ -250,18 +235,15 @@ def test_weights_of_pixels_act_on_the_image_alone(agent_path, recording):
     with torch.no_grad():
         simulation = simulator(batch, LatentSampler("mode"))
     plain = simulator_losses(simulation, batch, config)
-    ones = torch.ones(*batch.images.shape[:2], 64, 64)
-    weights = ones.clone()
+    weights = torch.ones(*batch.images.shape[:2], 64, 64)
     weights[..., 32:, :] = 3
-    for given, factor in ((ones, 1), (weights, 3)):
+    for given, factor in ((None, 1), (weights, 3)):
         found = simulator_losses(simulation, batch, config, pixel_weights=given)
         errors = 0.5 * (simulation.raw_images - batch.images).square()
         above, below = (half.sum((2, 3, 4)) for half in errors.split(32, dim=3))
         torch.testing.assert_close(found.image, above + factor * below)
         for name in ("agent_state", "kl", "reward", "terminal", "bottleneck"):
             assert torch.equal(getattr(found, name), getattr(plain, name))
-    torch.testing.assert_close(simulator_losses(simulation, batch, config,
-                                                pixel_weights=ones).image, plain.image)
 
 
 def test_rare_colours_weigh_more_and_all_pixels_one_on_average(recording):
@@ -282,8 +264,10 @@ def test_rare_colours_weigh_more_and_all_pixels_one_on_average(recording):
     assert weights[is_common].max() < weights[~is_common].min() and weights.max() > 2
 
 
+@pytest.mark.parametrize(("share", "expected"), [
+    (0.0, None), (0.5, [True, True, False, False]), (1.0, [True] * 4)])
 def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, recording, tmp_path,
-                                                                monkeypatch):
+                                                                monkeypatch, share, expected):
     seen = []
     forward = Simulator.forward
 
@@ -292,12 +276,10 @@ def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, reco
         return forward(simulator, batch, draw, open_loop, **more)
 
     monkeypatch.setattr(Simulator, "forward", watched)
-    for share, expected in ((0.0, None), (0.5, [True, True, False, False]), (1.0, [True] * 4)):
-        settings = settings_for(agent_path, recording, max_batches=1,
-                                training={"open_loop_share": share})
-        SimulatorTraining(tmp_path / str(share), settings, FLOAT32).train()
-        assert seen[0] == expected
-        seen.clear()
+    settings = settings_for(agent_path, recording, max_batches=1,
+                            training={"open_loop_share": share})
+    SimulatorTraining(tmp_path, settings, FLOAT32).train()
+    assert seen[0] == expected
 
 
 def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, recording, tmp_path):
@@ -331,29 +313,6 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
     assert (tmp_path / "progress.csv").read_text() == rows
 
 
-def test_simulator_runs_of_one_name_have_folders_of_their_own(agent_path, recording, tmp_path):
-    settings = settings_for(agent_path, recording, max_batches=2)
-    runs = [SimulatorTraining(tmp_path / "run", settings, FLOAT32) for _ in range(2)]
-    assert [run.folder.name for run in runs] == ["run", "run_2"]
-    shutil.rmtree(tmp_path / "run")
-    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
-        runs[0].train()
-    assert runs[1].train() == 0 and not (tmp_path / "run").exists()
-    runs.clear()
-    with at_work_in(tmp_path / "run_2") as words, pytest.raises(UserError, match=words):
-        SimulatorTraining(tmp_path / "run_2", settings, FLOAT32)
-
-
-def test_a_file_without_the_runs_state_cannot_be_resumed(undisturbed, agent_path, recording,
-                                                         tmp_path, capsys):
-    folder = tmp_path / "published"
-    folder.mkdir()
-    shutil.copy(undisturbed / "hyperparameters.yml", folder)
-    save_compact(folder / "model_epoch3_batch20000.pt", checkpoints(undisturbed)[-1])
-    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder)]) == 2
-    assert "has no 'optimizer_state_dict'" in capsys.readouterr().err
-
-
 def test_recording_must_not_have_grown(undisturbed, agent_path, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(undisturbed, folder)
@@ -364,22 +323,15 @@ def test_recording_must_not_have_grown(undisturbed, agent_path, tmp_path, capsys
     assert "begun with 8; others would be held out" in capsys.readouterr().err
 
 
-def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recording, tmp_path):
-    source = shutil.copy(checkpoints(undisturbed)[-1], tmp_path / "published.pt")
-    settings = settings_for(agent_path, recording, model_file=str(source))
-    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
-    opened = open_simulator(source, agent_path, TINY.get(SimulatorConfig), FLOAT32)
-    assert_same(dict(run.simulator.state_dict()), dict(opened.state_dict()))
-    assert run.batches == 0
-
-
-def test_training_keeps_the_unused_tensors_of_a_published_file(agent_path, recording, tmp_path):
+def test_training_goes_on_from_a_simulator_file_and_keeps_its_unused_tensors(
+        agent_path, recording, tmp_path):
     simulator = Simulator(settings_for(agent_path, recording).simulator, load_agent(agent_path))
     unused = {key: torch.rand(tensor.shape) for key, tensor in published_state(simulator).items()
               if key.startswith("conv_out.") or ".vecobs." in key}
     save_published(tmp_path / "model.pt", simulator, unused)
     run = SimulatorTraining(tmp_path / "run", settings_for(
         agent_path, recording, model_file=str(tmp_path / "model.pt"), max_batches=1), FLOAT32)
+    assert_same(dict(run.simulator.state_dict()), dict(simulator.state_dict()))
     assert run.train() == 0
     written = newest(tmp_path / "run")["gen_model_state_dict"]
     assert unused and all(torch.equal(written[key], tensor) for key, tensor in unused.items())
@@ -413,16 +365,15 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
     assert export.main(["--model_file", str(source), "--output", str(small)]) == 0  # once more
 
 
-def test_export_overwrites_no_file_of_a_run(undisturbed, agent_path, tmp_path, capsys):
-    other = shutil.copytree(undisturbed, tmp_path / "other")
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    (shipped / "hyperparameters.yml").write_text("seed: 5\n")
+def test_export_overwrites_no_file_of_a_run(undisturbed, tmp_path, capsys):
+    source = shutil.copy(checkpoints(undisturbed)[-1], tmp_path)
+    shutil.copy(undisturbed / "hyperparameters.yml", tmp_path)
+    other = tmp_path / "shipped" / "hyperparameters.yml"
+    other.parent.mkdir()
+    other.write_text("seed: 5\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    source = checkpoints(undisturbed)[-1]
-    for output, words in ((source.parent / "model.pt", "in the folder of a run"),
-                          (other / source.name, "in the folder of a run"),
-                          (shipped / "model.pt", "beside the hyperparameters.yml of another")):
+    for output, words in ((tmp_path / "model.pt", "in the folder of a run"),
+                          (other.parent / "model.pt", "beside the hyperparameters.yml of another")):
         assert export.main(["--model_file", str(source), "--output", str(output)]) == 2
         assert words in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -466,17 +417,6 @@ def test_reader_gives_the_batches_in_order(recording):
         assert_same(vars(windows), vars(dataset.batch(order[number])))
 
 
-@pytest.mark.parametrize(("section", "change", "message"), [
-    (TrainingConfig, {"gen_model.learning_rate": 1.0}, "unknown key 'learning_rate'"),
-    (TrainingConfig, {"gen_model.batch_size": 0}, "batch_size must be above 0"),
-    (parameters.CommonConfig, {"device": "gup"}, "unknown device 'gup'.*'gpu'"),
-    (SaliencyConfig, {"analysis.saliency.direction_type": "nmf"}, "unknown direction_type 'nmf'"),
-    (SaliencyConfig, {"analysis.saliency.gaussian_kernel_size": 4}, "size must be odd, not 4")])
-def test_wrong_parameters_are_named(section, change, message):
-    with pytest.raises(UserError, match=message):
-        ParameterSet("tiny", change).get(section)
-
-
 def test_published_values_are_the_defaults():
     published = ParameterSet("defaults")
     assert published.get(SimulatorConfig) == SimulatorConfig()
@@ -490,13 +430,9 @@ def test_published_values_are_the_defaults():
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (["--agent_file", "nowhere.pth"], "no agent file nowhere.pth"),
     (["--model_file", "nowhere.pt"], "no simulator file nowhere.pt"),
-    (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
-    (["--lr", "nan"], "lr must be above 0"),
-    (["--image_rarity", "1.5"], "image_rarity must lie between 0 and 1"),
     (["--resume", "nowhere"], "nowhere holds no run to resume")])
 def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, capsys, more, message):
     assert train_gen_model.main([*arguments(agent_path, recording, tmp_path), *more]) == 2

@@ -12,13 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn, golden_projector, tiny_policy
+from conftest import figures_drawn, golden_projector, save_projector, tiny_policy
 from PIL import Image
 from torch import nn
 
 import plot_value_and_action_weights
 import xcorr_and_xcaus_plots
-from agents.agent_file import save_agent
 from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours import BEHAVIOUR_FILES
@@ -36,17 +35,13 @@ from analysis.influences.consistency import (
 )
 from analysis.influences.correlation import (
     CORRELATION_FILES,
-    cosine_similarity,
     extreme_rows,
 )
 from analysis.influences.gradients import Influences, readout_gradient
-from analysis.parameters import XplotsConfig
 from common.errors import UserError
-from common.parameters import ParameterSet
 from common.results import ResultStore
 from common.step_results import StepResults
 from common.tables import markdown_escaped
-from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
@@ -55,6 +50,7 @@ from interventions.projector import Projector
 
 pytestmark = pytest.mark.usefixtures("coarse_figures")
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
+NAME = "jumps | <b>high</b> [over](http://x) *saws*\n# and more"
 LABELS = np.repeat([1, 0, -1], [30, 1, 33])  # behaviour 0 has one sample
 
 
@@ -103,12 +99,6 @@ def test_extreme_rows_are_the_lowest_and_the_highest():
     assert len(extreme_rows(values, 0.0001)[1]) == 1
     with pytest.raises(UserError, match="no extreme"):
         extreme_rows(values[:1], 0.02)
-
-
-def test_cosines_of_directions():
-    found = cosine_similarity(np.array([[2.0, 0], [0, 1], [-3, 3]]))
-    half = np.sqrt(0.5)
-    np.testing.assert_allclose(found, [[1, 0, -half], [0, 1, half], [-half, half, 1]], atol=1e-12)
 
 
 # Consistency. Sources 0, 1 and 2 of five; what they move is target 3 unless said otherwise.
@@ -193,7 +183,7 @@ def test_a_cause_is_claimed_beside_a_common_cause_and_in_its_own_behaviour_alone
 
 
 def test_one_exploding_sample_decides_no_claim():
-    """Its gradient turns the sign of the mean, and makes a negligible one large."""
+    """Its gradient changes the sign of the mean, or makes a negligible mean large."""
     influences = planted(0, cause=0.8)
     influences.gradients[7, 1, 0, 3] = -1000.0
     found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
@@ -201,9 +191,8 @@ def test_one_exploding_sample_decides_no_claim():
     assert np.argwhere(found.claimed).tolist() == [[1, 0, 3]]
     assert found.effects[1, 0, 3] == pytest.approx(0.8 / np.sqrt(1.64), abs=0.1)
     assert found.outliers[1, 0, 3] == found.outlier_samples[1] == pytest.approx(1 / 240)
-    assert found.outlier_samples[2] == 0
 
-    small = planted(0, cause=0.01)  # of one sign, and moves next to nothing
+    small = planted(0, cause=0.01)
     small.gradients[:, 1, 0, 3] = 0.01
     earlier, later = small.sources[:, 2, 0], small.sources[:, 3, 3]
     later[:] = np.sign(earlier) * np.abs(later)  # correlated for another reason
@@ -213,33 +202,27 @@ def test_one_exploding_sample_decides_no_claim():
     assert found.effects[1, 0, 3] < 0.1 and not found.claimed[1, 0, 3]
 
 
-def test_summary_counts_tested_influences_on_others_and_on_itself_apart(compared):
+def test_summary_counts_influences_on_others_and_on_itself_apart(compared):
     table = comparison_of(compared / "analysis").read("table")
     is_tested, is_itself = table["samples"] >= 8, table["source"] == table["target"]
     others, itself = table[is_tested & ~is_itself], table[is_tested & is_itself]
-    untested = (~is_tested).sum()
-    assert 0 < others["claimed"].sum() < len(others) and untested == len(table) // 3
+    assert 0 < others["claimed"].sum() < len(others)
     assert claims_summary(table) == (
         f"{others['claimed'].sum()} of {len(others)} tested influences of a component on others or "
         f"on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on itself); "
-        f"{untested} in behaviours with fewer than 8 samples are not tested")
-    alone = table[is_itself].assign(claimed=True)  # as in the report that was misread
-    assert claims_summary(alone).startswith("0 of 0 tested influences of a component on others")
+        f"{(~is_tested).sum()} in behaviours with fewer than 8 samples are not tested")
 
 
-def test_the_level_holds_over_repeated_draws():
-    """Without any link, and with a common cause, one draw in twenty may have a small corrected
-    p-value anywhere."""
-    for parts in ({}, {"common": 1.5}):
-        hits = matrix_hits = 0
-        for seed in range(120):
-            influences = planted(1000 + seed, num_samples=40, num_ics=4, **parts)
-            groups = {0: np.arange(20), 1: np.arange(20, 40)}
-            found = agreements(influences, groups, 99, seed).values()
-            hits += any((each.p_corrected <= LEVEL).any() for each in found)
-            matrix_hits += any((each.matrix_p_corrected <= LEVEL).any() for each in found)
-        # 6 are expected; 13 or more have a probability of 0.6 %.
-        assert hits <= 12 and matrix_hits <= 12, parts
+@pytest.mark.parametrize("parts", [{}, {"common": 1.5}])
+def test_the_level_holds_over_repeated_draws(parts):
+    """One draw in twenty may have a small corrected p-value anywhere."""
+    hits = np.zeros(2)
+    for seed in range(60):
+        influences = planted(1000 + seed, num_samples=40, num_ics=4, **parts)
+        found = agreements(influences, {0: np.arange(20), 1: np.arange(20, 40)}, 99, seed).values()
+        hits += [any((each.p_corrected <= LEVEL).any() for each in found),
+                 any((each.matrix_p_corrected <= LEVEL).any() for each in found)]
+    assert hits.max() <= 8  # 3 are expected; 9 or more have a probability of 0.3 %
 
 
 def test_whole_matrices_agree_when_planted_and_not_on_their_diagonals():
@@ -423,7 +406,8 @@ def compared(folders, figures_of_correlation):
     """The same folders after all scripts have run."""
     assert dynamics_grads_consistency_plots.main(
         arguments(folders, "--num_shuffles", "300")) == 0
-    assert causal_stories.main(story_arguments(folders, "--num_films", "2")) == 0
+    assert causal_stories.main(story_arguments(folders, "--num_films", "2", "--behaviour_names",
+                                               f"1={NAME}")) == 0
     return folders
 
 
@@ -484,33 +468,15 @@ def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
         averages = AVERAGES if "xcaus" in name else ["products"]
         assert len(panels) == len(lags) * len(averages)
         for (average, lag), axes in zip(itertools.product(averages, lags), panels):
-            assert axes.get_title().split(" (")[0].split(", ") == [
-                f"k = {lag}", *([average] if average in AVERAGES else [])]
-            matrix = folder.read(average, group, lag)[order][:, order]
-            np.testing.assert_array_equal(axes.images[0].get_array(), matrix)
-            if average in AVERAGES:  # a scale per lag and average, which ends at the largest number
-                largest = np.abs(matrix[~np.eye(len(matrix), dtype=bool)]).max()
-                assert axes.images[0].norm.vmax == pytest.approx(largest)
+            assert axes.get_title().split(" (")[0].split(", ")[0] == f"k = {lag}"
+            np.testing.assert_array_equal(axes.images[0].get_array(),
+                                          folder.read(average, group, lag)[order][:, order])
         assert [label.get_text() for label in panels[0].get_yticklabels()] == [
             str(i) for i in order]
     plots = compared / "analysis" / "cross_corr_and_causation_plots"
-    assert {path.name for path in plots.iterdir()} == {
-        "settings.json", "cosine_similarity_of_ics.png", *(
-            f"{kind}_{group}.png" for kind in ("xcorr", "xcaus")
-            for group in ("all", "behaviour_00", "behaviour_01")),
-        *(f"xcaus_ic_{i:02d}.png" for i in range(UNITS))}
-    check_pictures(plots)
     settings = json.loads((plots / "settings.json").read_text())
     assert settings["lags"] == list(range(5)) and settings["lags_left_out"] == [5, 6, 7, 8, 9, 10]
     assert settings["samples_of_behaviours"] == {"0": 1, "1": 30}
-
-
-def check_pictures(folder):
-    pictures = list(folder.glob("*.png"))
-    assert pictures
-    for path in pictures:
-        image = Image.open(path)
-        assert min(image.size) > 80 and np.asarray(image.convert("L")).std() > 5, path.name
 
 
 def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(compared):
@@ -544,10 +510,14 @@ def test_matrices_of_the_comparison_are_those_of_its_table(compared):
             row["agreement"], rel=1e-4)
     matrices = folder.read("matrix_table")
     assert len(matrices) == 2 * 3 * STEP and matrices["agreement"].between(0, 1).all()
-    names = {path.name for path in (compared / "analysis" / "dyn_grad_comparison_plots").iterdir()}
-    assert names == {"settings.json", *(f"{group}_t-{lag}.png" for lag in range(3) for group in (
-        "all", "behaviour_00", "behaviour_01"))}
-    check_pictures(compared / "analysis" / "dyn_grad_comparison_plots")
+
+
+def check_pictures(folder):
+    pictures = list(folder.rglob("*.png"))
+    assert pictures
+    for path in pictures:
+        image = Image.open(path)
+        assert min(image.size) > 80 and np.asarray(image.convert("L")).std() > 5, path.name
 
 
 def test_pages_say_what_is_claimed_and_what_is_not(compared):
@@ -561,26 +531,14 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     assert "Too few samples for a test (1, but at least 8 are needed); nothing is claimed" in single
     index = (stories / "index.md").read_text()
     assert "64 simulated samples; 2 behaviours; 33 of the samples in none of them" in index
+    for path in (stories / "index.md", stories / "behaviour_01.md"):
+        assert f"Behaviour 1: {markdown_escaped(NAME)}" in path.read_text()
     for path in stories.glob("*.md"):
         text = path.read_text()
-        assert "nan" not in text.lower().split()
-        for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert "nan" not in text.lower().split() and "<b>" not in text
+        for link in re.findall(r"(?<!\\)\]\(([^)]+)\)", text):
             assert not Path(link).is_absolute() and (stories / link).exists(), (path.name, link)
-    check_pictures(stories)
-
-
-def test_names_of_behaviours_are_escaped(compared, tmp_path):
-    name = "jumps | <b>high</b> [over](http://x) *saws*\n# and more"
-    assert causal_stories.main(story_arguments(
-        compared, "--output_dir", str(tmp_path / "stories"), "--num_films", "1",
-        "--behaviour_names", f"1={name}")) == 0
-    escaped = markdown_escaped(name)
-    for markup in ("<b>", "[over](", "\n", " *saws* "):
-        assert markup not in escaped
-    assert escaped.startswith("jumps \\| &lt;b&gt;high")
-    for page in ("index.md", "behaviour_01.md"):
-        text = (tmp_path / "stories" / page).read_text()
-        assert f"Behaviour 1: {escaped}" in text and "<b>" not in text
+    check_pictures(compared / "analysis")
 
 
 def test_a_sentence_says_no_more_than_its_row(compared):
@@ -596,8 +554,7 @@ def test_a_sentence_says_no_more_than_its_row(compared):
     assert "going left at lag 0.**" in text and "more than their whole covariance" in text
 
 
-def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys,
-                                                              monkeypatch):
+def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(dynamics_grads_consistency_plots, "save_figures", lambda *_: 0)
     copy = linked_copy(folders, tmp_path / "copy")
     shutil.rmtree(copy / "analysis" / "combined_agent_env_hx_analysis_precomp")
@@ -605,16 +562,10 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
     for path in [*samples.glob(f"*/*{WITHOUT_ENV_GRADS}*"), *samples.glob("*/*_leftwards.*")]:
         path.unlink()
     output = tmp_path / "out"
-    argv = arguments(copy, "--save_dir", str(output), "--precomp_dir",
-                     str(copy / "analysis" / "hx_analysis_precomp"), "--num_shuffles", "100")
-    main = dynamics_grads_consistency_plots.main
-    message = error_of(capsys, main, argv)
-    assert "clusters_per_sample_64.npy" in message and "--no_behaviours" in message
-    assert "combined_agent_env_hx_analysis_precompute.py writes it" in message
-    assert f"_ica{WITHOUT_ENV_GRADS}.npy; saliency_experiments.py writes it" in error_of(
-        capsys, main, [*argv, "--no_behaviours"])
-    assert not output.exists()
-    assert main([*argv, "--no_behaviours", "--only_with_env_grads"]) == 0
+    assert dynamics_grads_consistency_plots.main(arguments(
+        copy, "--save_dir", str(output), "--precomp_dir",
+        str(copy / "analysis" / "hx_analysis_precomp"), "--num_shuffles", "100", "--no_behaviours",
+        "--only_with_env_grads")) == 0
     table = comparison_of(output).read("table")
     assert set(table["behaviour"]) == {"all"} and set(table["env_grads"]) == {"with"}
     assert "leftwards" not in set(table["target"]) and "value" in set(table["target"])
@@ -644,20 +595,17 @@ def error_of(capsys, main, argv):
 @pytest.mark.parametrize(("more", "words"), [
     (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
     (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
-    (["--num_episodes", "9"], "hx_mu_9.npy; analysis/hidden_analysis_precompute.py writes it"),
     (["--common_timesteps", "1"], "made with another common_timesteps"),
-    (["--common_timesteps", "1", "2"], "common_timesteps has 2"),
     (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
 def test_what_does_not_fit_is_said(folders, capsys, more, words):
     assert re.search(words, error_of(capsys, xcorr_and_xcaus_plots.main,
                                      arguments(folders, *more)))
 
 
-def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, capsys):
+def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
     copy = linked_copy(folders, tmp_path / "copy")
     main = xcorr_and_xcaus_plots.main
-    sample = copy / "informed_init" / "sample_00007"
-    path = sample / "grad_hx_hx_direction_3_ica.npy"
+    path = copy / "informed_init" / "sample_00007" / "grad_hx_hx_direction_3_ica.npy"
     kept = np.load(path)
     path.unlink()
     message = error_of(capsys, main, arguments(copy))
@@ -665,22 +613,15 @@ def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, c
     replace_array(path, kept * 2)  # not what its JSON file says
     assert "an IC should move itself by 1" in error_of(capsys, main, arguments(copy))
     replace_array(path, kept)
-    mixing = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
-    replace_array(mixing, np.load(mixing) + 1)
+    mean = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
+    kept = np.load(mean)
+    replace_array(mean, kept + 1)
     assert "made with another directions file" in error_of(capsys, main, arguments(copy))
-
-
-def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
-    copy = linked_copy(folders, tmp_path / "copy")
+    replace_array(mean, kept)
     behaviours = StepResults(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
                              BEHAVIOUR_FILES, NUM_SAMPLES)
-    main = xcorr_and_xcaus_plots.main
     replace_array(behaviours.file("per_sample"), LABELS[:-1])
     assert "63 behaviours, not one for each of 64" in error_of(capsys, main, arguments(copy))
-    few = StepResults(behaviours.path, BEHAVIOUR_FILES, 10)
-    replace_array(few.file("per_sample"), LABELS[:10])
-    assert "behaviours of 10 samples, but not of sample 10" in error_of(
-        capsys, main, arguments(copy, "--num_samples", "10"))
 
 
 def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
@@ -696,60 +637,19 @@ def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
     assert found[0, 1] > 0.3
 
 
-def test_correlation_alone_needs_no_saliency(folders, tmp_path):
-    copy = linked_copy(folders, tmp_path / "copy")
-    for path in [*copy.glob("informed_init/*/grad_*"), *copy.glob("informed_init/*/saliency_*")]:
-        path.unlink()
-    assert xcorr_and_xcaus_plots.main(arguments(copy, "--no_causation", "--no_behaviours")) == 0
-    names = {path.name for path in (
-        copy / "analysis" / "cross_corr_and_causation_plots").iterdir()}
-    assert names == {"xcorr_all.png", "cosine_similarity_of_ics.png", "settings.json"}
-
-
-def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
-    copy = shutil.copytree(compared / "analysis" / "dyn_grad_comparison_data", tmp_path / "data")
-    argv = story_arguments(compared, "--comparison_dir", str(copy), "--output_dir",
-                           str(tmp_path / "stories"))
-    path = ResultStore(copy, COMPARISON_FILES).file_of("table")
-    text = path.read_text()
-    path.write_text(re.sub(r"(all,64,with,1,IC 0,IC 1),[^,]+", r"\1,nan", text, count=1))
-    assert "gradient has a missing" in error_of(capsys, causal_stories.main, argv)
-    path.write_text(text)
-    assert "names behaviour 9" in error_of(capsys, causal_stories.main,
-                                           [*argv, "--behaviour_names", "9=nothing"])
-    np.save(ResultStore(copy, COMPARISON_FILES).file_of("behaviours"), LABELS[:-1])
-    assert "is damaged" in error_of(capsys, causal_stories.main, argv)
-    assert not (tmp_path / "stories").exists()
-
-
-@pytest.mark.parametrize(("section", "value"), [
-    (SaliencyConfig, 0), (XplotsConfig, 0.6), (XplotsConfig, -1)])
-def test_thresholds_that_make_no_sense_are_named(section, value):
-    with pytest.raises(UserError, match=r"extrema_threshold must be above 0 and at most 0\.5"):
-        ParameterSet("tiny", {f"{section.section}.extrema_threshold": float(value)}).get(section)
-
-
-def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
-    precomputed = tmp_path / "hx_analysis_precomp"
-    precomputed.mkdir()
+def test_read_out_weights_are_listed(agent_path, tmp_path):
     golden = golden_projector()
-    for name, path in matrix_files(precomputed, EPISODES).items():
-        np.save(path, getattr(golden, name).numpy())
-    argv = ["--agent_file", str(agent_path), "--interpreting_params_name", "tiny",
-            "--precomputed_analysis_data_path", str(precomputed), "--num_episodes", str(EPISODES),
-            "--output_dir", str(tmp_path / "out")]
-    assert plot_value_and_action_weights.main(argv) == 0
+    matrices = save_projector(tmp_path / "matrices", golden)
+    assert plot_value_and_action_weights.main([
+        "--agent_file", str(agent_path), "--interpreting_params_name", "tiny",
+        "--precomputed_analysis_data_path", str(matrices), "--num_episodes", str(EPISODES),
+        "--output_dir", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "read_out_weights.csv").read_text().splitlines()
     assert lines[0].startswith("output,kind,IC 0,IC 1,") and len(lines) == 1 + 15 + 15 + 1
     logits, value = plot_value_and_action_weights.readout(tiny_policy(), golden)
     assert lines[2].split(",")[:2] == ["left", "logit"]
     np.testing.assert_allclose([float(x) for x in lines[2].split(",")[2:]], logits[1], rtol=1e-4)
     np.testing.assert_allclose([float(x) for x in lines[-1].split(",")[2:]], value, rtol=1e-4)
-    check_pictures(tmp_path / "out")
-    feed_forward = tmp_path / "model.pth"
-    save_agent(feed_forward, tiny_policy(recurrent=False), {})
-    assert "those of 64 hidden units, but the agent has 256" in error_of(
-        capsys, plot_value_and_action_weights.main, ["--agent_file", str(feed_forward), *argv[2:]])
 
 
 def test_answers_can_come_from_the_read_out_weights(folders, heads, projector, tmp_path, agent_path,
@@ -759,6 +659,7 @@ def test_answers_can_come_from_the_read_out_weights(folders, heads, projector, t
     for name in ANSWERS:
         for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):
             path.unlink()
+    monkeypatch.setattr(dynamics_grads_consistency_plots, "save_figures", lambda *_: 0)
     main = dynamics_grads_consistency_plots.main
     argv = arguments(copy, "--agent_file", str(agent_path), "--num_shuffles", "50",
                      "--no_behaviours", "--only_with_env_grads")

@@ -148,7 +148,9 @@ def test_divergence_is_that_of_the_posterior_at_the_imagined_state(result, simul
         assert result.losses[SIMULATOR, "kl"][t, n] == pytest.approx(divergence, rel=1e-3)
 
 
-def test_steps_after_the_end_do_not_count(result, dataset):
+def test_steps_after_the_end_do_not_count_and_actions_are_shuffled(result, dataset):
+    assert (result.windows != result.action_windows).all()
+    assert sorted(result.windows) == sorted(result.action_windows)
     for n, number in enumerate(result.windows.tolist()):
         expected = np.arange(STEPS) <= first_end(dataset[number])
         assert (result.counted[:, n] == expected).all()
@@ -177,13 +179,6 @@ def test_mean_frame_is_that_of_the_training_episodes_only(result, recording, dat
     labels = dataset[result.windows[n]].frames[2:].numpy() / 255
     expected = 0.5 * ((labels - mean.numpy()) ** 2).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(result.losses[MEAN_FRAME, "image"][:, n], expected, rtol=1e-4)
-
-
-def test_no_window_is_given_its_own_actions_and_each_actions_once(result):
-    assert (result.windows != result.action_windows).all()
-    assert sorted(result.windows) == sorted(result.action_windows)
-    assert not np.allclose(result.losses[SIMULATOR, "image"][2:],
-                           result.losses[SHUFFLED_ACTIONS, "image"][2:], equal_nan=True)
 
 
 def made_up(simulator_loss, other_loss, episodes):
@@ -324,14 +319,11 @@ def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper)
 
 # The script
 
-def arguments(agent_path, model_file, recording, *more):
-    return ["--agent_file", str(agent_path), "--model_file", str(model_file), "--data_dir",
-            str(recording / "data"), "--interpreting_params_name", "tiny", "--device", "cpu",
-            "--precision", "float32", *map(str, more)]
-
-
-def run(*argv):
-    return loss_over_time_experiment.main(arguments(*argv))
+def run(agent_path, model_file, recording, *more):
+    return loss_over_time_experiment.main([
+        "--agent_file", str(agent_path), "--model_file", str(model_file), "--data_dir",
+        str(recording / "data"), "--interpreting_params_name", "tiny", "--device", "cpu",
+        "--precision", "float32", *map(str, more)])
 
 
 def test_script_writes_losses_table_plot_and_settings(
@@ -340,19 +332,16 @@ def test_script_writes_losses_table_plot_and_settings(
     assert run(agent_path, model_file, recording, "--gen_mod_exp_name", "mine", "--num_batches",
                "3", "--num_sim_steps", "12") == 0
     folder = tmp_path / "analysis" / "loss_over_time" / "mine"
-    assert [path.name for path in folder.parent.iterdir()] == ["mine"]
     expected = {f"loss_{kind}.npy" for kind in KINDS}
     expected |= {f"loss_{kind}_shuffled_actions.npy" for kind in KINDS}
     expected |= {f"loss_{kind}_{name}.npy" for name in ("last_frame", "mean_frame")
                  for kind in ("image", "policy_kl", "hidden_state_cosine")}
     expected |= {f"agent_values_{name}.npy" for name in ("recorded", *PREDICTORS)}
-    assert {path.name for path in folder.glob("*.npy")} == expected
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
-    assert {path.name for path in folder.iterdir()} - expected == {
+    assert {path.name for path in folder.iterdir()} == expected | {
         "loss_over_time_plot.png", "loss_over_time.csv", "settings.json", "fidelity.npz",
-        "fidelity_card.png",
-        *(path.name for path in strips)}
-    assert 1 <= len(strips) <= 8
+        "fidelity_card.png", *(path.name for path in strips)}
+    assert all(np.load(folder / name).shape == (12, 12) for name in expected)
     picture = np.asarray(Image.open(strips[0]))  # every other step of 12
     assert picture.shape == (2 * 132 - 4, 6 * 132 - 4, 3)
     window = dataset.batch([int(strips[0].stem.rpartition("_")[2])])
@@ -360,11 +349,7 @@ def test_script_writes_losses_table_plot_and_settings(
     recorded = window.frames[4, 0].permute(1, 2, 0).numpy()
     assert np.abs(shown - recorded).mean() < 5 < np.abs(picture[132:, 132:260] - picture[
         :128, 132:260].astype(float)).mean()
-    for name in expected:
-        assert np.load(folder / name, allow_pickle=False).shape == (12, 12)
     table = pd.read_csv(folder / "loss_over_time.csv")
-    assert list(table) == ["step", "predictor", "kind", "windows", "mean", "standard_deviation",
-                           "low_95", "high_95"]
     losses = np.load(folder / "loss_agent_state.npy")
     rows = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "agent_state")]
     np.testing.assert_allclose(rows["mean"], np.nanmean(losses[:len(rows)], axis=1), rtol=1e-4)
@@ -377,16 +362,11 @@ def test_script_writes_losses_table_plot_and_settings(
     assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["seed"] == 0 and settings["split_seed"] == SPLIT_SEED
     assert settings["why_perhaps_trained_on"] == ""
-    training_episodes = set(dataset.episodes_of(split.train).tolist())
-    assert len(training_episodes) == 8
-    assert not training_episodes & set(settings["episodes"])
+    assert not set(dataset.episodes_of(split.train)) & set(settings["episodes"])
     assert np.isin(settings["windows"], split.held_out).all()
-
     printed = capsys.readouterr().out
     assert f"12 of {len(split.held_out)} held-out windows" in printed
-    assert "may have been trained on" not in printed
     assert "beats mean_frame at" in printed and "of the 9 steps from 2 to 10" in printed
-    assert f"wrote {folder.relative_to(tmp_path)}" in printed
 
 
 def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recording, tmp_path):
@@ -401,23 +381,13 @@ def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recordin
         assert words in leakage_reason(run, folder, number)
 
 
-def refused(capsys, *argv):
-    assert run(*argv) == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_unusable_input_is_refused_and_nothing_is_written(
-        agent_path, model_file, recording, tmp_path, capsys):
-    output = ("--output_dir", tmp_path / "out")
-    assert "there is no simulator file" in refused(
-        capsys, agent_path, model_file.with_name("none.pt"), recording, *output)
-    assert str(tmp_path / "nowhere" / "data") in refused(
-        capsys, agent_path, model_file, tmp_path / "nowhere", *output)
-    assert "--num_initializing_steps is 4, but this simulator was trained with 3" in refused(
-        capsys, agent_path, model_file, recording, *output, "--num_initializing_steps", 4)
+def test_a_wrong_number_of_initial_frames_is_refused(agent_path, model_file, recording, tmp_path,
+                                                     capsys):
+    assert run(agent_path, model_file, recording, "--output_dir", tmp_path / "out",
+               "--num_initializing_steps", 4) == 2
+    assert "--num_initializing_steps is 4, but this simulator was trained with 3" in (
+        capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-    (tmp_path / "out").mkdir()
-    assert "exists already" in refused(capsys, agent_path, model_file, recording, *output)
 
 
 def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, mean):

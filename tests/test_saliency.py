@@ -40,7 +40,6 @@ from generative.saliency.gradients import (
     smoothgrad_starts,
     specificity,
 )
-from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
 from generative.simulator import stack
 
@@ -56,15 +55,11 @@ GRADIENTS = FIELDS[:3]
 def recorded(simulator_file, agent_path, tmp_path_factory):
     """A folder of samples that no test may change."""
     folder = tmp_path_factory.mktemp("samples")
-    assert record(simulator_file, agent_path, folder) == 0
-    return folder / "rand_init"
-
-
-def record(simulator_file, agent_path, folder, *more):
-    return record_gen_samples.main([*map(str, (
+    assert record_gen_samples.main([*map(str, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
         "tiny", "--data_save_dir", folder, "--num_samples", NUM_SAMPLES, "--recording_rand_init",
-        "--seed", 5, "--precision", "float32", "--device", "cpu", "--no_videos", *more))])
+        "--seed", 5, "--precision", "float32", "--device", "cpu", "--no_videos"))]) == 0
+    return folder / "rand_init"
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +103,9 @@ def vectors(num, seed=0):
     return on_unit_sphere(torch.randn(num, 16, generator=torch.Generator().manual_seed(seed)))
 
 
-def one_pass(simulator, copies, names, common=(COMMON,), without=False):
+def one_pass(simulator, copies, names, without=False):
     functions = saliency_functions(names, [], "ica")
-    found = SaliencyPass(simulator, FLOAT32, copies, functions, common, NUM_STEPS, without,
+    found = SaliencyPass(simulator, FLOAT32, copies, functions, [COMMON], NUM_STEPS, without,
                          golden_projector().coordinates)
     return [found.gradients(function) for function in functions]
 
@@ -126,20 +121,6 @@ def assert_close(pairs):
     a batch and on the processor, puts a rectifier of few of them beyond its kink."""
     found = [relative_difference(*pair) for pair in pairs]
     assert np.quantile(found, 0.5, method="lower") < 1e-5 and max(found) < 0.01, found
-
-
-def stored_gradients(a, b, numbers, names):
-    """Pairs of the gradients in two folders."""
-    return [tuple(torch.from_numpy(getattr(SaliencyFolder(path).saliency(number, name), field))
-                  for path in (a, b))
-            for number, name, field in itertools.product(numbers, names, GRADIENTS)]
-
-
-def assert_same_saliency(a, b, numbers, names):
-    assert all(torch.equal(*pair) for pair in stored_gradients(a, b, numbers, names))
-    for number, name in itertools.product(numbers, names):
-        np.testing.assert_array_equal(*(SaliencyFolder(path).saliency(number, name).processed
-                                        for path in (a, b)))
 
 
 # Gradients
@@ -212,16 +193,6 @@ def test_gradients_are_slopes_of_a_smooth_surrogate(simulator, name, without):
             assert abs(slope - expected) < 0.02 * gradient.norm(), (field, at)
 
 
-def test_saved_is_the_mean_over_copies_of_the_gradient_of_their_mean(simulator):
-    copies = vectors(3)[None]
-    together = one_pass(simulator, copies, NAMES)
-    single = [one_pass(simulator, copy[None, None], NAMES) for copy in copies[0]]
-    assert_close([
-        (getattr(gradients, field),
-         torch.stack([getattr(each[position], field) for each in single]).mean(dim=0) / 3)
-        for position, gradients in enumerate(together) for field in GRADIENTS])
-
-
 def test_samples_that_share_a_pass_do_not_mix(simulator):
     copies = vectors(6).unflatten(0, (2, 3))
     both = one_pass(simulator, copies, NAMES)
@@ -229,32 +200,6 @@ def test_samples_that_share_a_pass_do_not_mix(simulator):
         (getattr(gradients, field)[row], getattr(alone, field)[0]) for row in range(2)
         for gradients, alone in zip(both, one_pass(simulator, copies[row:row + 1], NAMES))
         for field in GRADIENTS])
-
-
-def test_steps_on_which_nothing_depends_have_zeros(simulator):
-    value, delta = one_pass(simulator, vectors(2)[None], ["value", "value_delta"])
-    (early,) = one_pass(simulator, vectors(2)[None], ["value"], common=(0,))
-    for gradients, last in ((value, COMMON), (delta, NUM_STEPS - 1), (early, 0)):
-        for field in GRADIENTS:
-            norms = getattr(gradients, field)[0].flatten(1).norm(dim=1)
-            assert len(norms) == NUM_STEPS
-            assert norms[:last + 1].gt(0).all() and not norms[last + 1:].any(), field
-
-
-def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator):
-    vector = vectors(1, seed=4)
-    (without,) = one_pass(simulator, vector[None], ["value"], without=True)
-    (plain,) = one_pass(simulator, vector[None], ["value"])
-    with torch.no_grad():
-        start = simulator.start_from(vector, MODE)
-        images = stack(start, simulator.imagine(start, MODE, COMMON + 1)).images
-    images.requires_grad_()
-    value = simulator.agent.sequence(images, start.agent_hidden).values[COMMON, 0]
-    (expected,) = torch.autograd.grad(value, images)
-    # With them the last image has the same gradient: what follows it is not looked at.
-    assert_close([(without.images[0, :COMMON + 1], expected[:, 0]),
-                  (plain.images[0, COMMON], expected[COMMON, 0])])
-    assert (plain.images - without.images).norm() > 0.01 * plain.images.norm()
 
 
 def test_copies_are_moved_a_little_and_depend_on_seed_and_number_alone():
@@ -285,11 +230,9 @@ def test_names_of_functions():
 def test_lists_and_ranges():
     assert id_list("33 39 56 84", "x") == (33, 39, 56, 84)
     assert id_list("0 to 4", "x") == (0, 1, 2, 3) and id_list("0 to 0", "x") == ()
-    for text in ("", "0 to", "to 4", "-1", "1 2 to 4", "1.5"):
-        with pytest.raises(UserError, match="sample_ids must be numbers, or a range"):
+    for text, words in (("0 to", "must be numbers, or a range"), ("3 4 3", "more than once")):
+        with pytest.raises(UserError, match=words):
             id_list(text, "sample_ids")
-    with pytest.raises(UserError, match="sample_ids names a number more than once"):
-        id_list("3 4 3", "sample_ids")
 
 
 # Pictures
@@ -333,12 +276,9 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
 
 # Files
 
-def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys):
+def test_files_hold_the_gradients_of_the_samples(run, samples, simulator):
     untouched = {path: path.read_bytes() for path in samples.rglob("*.npy")}
     assert run(samples, "--sample_ids", 1, 4, "--batch_size", 1) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == f"saliency of 4 functions in 2 samples is in {samples}"
-    assert second.startswith("specificity, with gradients through the environment")
     folder, source = SaliencyFolder(samples), SampleFolder(samples)
     assert all(path.read_bytes() == content for path, content in untouched.items())
     sizes = {"images": (4, 3, 64, 64), "hidden_states": (4, 64), "env_h": (4, 48),
@@ -365,6 +305,16 @@ def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys
             assert (description["function"], description["precision"]) == (name, "float32")
             assert description["common_timesteps"] == [COMMON]
             assert bool(description["matrices_sha256"]) == name.startswith("hx_direction")
+        specific = folder.read("specificity", number, "")
+        assert sorted(specific.functions) == sorted(NAMES)
+        for step, correlation in enumerate(specific.correlations):
+            pixels = [folder.saliency(number, name).images[step].ravel() for name in NAMES]
+            if step > COMMON:  # after the step at which functions are read
+                assert correlation is None and not np.any(pixels)
+            else:
+                assert correlation == pytest.approx(np.mean([
+                    abs(np.corrcoef(*pair)[0, 1]) for pair in itertools.combinations(pixels, 2)]),
+                    rel=1e-4)
     stacked = folder.stacked_field("env_h", "value", [4, 1])
     np.testing.assert_array_equal(stacked[1], folder.saliency(1, "value").env_h)
 
@@ -383,35 +333,7 @@ def test_specificity_is_one_for_one_map_and_small_for_many():
     assert found[0] == pytest.approx(specificity(others[1:])[0])
 
 
-def test_specificity_is_stored_with_the_maps_and_printed(run, samples, capsys):
-    few = ("--sample_ids", 0, 3)
-    assert run(samples, *few) == 0
-    said = capsys.readouterr().out
-    folder = SaliencyFolder(samples)
-    per_sample = []
-    for number in (0, 3):
-        found = folder.read("specificity", number, "")
-        assert sorted(found.functions) == sorted(NAMES)
-        for step in range(NUM_STEPS):
-            pixels = [folder.saliency(number, name).images[step].ravel() for name in NAMES]
-            if step > COMMON:  # behind the step at which functions are read
-                assert found.correlations[step] is None and not np.any(pixels)
-                continue
-            pairs = [abs(np.corrcoef(one, other)[0, 1])
-                     for one, other in itertools.combinations(pixels, 2)]
-            assert found.correlations[step] == pytest.approx(np.mean(pairs), rel=1e-4)
-        per_sample.append(found.correlations[:COMMON + 1])
-    means = np.mean(per_sample, axis=0)
-    assert (f"with gradients through the environment: the maps of 4 functions have a mean |r| of "
-            f"{means.mean():.2f} (by step: 0: {means[0]:.2f}, 1: {means[1]:.2f}, "
-            f"2: {means[2]:.2f})") in said
-    assert not folder.has("specificity", 0, WITHOUT_ENV_GRADS)
-    # A function more is measured with the others.
-    assert run(samples, "--saliency_func_type", "leftwards", "--sample_ids", "0") == 0
-    assert len(folder.read("specificity", 0, "").functions) == 5
-
-
-def test_shards_give_the_files_of_one_run(arguments, samples, recorded, tmp_path, capsys):
+def test_killed_shards_join_to_the_files_of_one_run(arguments, samples, recorded, tmp_path):
     def run(folder, *more):
         argv = arguments(folder, "--batch_size", 2, "--saliency_func_type", "value",
                          "hx_direction_1", "--difference_demo_sample_ids", 0, 5,
@@ -420,19 +342,11 @@ def test_shards_give_the_files_of_one_run(arguments, samples, recorded, tmp_path
 
     assert run(samples) == 0
     shards = shutil.copytree(recorded, tmp_path / "shards")
-    assert run(shards, "--shard", "2/3") == 0
-    found = {path.parent.name for path in shards.rglob("saliency_value.json")}
-    assert found == {"sample_00002", "sample_00003"}
     with killed_at(SaliencyFolder, "add", 2):
-        assert run(shards, "--shard", "3/3") == 130
-    assert run(shards, "--join") == 2
-    assert "lacks shards 1/3, 3/3, which have not been run to the end" in error_line(capsys)
-    assert run(shards, "--shard", "3/3") == run(shards, "--shard", "1/3") == 0
-    assert run(shards, "--join") == run(shards, "--join") == run(shards, "--shard", "2/3") == 0
+        assert run(shards, "--shard", "2/2") == 130
+    for more in ("--shard", "2/2"), ("--shard", "1/2"), ("--join",):
+        assert run(shards, *more) == 0
     assert bytes_of_files(shards) == bytes_of_files(samples)
-    (shards / "sample_00004" / "saliency_value.json").unlink()
-    assert run(shards, "--join") == 2
-    assert "holds no shards that could be joined" in error_line(capsys)
 
 
 def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
@@ -452,24 +366,14 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
         found = SaliencyFolder(path).saliency(0, name)
         assert_close([(torch.from_numpy(found.images), expected.images[0])])
     assert not list(samples.rglob("grad_*"))
-    assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
 
 
-def test_videos_show_frame_and_saliency_and_are_written_later_too(run, arguments, samples,
-                                                                  recorded, tmp_path):
-    few = ("--sample_ids", 3, "--saliency_func_type", "value")
-    assert run(samples, *few) == 0
+def test_videos_show_frame_and_saliency(arguments, samples):
+    argv = arguments(samples, "--sample_ids", 3, "--saliency_func_type", "value")
+    argv.remove("--no_videos")
+    assert saliency_experiments.main(argv) == 0
     folder = SaliencyFolder(samples)
-    video = folder.samples.sample_folder(3) / "sample_00003_saliency_value.mp4"
-    assert not video.exists()
-    other = shutil.copytree(recorded, tmp_path / "at_once")
-    for path in (samples, other):
-        argv = arguments(path, *few)
-        argv.remove("--no_videos")
-        assert saliency_experiments.main(argv) == 0
-    assert video == folder.video_file(3, "value")
-    assert video.read_bytes() == SaliencyFolder(other).video_file(3, "value").read_bytes()
-    frames = read_video(video)[:, -256:]  # below the titles
+    frames = read_video(folder.video_file(3, "value"))[:, -256:]  # below the titles
     assert frames.shape == (NUM_STEPS, 256, 512, 3)
     sample, saliency = folder.samples.sample(3), folder.saliency(3, "value")
     inner = np.s_[:, :200, 60:250]  # beside the arrow
@@ -479,17 +383,12 @@ def test_videos_show_frame_and_saliency_and_are_written_later_too(run, arguments
         assert np.corrcoef(shown[inner].ravel(), large[inner].ravel())[0, 1] > 0.7
 
 
-def test_demonstration_shows_frame_with_without_and_difference(run, arguments, samples, tmp_path,
-                                                               capsys):
+def test_demonstration_shows_frame_with_without_and_difference(run, samples, tmp_path):
     few = ("--sample_ids", "0", "to", "3", "--saliency_func_type", "value")
     assert run(samples, *few, "--without_env_grads") == 0
-    argv = arguments(samples, *few, "--difference_demo_sample_ids", "1", "to", "9")
-    argv.remove("--no_videos")
-    assert saliency_experiments.main(argv) == 0
-    assert "value in 2 samples with and without" in capsys.readouterr().out
+    assert run(samples, *few, "--difference_demo_sample_ids", "1", "to", "9") == 0
     demo = SaliencyFolder(tmp_path / "demo")
     assert {path.name for path in demo.samples.path.iterdir()} == {"sample_00001", "sample_00002"}
-    assert read_video(demo.video_file(1, DIFFERENCE)).shape[2] == 4 * 256
     plain, without = (demo.saliency(1, "value" + ending) for ending in ("", WITHOUT_ENV_GRADS))
     for found, ending in ((plain, ""), (without, WITHOUT_ENV_GRADS)):
         in_sample = SaliencyFolder(samples).saliency(1, "value" + ending)
@@ -505,47 +404,16 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
             np.testing.assert_array_equal(picture[::4, 256 * column:256 * column + 256:4],
                                           shown[step])
     np.testing.assert_array_equal(coloured(maps[1], sample.frames, full), without.processed)
-    written = demo.file_of("difference", 1, 0).stat().st_mtime_ns
-    assert saliency_experiments.main(argv) == 0
-    assert demo.file_of("difference", 1, 0).stat().st_mtime_ns == written
-    shutil.copytree(SampleFolder(samples).sample_folder(5), SampleFolder(samples).sample_folder(1),
-                    dirs_exist_ok=True)
-    capsys.readouterr()
-    assert saliency_experiments.main(argv) == 2  # another sample of that number
-    assert "another bottleneck vector; give --overwrite" in error_line(capsys)
 
 
-# Resuming
-
-def test_a_kill_in_the_middle_of_a_batch_changes_no_digit(run, samples, recorded, tmp_path):
-    flags = ["--batch_size", 4, "--saliency_func_type", "value", "action",
-             "--difference_demo_sample_ids", "0", "to", "4"]
-    assert run(samples, *flags) == 0
-    interrupted = shutil.copytree(samples, tmp_path / "interrupted")
-    demonstration = SaliencyFolder(tmp_path / "demo")
-    shown = [demonstration.saliency(number, "value").images for number in range(4)]
-    for number in range(3, NUM_SAMPLES):
-        SaliencyFolder(interrupted).file_of("description", number, "action").unlink()
-        SaliencyFolder(interrupted).file_of("images", number, "action").unlink()
-    demonstration.file_of("description", 3, DIFFERENCE).unlink()
-    demonstration.file_of("images", 3, "value").unlink()
-    assert run(interrupted, *flags) == 0
-    assert_same_saliency(interrupted, samples, range(NUM_SAMPLES), ["value", "action"])
-    assert np.array_equal(demonstration.saliency(3, "value").images, shown[3])
-
-
-
-def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
+def test_saliency_of_other_settings_is_refused_unless_overwritten(run, samples, capsys):
     few = ("--sample_ids", 0, "--saliency_func_type", "value")
     assert run(samples, *few) == 0
     before = SaliencyFolder(samples).saliency(0, "value")
     for more, words in ((["--seed", 6], "another seed"),
                         (["--common_timesteps", 1], "another common_timesteps")):
         assert run(samples, *few, *more) == 2
-        assert (f"saliency_value.json says that its saliency was made with {words}"
-                in error_line(capsys))
-    np.testing.assert_array_equal(SaliencyFolder(samples).saliency(0, "value").images,
-                                  before.images)
+        assert words in error_line(capsys)
     assert run(samples, *few, "--common_timesteps", 1, "--overwrite") == 0
     after = SaliencyFolder(samples).saliency(0, "value")
     assert before.images[COMMON].any() and not after.images[COMMON].any()
@@ -554,16 +422,11 @@ def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
 # Mistakes
 
 @pytest.mark.parametrize(("more", "words"), [
-    (["--saliency_func_type", "valu"], "unknown --saliency_func_type 'valu' (did you mean "
-                                       "'value'?)"),
+    (["--saliency_func_type", "valu"], "(did you mean 'value'?)"),
     (["--direction_ids", "16"], "no ica direction 16: they are numbered 0 to 15"),
-    (["--sample_ids", "5", "6", "9"], "no sample 6, one of 2 missing; its 6 lie between 0 and 5, "
-                                      "see --sample_ids"),
-    (["--sample_ids", "3", "to", "3"], "nothing to do without samples"),
+    (["--sample_ids", "5", "6", "9"], "no sample 6, one of 2 missing; its 6 lie between 0 and 5"),
     (["--common_timesteps", "4"], "has 4 steps, too few for step 4 of common_timesteps"),
-    (["--samples_dir", "nowhere"], "nowhere holds no samples; record_gen_samples.py writes them"),
-    (["--combine_samples_not_iterate", "--shard", "1/2"], "leave one of them out"),
-])
+    (["--combine_samples_not_iterate", "--shard", "1/2"], "leave one of them out")])
 def test_mistakes_are_one_sentence_and_leave_nothing(run, samples, capsys, more, words):
     before = sorted(samples.parent.rglob("*"))
     assert run(samples, *more) == 2
@@ -582,15 +445,14 @@ def test_samples_of_another_simulator_are_refused_and_published_ones_are_not(run
     assert run(samples, *few) == 0
 
 
-def test_samples_with_other_actions_are_pointed_out(run, samples, simulator_file, agent_path,
-                                                    tmp_path, capsys):
+def test_samples_with_other_actions_are_pointed_out(run, samples, capsys):
     few = ("--sample_ids", 0, 1, "--saliency_func_type", "value")
     assert run(samples, *few) == 0
     assert "do not lead to the recorded frames" not in capsys.readouterr().out
-    assert record(simulator_file, agent_path, tmp_path / "forced", "--manual_action", "down",
-                  "--num_samples", 2) == 0
-    (forced,) = (tmp_path / "forced").iterdir()
-    assert run(forced, *few) == 0
+    for number in (0, 1):
+        file = SampleFolder(samples).sample_folder(number) / "ims.npy"
+        np.save(file, 255 - np.load(file))
+    assert run(samples, *few, "--overwrite") == 0
     assert "in 2 samples, 0 among them, the agent's own actions do not lead to the recorded" in (
         capsys.readouterr().out)
 
@@ -600,30 +462,5 @@ def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, tmp
     save_projector(tmp_path / "m", dataclasses.replace(projector, std=projector.std * 1e-40))
     assert run(samples, "--saliency_func_type", "hx_direction_0_ica",
                "--precomputed_analysis_data_path", tmp_path / "m") == 2
-    message = error_line(capsys)
-    assert "the gradient of hx_direction_0_ica with respect to" in message
-    assert "in sample 0 holds NaN" in message
+    assert "in sample 0 holds NaN" in error_line(capsys)
     assert not list(samples.glob("sample_*/*saliency*"))
-
-
-def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):
-    np.save(SampleFolder(samples).sample_folder(0) / "bottleneck_vec.npy",
-            np.ones(10, np.float32))
-    assert run(samples, "--sample_ids", 0) == 2
-    assert "of 10 numbers, but the simulator's have 16" in error_line(capsys)
-    folder = SaliencyFolder(samples)
-    assert run(samples, "--sample_ids", 1, 2, "--saliency_func_type", "value") == 0
-    np.save(folder.file_of("env_h", 1, "value"), np.zeros((4, 40), np.float32))
-    with pytest.raises(UserError, match=r"of sample 2 .* has the shape \(4, 48\), not \(4, 40\)"):
-        folder.stacked_field("env_h", "value", [1, 2])
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"gaussian_kernel_size": 4}, "gaussian_kernel_size must be odd"),
-    ({"func_type": []}, "func_type must not be empty"),
-    ({"direction_ids": "a"}, "direction_ids must be numbers"),
-])
-def test_parameters_are_checked(changes, words):
-    with pytest.raises(UserError, match=words):
-        ParameterSet("tiny", {f"analysis.saliency.{key}": value
-                              for key, value in changes.items()}).get(SaliencyConfig)

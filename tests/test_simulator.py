@@ -152,7 +152,7 @@ def test_saliency_of_one_pass_is_the_golden_one(simulator, golden, names, ending
     one_pass = SaliencyPass(simulator, FLOAT32, golden["decode/bottleneck_vec"][None], functions,
                             [4], 6, bool(ending), golden_projector().coordinates)
     for name, function in zip(names, functions):
-        gradients = one_pass.gradients(function)
+        gradients = one_pass.gradients(function)  # of three copies
         # At step 5 a rectifier is so near its kink that the rounding of a machine decides.
         rtol = 1e-2 if name == "value_delta" else 1e-5
         for ours, theirs in (("images", "ims"), ("hidden_states", "hx"), ("env_h", "env_h")):
@@ -212,17 +212,9 @@ def test_open_loop_windows_follow_the_prior_as_imagination_does(simulator, batch
 
 # Gradients of choices
 
-
-def test_mode_takes_the_most_likely_class_and_sample_follows_the_probabilities():
-    probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
-    assert LatentSampler("mode")(probs.log()).argmax(dim=-1).tolist() == [0, 2]
-    draw = LatentSampler("sample", torch.Generator().manual_seed(0))
-    frequency = draw(probs.log().expand(20_000, 2, 3)).mean(dim=0)
-    torch.testing.assert_close(frequency, probs, atol=0.02, rtol=0)
-
-
-def test_samples_are_those_of_torch():
+def test_mode_takes_the_most_likely_class_and_samples_are_those_of_torch():
     probs = torch.softmax(torch.randn(50, 6, 7), dim=-1)
+    assert torch.equal(LatentSampler("mode")(probs.log()).argmax(-1), probs.argmax(-1))
     expected = torch.multinomial(probs.reshape(-1, 7), 1,
                                  generator=torch.Generator().manual_seed(3)).reshape(50, 6)
     z = LatentSampler("sample", torch.Generator().manual_seed(3))(probs.log())
@@ -283,12 +275,8 @@ def test_training_leaves_the_agent_as_it_was(simulator, batch):
 
 
 def test_agents_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="256 hidden units and 15 actions, but agent_hidden_size "
-                                        "is 64"):
+    with pytest.raises(UserError, match=r"256 hidden units and 15 actions, but .* is 64"):
         Simulator(SMALL, tiny_policy(recurrent=False))
-    with pytest.raises(UserError, match="64 hidden units and 15 actions, but agent_hidden_size "
-                                        "is 32"):
-        Simulator(dataclasses.replace(SMALL, agent_hidden_size=32), tiny_policy())
 
 
 def test_the_size_of_the_agents_state_is_its_own_unless_given():
@@ -302,44 +290,30 @@ def test_the_size_of_the_agents_state_is_its_own_unless_given():
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"num_init_steps": 1}, "num_init_steps must be at least 2"),
-    ({"hidden_dim": 0}, "hidden_dim must be above 0"),
     ({"kl_balance": 1.5}, "kl_balance must lie between 0 and 1"),
-    ({"kl_weight": -1.0}, "kl_weight must lie between 0 and inf"),
-    ({"stoch_dim": 9}, "env_h_stoch_size must be stoch_dim . stoch_discrete = 72, not 64"),
-])
+    ({"stoch_dim": 9}, "env_h_stoch_size must be stoch_dim . stoch_discrete = 72, not 64")])
 def test_impossible_sizes_are_refused(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(SMALL, **change)
 
 
-def test_layer_norm_can_be_left_out(batch):
-    config = dataclasses.replace(SMALL, layer_norm=False)
-    simulator = Simulator(config, tiny_policy())
+def test_layer_norm_can_be_left_out():
+    simulator = Simulator(dataclasses.replace(SMALL, layer_norm=False), tiny_policy())
     names = set(dict(simulator.named_parameters()))
     assert not any(name.startswith(("cell.in_norm", "decoder.reward.1.")) for name in names)
     assert "cell.gru.reset_norm.weight" in names
-    assert torch.isfinite(simulator_losses(simulator(batch, MODE), batch, config).total)
 
 
 # Published files
 
-def test_published_file_at_default_sizes_loads_runs_and_is_written_back(
-        tmp_path, agent_file):
+def test_published_file_at_default_sizes_loads_and_is_written_back(tmp_path, agent_file):
     path = write_published(tmp_path / "model_epoch9_batch0.pt", "simulator_defaults")
-    config = SimulatorConfig(num_sim_steps=2)
-    read = load_published(path, config, load_agent(agent_file))
+    read = load_published(path, SimulatorConfig(), load_agent(agent_file))
     size = sum(parameter.numel() for parameter in read.simulator.trainable_parameters())
     never_used = sum(tensor.numel() for key, tensor in read.unused.items()
                      if key.startswith("agent_env_stepper.decoder.vecobs."))
     assert size == 28_701_964
     assert size + never_used == pytest.approx(29.8e6, abs=0.05e6)  # as the published model counts
-
-    small = RolloutDataset(GOLDEN / "dataset" / "data", 3, 2).batch([0])
-    aligned = align(small, config)
-    losses = simulator_losses(read.simulator(aligned, LatentSampler("sample")), aligned, config)
-    losses.total.backward()
-    assert torch.isfinite(losses.total)
-    assert all(torch.isfinite(p.grad).all() for p in read.simulator.trainable_parameters())
 
     again = tmp_path / "again.pt"
     save_published(again, read.simulator, read.unused, more={"epoch": 9})
@@ -351,18 +325,16 @@ def test_published_file_at_default_sizes_loads_runs_and_is_written_back(
         assert torch.equal(found["gen_model_state_dict"][key], tensor), key
 
 
-@pytest.mark.parametrize("layout", ["simulator_small", "simulator_defaults"])
-def test_a_new_simulator_is_written_in_the_published_layout(layout):
-    config = SMALL if layout == "simulator_small" else SimulatorConfig()
-    simulator = Simulator(config, tiny_policy())
+def test_a_new_simulator_is_written_in_the_published_layout():
+    simulator = Simulator(SimulatorConfig(), tiny_policy())
     state = published_state(simulator)
     assert [(key, list(tensor.shape)) for key, tensor in state.items()] == list(
-        LAYOUT[layout].items())
-    assert not state["conv_out.image.model.0.weight"].any()
-    assert not state["agent_env_stepper.decoder.vecobs.model.model.0.weight"].any()
+        LAYOUT["simulator_defaults"].items())
     own = {published_name(name) for name, _ in simulator.named_parameters()
            if not name.startswith("agent.")}
-    assert all("vecobs" in key or key.startswith("conv_out.") for key in state.keys() - own)
+    for key in state.keys() - own:
+        assert "vecobs" in key or key.startswith("conv_out.")
+        assert not key.endswith("model.0.weight") or not state[key].any()
 
 
 def trained_a_step(simulator, batch):
