@@ -69,6 +69,12 @@ def agent_file_name(timesteps: int) -> str:
     return f"model_{timesteps}.pth"
 
 
+def agent_title(path: Path) -> str:
+    """Return an agent's name for titles: that of its file, or of its folder if the file is called
+    model.pth."""
+    return path.parent.name or path.name if path.name == "model.pth" else path.name
+
+
 def agent_files(folder: Path) -> list[Path]:
     """Return the agent files in a run's folder, sorted by time steps."""
     files = {int(match[1]): path for path in folder.glob("model_*.pth")

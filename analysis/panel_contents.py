@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agents.agent_file import agent_title
 from agents.rollout_files import RolloutFolder
 from analysis.panel_files import (
     NO_BEHAVIOUR,
@@ -117,7 +118,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     description = folders[0].description()
     env = (description.get("data_recording") or {}).get("env") or {}
     return PanelContent(
-        experiment, str(description.get("agent_file") or ""),
+        experiment, agent_title(Path(description.get("agent_file", ""))),
         " ".join(filter(None, (env.get("env_name"), env.get("distribution_mode")))),
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
                         (source.samples.description().get("swap") or {}).get("unaltered"))
@@ -187,17 +188,19 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
-        recording = recordings.get(source.samples.path.name)
-        recorded = recording and _recorded_frames(recording, source.samples, number, len(frames))
+        recorded = _recorded_frames(recordings.get(source.samples.path.name), source.samples,
+                                    number, len(frames))
         return frames, recorded, pictures, gradients
 
     return read
 
 
-def _recorded_frames(recording: RolloutFolder, samples: SampleFolder, number: int,
+def _recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
                      length: int) -> np.ndarray | None:
-    """Read the recorded frames from a sample's start, uint8 (at most ``length``, H, W, C); None if
-    it has a random start."""
+    """Read the recorded frames from a sample's start, uint8 (at most ``length``, H, W, C); None
+    without a recording or with a random start."""
+    if recording is None:
+        return None
     origin = samples.origin(number)
     if origin.episode is None or origin.frame is None:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.agent_file import load_agent
+from agents.agent_file import agent_title, load_agent
 from agents.provenance import agent_digests, agent_sha256
 from attribution.checking.object_scores import OBJECT_FILES, has_names, read_names
 from attribution.failures.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
@@ -131,8 +131,7 @@ class AttributedAgent:
     def __init__(self, agent_file: Path, data_dir: Path, attributions: Path, features_dir: Path,
                  objects_dir: Path, activations: list[str] | None):
         policy = load_agent(agent_file)
-        self.name = (agent_file.absolute().parent.name if agent_file.name == "model.pth"
-                     else agent_file.name)
+        self.name = agent_title(agent_file)
         self.checksum = agent_sha256(agent_file)
         self.remembers = policy.recurrent
         self.recording = Recording(data_dir, policy, agent_file)

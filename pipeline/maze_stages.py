@@ -53,7 +53,7 @@ def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
     if preset is None:
         return []
     return [_fields("maze_fields", "fields", MAZE_AGENT, preset.num_mazes, seed),
-            _page("maze_page", [MAZE_AGENT], ["agent"])]
+            _page("maze_page", [MAZE_AGENT])]
 
 
 class _AgentStages:
@@ -162,10 +162,11 @@ def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
         clears=(folder,), max_shards=num_mazes)
 
 
-def _page(name: str, agents: Sequence[str], names: Sequence[str]) -> Stage:
+def _page(name: str, agents: Sequence[str], names: Sequence[str] = ()) -> Stage:
     folder = f"{ROOM}/page"
     return Stage(
         name, "maze.page",
-        ("--agent_file", *agents, "--name", *names, "--output_dir", f"{OUTPUT}/{folder}"),
+        ("--agent_file", *agents, *(("--name", *names) if names else ()),
+         "--output_dir", f"{OUTPUT}/{folder}"),
         (f"{folder}/**/*.*",), number_of(f"{folder}/data/*.js", "files of data"),
         files=(*agents, MAZE_PAGE), clears=(folder,), continued=from_start)

@@ -26,12 +26,7 @@ LAGS = 3  # steps that the first output at the map goes back to
 
 @dataclasses.dataclass(frozen=True)
 class AttributionRun:
-    """Where things are.
-
-    Attributes:
-        folder: of all of it.
-        agent: its file.
-    """
+    """Folder of a run, and the agent's file."""
 
     folder: Path
     agent: Path
@@ -107,6 +102,15 @@ def exported(run: AttributionRun, output: Path, *more: str) -> AttributionPageFo
     """The page of a run."""
     assert page.main(run.arguments(output, *more)) == 0
     return AttributionPageFolder(output)
+
+
+def refused(run: AttributionRun, output: Path, capsys, *more: str) -> str:
+    """The sentence with which attribution.page refuses; nothing may be left of its output."""
+    before = sorted(output.rglob("*")) if output.exists() else None
+    assert page.main(run.arguments(output, *more)) == 2
+    assert (sorted(output.rglob("*")) if output.exists() else None) == before
+    assert not list(output.parent.glob(".*partial*"))
+    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def hues(count: int) -> np.ndarray:

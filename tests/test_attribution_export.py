@@ -6,20 +6,14 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from attribution_view import (
-    GAMMA,
-    LAMBDA,
-    MAP,
-    UNITS,
-)
+from attribution_run import refused
+from attribution_view import GAMMA, LAMBDA, MAP, UNITS
 from conftest import tiny_config, tiny_policy
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
-from attribution import page as attribution_page
 from attribution import page_contents
 from attribution.page_contents import AttributedAgent, read_labels
-from attribution.page_files import AttributionPageFolder
 from attribution.results import ACTIVATIONS, read_features
 from attribution.trajectories import (
     AdvantageSettings,
@@ -34,11 +28,6 @@ from envs.procgen_env import EnvConfig
 @pytest.fixture(scope="module")
 def run(attribution_export):
     return attribution_export.run
-
-
-@pytest.fixture(scope="module")
-def folder(attribution_export):
-    return AttributionPageFolder(attribution_export.page_file.parent)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +46,6 @@ def foreign(run, tmp_path_factory):
     np.save(directions, np.load(directions)[::-1])
     (path / "attribution_dir" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
     return path
-
-
-def refused(run, output, capsys, *more):
-    """The sentence with which attribution.page refuses; nothing may be left of its output."""
-    before = sorted(output.rglob("*")) if output.exists() else None
-    assert attribution_page.main(run.arguments(output, *more)) == 2
-    assert (sorted(output.rglob("*")) if output.exists() else None) == before
-    assert not list(output.parent.glob(".*partial*"))
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(("flag", "words"), [

@@ -27,17 +27,17 @@ from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.consistency import ALL_SAMPLES, file_stem
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
-from attribution.results import AttributionStore
-from attribution.trajectories import failed_ends
 from common.cli import Parser, from_zero
 from common.doctor import chromium
 from common.errors import UserError, script_main
 from common.files import atomic_path
+from common.page_files import PageFolder
 from common.results import ResultStore
 from common.video import strip
 from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
-from pipeline import attribution_stages
+from maze.field.page_export import MazePageFolder
+from pipeline import attribution_stages, maze_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
 from pipeline.stages import FOLDERS, all_stages
@@ -47,8 +47,7 @@ IMAGES = ROOT / "docs" / "images"
 ENDED = 0.5  # samples with at least this probability of the episode's end are excluded
 FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
 PANEL_STEP = 3  # one step before the function of the saliency map is evaluated
-STEPS_BEFORE_FAILURE = 5
-PANEL_VIEW, ATTRIBUTION_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
+VIEWPORT = {"width": 1440, "height": 900}
 COLOURS = 256  # size of the palette, which keeps rare colours; reduces files to a third
 
 
@@ -158,34 +157,17 @@ def behaviour(shown: Shown) -> Image.Image:
 
 def panel(shown: Shown) -> Image.Image:
     """Return a screenshot of the panel at the first sample of ``shown_samples``."""
-    return _photographed(PanelFolder(shown.output / FOLDERS.panel).page_file, PANEL_VIEW, {
-        "sample": f"informed_init/{shown_samples(shown)[0]}", "step": PANEL_STEP,
-        "saliency": "value"})
+    view = {"sample": f"informed_init/{shown_samples(shown)[0]}", "step": PANEL_STEP,
+            "saliency": "value"}
+    return _photographed(PanelFolder(shown.output / FOLDERS.panel), f"#{urlencode(view)}")
 
 
-def attribution_page(shown: Shown) -> Image.Image:
-    """Return a screenshot of the attribution page a few frames before the first failure, if any."""
-    steps = AttributionStore(shown.output / attribution_stages.ATTRIBUTION).trajectories()
-    view = {}
-    for end in failed_ends(steps, 1):
-        number = steps.trajectory[end]
-        first = np.flatnonzero(steps.trajectory == number)[0]
-        view = {"trajectory": number + 1,
-                "frame": max(end - STEPS_BEFORE_FAILURE, first) - first + 1}
-    return _photographed(AttributionPageFolder(shown.output / attribution_stages.PAGE).page_file,
-                         ATTRIBUTION_VIEW, {"layer": "block2", **view})
-
-
-def _photographed(page_file: Path, viewport: dict[str, int], view: dict[str, object]
-                  ) -> Image.Image:
-    """Take a screenshot of a page from disk.
-
-    Args:
-        viewport: width and height in pixels.
-        view: parameters in the fragment of the URL.
-    """
-    address = f"{page_file.absolute().as_uri()}#{urlencode(view)}"
-    with running_browser() as browser, opened_page(browser, address, viewport=viewport) as page:
+def _photographed(folder: PageFolder, fragment: str = "") -> Image.Image:
+    """Take a screenshot of a page from disk, as it opens or at a fragment of its URL."""
+    address = folder.page_file.absolute().as_uri() + fragment
+    with running_browser() as browser, opened_page(browser, address, viewport=VIEWPORT) as page:
+        if folder.PAGE == MazePageFolder.PAGE:
+            page.wait_for_selector(".exact")  # probabilities of the walks' outcomes
         return Image.open(io.BytesIO(page.screenshot()))
 
 
@@ -201,8 +183,10 @@ PICTURES = (
     Picture("saliency_checks.png", ("saliency_checks",),
             stored(f"{attribution_stages.MAPS}/checks.png")),
     Picture("panel.png", ("simulate", "panel"), panel, browser=True),
-    Picture("attribution_page.png", ("attribution", "attribution_page"), attribution_page,
-            browser=True))
+    Picture("attribution_page.png", ("attribution_page",), lambda shown: _photographed(
+        AttributionPageFolder(shown.output / attribution_stages.PAGE)), browser=True),
+    Picture("maze_page.png", ("maze_page",), lambda shown: _photographed(
+        MazePageFolder(shown.output / maze_stages.ROOM / "page")), browser=True))
 
 
 def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:

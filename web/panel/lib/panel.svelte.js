@@ -54,8 +54,8 @@ export class Panel {
       const types = this.manifest.saliency
       const value = types.findIndex(({ name }) => name === 'value')
       const type = types.length ? Math.max(value, 0) : null
-      this.#start = { ...this.view, sample: this.manifest.start, y: Math.min(1, this.manifest.num_ics - 1), type,
-        at: type === null ? null : types[type].steps[0] ?? null }
+      this.#start = { ...this.view, sample: this.manifest.start, y: Math.min(1, this.manifest.num_ics - 1),
+        type, at: type === null ? null : types[type].steps[0] ?? null }
       this.view = this.#start
       this.fromAddress()
       document.title = this.title

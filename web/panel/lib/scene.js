@@ -66,9 +66,14 @@ export function drawObservation(ctx, box, strips, panel, step) {
   else drawMessage(ctx, box, strips.problem || 'loading…', panel.colours)
 }
 
+export const ENDED = 'The recorded episode has ended.'
+
+/** Whether the recorded episode ends before a step. */
+export const hasEnded = (strips, panel, step) => step * panel.manifest.frame[1] >= strips.recorded.width
+
 export function drawRecorded(ctx, box, strips, panel, step) {
-  if (step < strips.recorded.width / panel.manifest.frame[1]) drawPicture(ctx, box, strips.recorded, step, panel.manifest.frame)
-  else drawMessage(ctx, box, 'The recorded episode has ended.', panel.colours)
+  if (hasEnded(strips, panel, step)) drawMessage(ctx, box, ENDED, panel.colours)
+  else drawPicture(ctx, box, strips.recorded, step, panel.manifest.frame)
 }
 
 export function drawSaliency(ctx, box, strips, panel, sample, step) {
