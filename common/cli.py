@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -94,14 +95,16 @@ class Parser(argparse.ArgumentParser):
         if PARAMETER_SET not in explicit and data_flags:
             folders = [Path(getattr(args, name)) / below for name, below in DATA_FLAGS.items()
                        if name in data_flags and name in explicit]
-            args.interpreting_params_name = _recorded_set(folders)
+            args.interpreting_params_name, reason = _recorded_set(folders)
+            if os.environ.get("RANK", "0") == "0":  # one of several training processes reports it
+                logger.info("parameters: set %s, %s", args.interpreting_params_name, reason)
         overrides = {key: getattr(args, name) for name, key in self._keys.items()
                      if name in explicit}
         return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
 
 
-def _recorded_set(folders: Sequence[Path]) -> str:
-    """Return the parameter set recorded in the first folder that names one, or BASE_SET.
+def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
+    """Return the parameter set recorded in the first folder that names one, or BASE_SET, and why.
 
     Raises:
         UserError: if there is no such set; the message names the file.
@@ -117,12 +120,11 @@ def _recorded_set(folders: Sequence[Path]) -> str:
                             f"{INTERPRETING_CONFIG_FILE.name} does not have"
                             f"{nearest(str(name), parameter_sets())}; choose one with "
                             "--interpreting_params_name")
-        logger.info("parameters: set %s, with which %s was recorded", name, folder)
-        return name
-    logger.info("parameters: set %s, because %s", BASE_SET,
-                f"{' and '.join(map(str, folders))} name{'s' * (len(folders) == 1)} none"
-                if folders else "no set and no data are given")
-    return BASE_SET
+        return name, f"with which {folder} was recorded"
+    if not folders:
+        return BASE_SET, "because no set and no data are given"
+    verb = "name" if len(folders) > 1 else "names"
+    return BASE_SET, f"because {' and '.join(map(str, folders))} {verb} none"
 
 
 class OneText(argparse.Action):
