@@ -112,7 +112,7 @@ def test_the_published_edit_behind_the_pool_is_the_one_before_it_for_one_channel
 @pytest.mark.parametrize(("architecture", "layer", "slots", "named"), [
     ("clear", "embedder.relu2b", 32, "pool2"),
     ("impala", "embedder.block1.res2.resadd", 8, "by sign"),
-    ("impala", "embedder.block2.maxpool", 6, "relu1"), ("impala", "fc_policy", 15, "one map")])
+    ("impala", "embedder.block2.maxpool", 6, "relu1"), ("impala", "fc_policy", 15, "no single")])
 def test_an_edit_is_put_into_weights_only_where_that_is_the_same(architecture, layer, slots, named):
     with pytest.raises(UserError, match=named):
         in_weights(small_policy(architecture, recurrent=False), Edit(layer, torch.eye(slots)[:1]))
