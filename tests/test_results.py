@@ -585,6 +585,15 @@ def test_steps_of_other_settings_are_computed_again_and_other_numbers_stay(stepw
     results.check_new(overwrite=True)
 
 
+def test_a_second_writer_of_the_same_steps_is_refused(stepwise, tmp_path):
+    hidden = tmp_path / ".5.partial"
+    hidden.mkdir()
+    with at_work_in(hidden) as words, pytest.raises(UserError, match=words):
+        analyse(stepwise, tmp_path)
+    assert not bytes_of_files(tmp_path)
+    analyse(stepwise, tmp_path)
+
+
 def test_gaps_and_arrays_of_other_data_are_named(stepwise, tmp_path):
     analyse(stepwise, tmp_path)
     results = StepResults(tmp_path, stepwise, 5, 2)
