@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,7 +38,6 @@ from distributed_runs import (
     simulator_arguments,
 )
 
-import train
 import train_gen_model
 from agents.agent_file import agent_files
 from agents.ppo import Collector, minibatches
@@ -278,23 +276,6 @@ def test_a_run_that_another_number_of_processes_saved_says_so(saved_by, size, wo
     assert len(said) == len(files)
     assert all(message.startswith(f"{file} was saved by {words}")
                for message, file in zip(said, files))
-
-
-@pytest.mark.parametrize(("variables", "message"), [
-    ({"RANK": "0"}, "the port 127.0.0.1:{port} is in use; choose another one"),
-    ({}, "RANK is missing, but WORLD_SIZE says that there are several processes"),
-    ({"RANK": "one"}, "RANK is one, but WORLD_SIZE")])
-def test_what_processes_cannot_meet_by_is_refused_in_a_sentence(variables, message, agent_path,
-                                                                tmp_path, monkeypatch, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                            **variables}.items():
-            monkeypatch.setenv(name, value)
-        assert train.main(agent_arguments(tmp_path, agent_path)) == 2
-    error = capsys.readouterr().err
-    assert message.format(port=port) in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

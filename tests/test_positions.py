@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from conftest import FLOAT32, record_arguments, tiny_policy
 
-import envs.procgen_env
 import record
 from agents.acting import load_action_noise
 from agents.episodes import PlayOptions, play_episodes
@@ -69,26 +68,6 @@ def test_positions_of_an_episode_are_those_of_its_states(game):
                 assert slots.player(0) is None
                 break
     slots.close()
-
-
-def test_positions_are_read_only_when_asked_for(monkeypatch):
-    config, levels = EnvConfig("maze", "easy"), [(0, 0), (1, 11)]  # of 3 x 3 squares
-    episodes = {e.number: e for e in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2,
-                                                   PlayOptions(keep_positions=True))}
-
-    def read(*_):
-        raise AssertionError("a state was read")
-
-    monkeypatch.setattr(envs.procgen_env._Procgen, "state_of", read)
-    for plain in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2):
-        with_them = episodes[plain.number]
-        assert plain.positions.shape == (plain.length + 1, 0)
-        assert with_them.positions.shape == (plain.length + 1, 2)
-        assert np.array_equal(plain.frames, with_them.frames)
-        assert np.isnan(with_them.positions[-1]).all()
-        steps = np.abs(np.diff(with_them.positions[:-1], axis=0))
-        assert set(np.unique(steps)) == {0, 1} and steps.sum(axis=1).max() == 1
-        assert with_them.positions[0].tolist() == [6.5, 6.5]  # the first square of the maze
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from agents.acting import load_action_noise, run_policy
 from agents.agent_file import load_agent
 from agents.rollout_files import STEP_COLUMNS, RolloutFolder
 from common.video import mark_action
-from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
 EPISODES = range(12)
 
@@ -204,13 +204,3 @@ def test_description_says_what_made_the_data(folder, agent_path):
     assert description["log_probs_of"] == "the policy with action noise"
     assert description["action_noise"]["scale"] == 0.7
     assert "torch" in description["versions"]
-
-
-def test_slots_play_the_level_they_are_given():
-    slots = LevelSlots(EnvConfig("maze", "easy"), 2)
-    slots.start(0, 17)
-    slots.start(1, 17)
-    assert np.array_equal(slots.frames[0], slots.frames[1])
-    slots.start(1, 18)
-    assert not np.array_equal(slots.frames[0], slots.frames[1])
-    slots.close()

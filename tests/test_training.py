@@ -29,7 +29,6 @@ from conftest import (
     train_arguments,
     trained_run,
 )
-from PIL import Image
 
 import plot_training_csv
 import train
@@ -243,31 +242,18 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     assert not without.optimizer.state
 
 
-def without_state(state):
-    return {}
-
-
-def of_one_parameter(state):
-    return {**state, "param_groups": [{"params": [0]}]}
-
-
-def in_another_order(state):
-    first, second = state["state"][31], state["state"][35]
-    return {**state, "state": {**state["state"], 31: second, 35: first}}
-
-
-@pytest.mark.parametrize(("damage", "message"), [
-    (in_another_order, "does not fit the tensor 'embedder.fc.bias'"),
-    (of_one_parameter, "has no optimiser state for its 40 parameters"),
-    (without_state, "has no optimiser state for its 40 parameters")])
-def test_an_optimiser_that_does_not_fit_is_refused(damage, message, tmp_path):
+def test_an_optimiser_that_does_not_fit_is_refused(tmp_path):
     path = published_checkpoint(tmp_path / "model_1.pth")
     content = torch.load(path, weights_only=True)
-    content["optimizer_state_dict"] = damage(content["optimizer_state_dict"])
-    torch.save(content, path)
+    optimizer = content["optimizer_state_dict"]
+    state = optimizer["state"]
+    state[31], state[35] = state[35], state[31]
     settings = dataclasses.replace(_settings(SHORT_UPDATE, str(path)), keep_optimizer=True)
-    with pytest.raises(UserError, match=message):
-        TrainingRun(tmp_path / "run", settings, FLOAT32)
+    for saved, message in ((optimizer, "does not fit the tensor 'embedder.fc.bias'"),
+                           ({}, "has no optimiser state for its 40 parameters")):
+        torch.save({**content, "optimizer_state_dict": saved}, path)
+        with pytest.raises(UserError, match=message):
+            TrainingRun(tmp_path / "run", settings, FLOAT32)
     assert not (tmp_path / "run").exists()
 
 
@@ -374,11 +360,7 @@ def test_plots_are_drawn_from_the_log(undisturbed, capsys):
         np.testing.assert_array_equal(line.get_xdata(), log["timesteps"])
         np.testing.assert_array_equal(line.get_ydata(), log[f"{column}_episode_rewards"])
     assert colours_of([mean, unseen]) == colours_of(for_figure[0].lines) == [BLUE, VERMILION]
-    assert [text.get_text() for text in for_figure[0].get_legend().texts] == [
-        "training levels", "unseen levels"]
-    for name in figures:
-        assert np.asarray(Image.open(undisturbed / name)).std() > 10
-        assert str(undisturbed / name) in printed
+    assert all(str(undisturbed / name) in printed for name in figures)
 
 
 def test_two_runs_are_drawn_beside_each_other(undisturbed, tmp_path):
