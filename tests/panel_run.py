@@ -108,7 +108,7 @@ def write_run(folder: Path, with_recording: bool = False) -> Run:
     save_json(hidden.settings_file, {"agent_sha256": AGENT})
     checksums = {path.name: sha256(path) for path in map(hidden.file, MATRICES)}
     positions = _record(folder) if with_recording else None
-    description = {"agent_file": "a.pth", "recording_sha256": RolloutFolder(
+    description = {"agent_file": "runs/a/model.pth", "recording_sha256": RolloutFolder(
         folder / "recording").sha256(), "data_dir": str(folder / "recording"), "data_recording": {
         "env": {"env_name": "coinrun", "distribution_mode": "hard"}}} if with_recording else {}
     _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums,

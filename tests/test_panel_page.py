@@ -279,7 +279,7 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
     run = write_run(tmp_path / "run", with_recording=True)
     assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 0
     with opened_page(browser, PanelFolder(tmp_path / "panel").page_file.as_uri(), **WIDE) as page:
-        assert page.title().startswith("a.pth · coinrun hard · ")
+        assert page.title().startswith("a · coinrun hard · ")
         for sample, step in ((0, 0), (2, 3), (8, 0)):
             go(page, f"sample={UNALTERED}/{sample}&step={step}")
             expected = [0, 5 * (START + sample + step), 200]

@@ -4,10 +4,10 @@ run_pipeline.py:
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
     python -m tools.pictures OUTPUT
 
-The contents of each image are chosen by fixed rules. `panel.png` and `attribution_page.png` need
-Chromium; the latter comes from the preset demo, and `interventions.png` from 100 levels per
-alteration. `python -m maze.table` draws `maze_findings.png`. Images that cannot
-be made, for example because a stage is not finished, are reported with the reason.
+The contents of each image are chosen by fixed rules. The screenshots of the three pages need
+Chromium and come from the preset demo; `interventions.png` comes from 100 levels per alteration.
+`python -m maze.table` draws `maze_findings.png`. Images that cannot be made, for example because a
+stage is not finished, are reported with the reason.
 """
 
 from __future__ import annotations

@@ -199,9 +199,6 @@ export function layersNamed(layers, name) {
   const path = name.replace(/_out$/, '')
   const found = layers.filter((layer) => layer.name === path || (path && layer.name.startsWith(`${path}.`)))
   if (found.length) return [found.at(-1)]
-  if (/^gru(\.gru)?$/.test(path)) {
-    throw new Error(`the agent has no GRU, so it has no layer '${path}'; the vector that its heads read is the layer 'hidden_state'`)
-  }
   throw new Error(`the agent has no layer '${name}'${nearest(name, layers.map((layer) => layer.name))}`)
 }
 
