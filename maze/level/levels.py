@@ -239,19 +239,6 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
     return states
 
 
-def to_text(grid: Grid) -> str:
-    """Format a maze as text, one line per row from top to bottom.
-
-    Raises:
-        UserError: if squares outside the maze are free; the text format cannot represent them.
-    """
-    if grid.is_free[~grid.region(grid.world_dim)].any():
-        raise UserError("the level has free squares outside its maze; a level file keeps them, a "
-                        "text does not")
-    inside = slice(grid.margin, grid.margin + grid.maze_dim)
-    return "".join(f"{row[inside]}\n" for row in grid.to_rows()[inside])
-
-
 def from_text(text: str, distribution_mode: str, use_backgrounds: bool = False) -> MazeState:
     """Parse a level from text.
 
