@@ -63,26 +63,14 @@ def attributed(policy, bottleneck, outputs=VALUE, integration=DEFAULT, num=NUM, 
                                 np.ones(len(outputs)))
 
 
-def test_a_layer_that_is_bypassed_or_unknown_is_refused():
-    policy, bypassed = agent("impala", True), "embedder.block2.res1.relu2"
-    for name, words in ((bypassed, "--allow_partial"), ("embedder.blok2", "did you mean"),
-                        ("fc_value", "'hidden_state'")):
-        with pytest.raises(UserError, match=words):
-            find_bottlenecks(policy, [name])
-    layers = find_bottlenecks(policy, [bypassed, "block2", "gru"], allow_bypassed=True)
-    assert [layer.bypassed for layer in layers] == [True, False, False]
-    assert layers[2].shape == (12, 1, 1), "units have one cell"
-
-
 def test_cuts_are_found_in_the_network_and_not_by_name():
     def is_cut(name):
         return not find_bottlenecks(policy, [name], allow_bypassed=True)[0].bypassed
 
     policy = agent("impala", True)
-    for name, expected in (("block1.conv", True), ("block2.res1.relu1", False),
-                           ("block2.res1.conv2", False), ("block2.res1.resadd", True),
-                           ("block3.res2.relu2", False), ("fc", True)):
-        assert is_cut(f"embedder.{name}") == expected
+    names = ("block1.conv", "block2.res1.relu1", "block2.res1.conv2", "block2.res1.resadd",
+             "block3.res2.relu2", "fc")
+    assert [is_cut(f"embedder.{name}") for name in names] == [True, False, False, True, False, True]
     assert is_cut("gru") and is_cut("hidden_state")
 
     class Around(nn.Module):
@@ -99,30 +87,23 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
     assert not is_cut("embedder.inner.block2.res2.resadd") and is_cut("gru")
 
 
-@pytest.mark.parametrize("embedder", ("impala", "clear"))
+@pytest.mark.parametrize("embedder", ("wide", "clear"))
 def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
-    """The centre of mass of |d cell / d pixel| over channels, random frames and networks."""
+    """The centre of mass of |d cell / d pixel| over channels and random frames."""
     policy = agent(embedder, False)
-    bottlenecks = find_bottlenecks(policy)
-    weights = {layer.name: torch.zeros(64, 64, dtype=torch.float64) for layer in bottlenecks}
-    for seed in range(2):
-        policy = agent(embedder, False, seed)
-        pixels = torch.rand(12, 3, 64, 64, requires_grad=True)
-        with cached(policy, [each.layer.name for each in bottlenecks], graph=True) as kept:
-            policy.embed(pixels)
-        for bottleneck in bottlenecks:
-            _, height, width = bottleneck.shape
-            cell = kept[bottleneck.layer.name][..., (height + 1) // 2, width // 2]
-            (gradient,) = torch.autograd.grad(cell.sum(), pixels, retain_graph=True)
-            weights[bottleneck.name] += gradient.abs().sum(dim=(0, 1))
+    pixels = torch.rand(24, 3, 64, 64, requires_grad=True)
+    bottlenecks, places = find_bottlenecks(policy), torch.arange(64, dtype=torch.float64)
+    with cached(policy, [each.layer.name for each in bottlenecks], graph=True) as kept:
+        policy.embed(pixels)
     for bottleneck in bottlenecks:
-        row, column = (bottleneck.shape[1] + 1) // 2, bottleneck.shape[2] // 2
-        places = torch.arange(64, dtype=torch.float64)
-        of = weights[bottleneck.name]
-        centre = [(of.sum(dim=axis) * places).sum() / of.sum() for axis in (1, 0)]
-        layer = bottleneck.layer
-        for place, cell in zip(centre, (row, column)):
-            assert abs(place - layer.first_pixel - layer.stride * cell) < layer.stride / 4
+        layer, (_, height, width) = bottleneck.layer, bottleneck.shape
+        row, column = (height + 1) // 2, width // 2
+        cell = kept[layer.name][..., row, column]
+        (gradient,) = torch.autograd.grad(cell.sum(), pixels, retain_graph=True)
+        weights = gradient.abs().double().sum(dim=(0, 1))
+        for axis, cell in ((1, row), (0, column)):
+            centre = (weights.sum(dim=axis) * places).sum() / weights.sum()
+            assert abs(centre - layer.first_pixel - layer.stride * cell) < layer.stride / 4
 
 
 def test_integration_rules_are_those_of_their_names():
@@ -161,17 +142,14 @@ def test_attributions_are_captums_on_the_rest_of_the_network(embedder, recurrent
                                    atol=1e-5 * float(oracle.abs().max()))
 
 
-@pytest.mark.parametrize(("embedder", "recurrent"), (
-    ("wide", True), ("clear", False)))
+@pytest.mark.parametrize(("embedder", "recurrent"), (("wide", True), ("clear", False)))
 def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurrent):
-    policy = agent(embedder, recurrent)
-    rng = np.random.default_rng(1)
+    policy, rng = agent(embedder, recurrent), np.random.default_rng(1)
     frames, entering, actions = frames_of(policy, 2)
     outputs = outputs_named(["value", "log_prob_right"])
     run = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering))
     expected = [scalar(run, torch.from_numpy(actions)).numpy() for scalar in outputs]
-    bottlenecks = find_bottlenecks(policy)[-2:]
-    for bottleneck in (*bottlenecks, *find_bottlenecks(policy, ["hidden_state"])):
+    for bottleneck in find_bottlenecks(policy)[-2:] + find_bottlenecks(policy, ["hidden_state"]):
         found = attributed(policy, bottleneck, outputs, num=2)
         np.testing.assert_allclose(found.outputs, expected, rtol=1e-4, atol=1e-5)
         head = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, Integration())
@@ -182,13 +160,12 @@ def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurr
         signed = bool((held < 0).any())
         directions = rng.random((4, bottleneck.shape[0] * (1 + signed))).astype(np.float32)
         reducer = Reducer(directions / directions.sum(axis=1, keepdims=True), signed)
-        for values, change, gap in zip(found.values, found.outputs - found.baselines, found.errors):
+        for values, change in zip(found.values, found.outputs - found.baselines):
             cells = reducer.attributions(flatten_cells(values), flatten_cells(held))
-            sums = cells.reshape(2, -1).sum(axis=1)
             raw = values.reshape(2, -1).sum(axis=1, dtype=np.float64)
-            np.testing.assert_allclose(sums, raw, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(cells.reshape(2, -1).sum(axis=1), raw, rtol=1e-6, atol=1e-7)
             assert (np.abs(raw - change) <= 0.01 * np.maximum(np.abs(change), 0.1) + 1e-6).all()
-            assert (gap <= 0.01).all()
+        assert (found.errors <= 0.01).all()
 
 
 def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_each_other():
@@ -201,9 +178,8 @@ def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_eac
     for number, frame in ((0, 1), (2, 3)):
         alone = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs[number:number + 1],
                                          Integration())
-        some = slice(frame, frame + 1)
-        single = alone.attribute(alone.run_prefix(frames[some], entering[some]), actions[some],
-                                 np.ones(1))
+        single = alone.attribute(alone.run_prefix(frames[[frame]], entering[[frame]]),
+                                 actions[[frame]], np.ones(1))
         assert single.steps[0, 0] == found.steps[number, frame]
         np.testing.assert_allclose(single.values[0, 0], found.values[number, frame],
                                    atol=1e-5 * np.abs(found.values[number, frame]).max())
@@ -212,45 +188,13 @@ def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_eac
 def test_refinement_goes_on_until_gaps_are_small_and_counts_its_nodes():
     policy = agent("impala", True)
     (bottleneck,) = find_bottlenecks(policy, ["block2"])
-    coarse = attributed(policy, bottleneck, integration=Integration(4, tolerance=None))
-    fine = attributed(policy, bottleneck, integration=Integration(4))
-    assert (coarse.steps == 4).all() and coarse.errors.max() > 0.01
-    assert fine.errors.max() <= 0.01 and fine.steps.max() > 4
+    coarse, fine, truth = (attributed(policy, bottleneck, integration=integration) for integration
+                           in (Integration(4, tolerance=None), Integration(4),
+                               Integration(128, tolerance=None)))
+    assert (coarse.steps == 4).all() and coarse.errors.max() > 0.01 >= fine.errors.max()
     assert (fine.steps[coarse.errors > 0.01] > 4).all()
-    truth = attributed(policy, bottleneck, integration=Integration(128, tolerance=None)).values
-    errors = [np.abs(each.values - truth).sum() for each in (coarse, fine)]
+    errors = [np.abs(each.values - truth.values).sum() for each in (coarse, fine)]
     assert errors[1] < errors[0]
-
-
-def test_the_baseline_may_be_a_mean():
-    policy = agent("impala", True)
-    (bottleneck,) = find_bottlenecks(policy, ["block3"])
-    frames, entering, actions = frames_of(policy)
-    zero = LayerIntegratedGradients(policy, FLOAT32, bottleneck, VALUE, Integration())
-    prefix = zero.run_prefix(frames, entering)
-    mean = prefix.activations.mean(dim=0)
-    found = attributed(policy, bottleneck, baseline=mean.numpy())
-    same = dataclasses.replace(prefix, activations=mean.expand_as(prefix.activations))
-    np.testing.assert_allclose(found.baselines, zero.outputs_at(same, actions), rtol=1e-6)
-    assert found.errors.max() <= 0.01
-
-
-@pytest.mark.parametrize(("embedder", "name", "stem"), (
-    ("impala", "block1", "conv maxpool"), ("clear", "2b", ""),
-    ("impala", "embedder.block3.res2.resadd", "relu3 flatten fc")))
-def test_modules_on_whose_outputs_the_path_stays_straight_run_once_a_frame(
-        embedder, name, stem, monkeypatch):
-    policy = agent(embedder, False)
-    (bottleneck,) = find_bottlenecks(policy, [name])
-    attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, VALUE,
-                                          Integration(8, tolerance=None))
-    modules = dict(policy.named_modules())
-    names = {module: path.rpartition(".")[2] for path, module in modules.items()}
-    assert " ".join(names[module] for module in attributor._stem) == stem
-    fast = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
-    monkeypatch.setattr("interventions.partial_forward._chain", lambda node: ())
-    plain = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
-    np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
 
 
 def walked(policy, num=5):
@@ -321,21 +265,16 @@ def test_outputs_are_what_their_names_say():
     policy = small_policy()
     frames, entering, actions = frames_of(policy, 3)
     run = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering))
-    probs = run.log_probs.exp().numpy()
-    taken = torch.from_numpy(actions)
+    probs, taken = run.log_probs.exp().numpy(), torch.from_numpy(actions)
     found = {scalar.name: scalar(run, taken).numpy() for scalar in outputs_named(output_names())}
     assert len(outputs_named(["policy"])) == 15
-    for number, name in enumerate(ACTION_NAMES):
-        np.testing.assert_allclose(found[f"log_prob_{name}"], np.log(probs[:, number]), rtol=1e-5)
-    np.testing.assert_allclose(found["log_prob_other"], np.log(probs[:, 9:].sum(axis=1)),
-                               rtol=1e-5)
     lefts = [number for number, (x, _) in enumerate(ACTION_DIRECTIONS) if x < 0]
     downs = [number for number, (_, y) in enumerate(ACTION_DIRECTIONS) if y < 0]
     assert [ACTION_NAMES[number] for number in downs] == ["downleft", "down", "downright"]
-    np.testing.assert_allclose(found["log_prob_any_left"], np.log(probs[:, lefts].sum(axis=1)),
-                               rtol=1e-5)
-    np.testing.assert_allclose(found["log_prob_still"], np.log(probs[:, [4, *range(9, 15)]].sum(
-        axis=1)), rtol=1e-5)
+    for name, of in ((*((name, [k]) for k, name in enumerate(ACTION_NAMES)),
+                      ("other", range(9, 15)), ("any_left", lefts), ("still", [4, *range(9, 15)]))):
+        np.testing.assert_allclose(found[f"log_prob_{name}"], np.log(probs[:, of].sum(axis=1)),
+                                   rtol=1e-5)
     np.testing.assert_allclose(found["taken"], np.log(probs[np.arange(3), actions]), rtol=1e-5)
     np.testing.assert_allclose(found["logit_sum_down"], run.logits.numpy()[:, downs].sum(axis=1),
                                rtol=1e-5)

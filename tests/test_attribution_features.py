@@ -120,14 +120,11 @@ def test_planted_features_are_found_in_the_order_of_their_attribution(overlappin
     np.testing.assert_allclose(reducer.directions.sum(axis=1), 1, rtol=1e-6)
     again, _ = find_features(held, 3, seed=0)
     np.testing.assert_array_equal(again.directions, reducer.directions)
-
-
-def test_features_of_activations_are_found_in_activations():
-    held, expected = planted(overlapping=False, signed=False)
-    swapped = LayerSamples("layer", np.roll(held.attributions, 1, axis=1),
-                           np.abs(held.attributions), held.episodes)
-    found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS)[0].directions
-    assert {tuple(row) for row in found.round(2)} == {tuple(row) for row in expected.round(2)}
+    if not overlapping and not signed:  # features of activations are found in activations
+        swapped = LayerSamples("layer", np.roll(held.attributions, 1, axis=1),
+                               np.abs(held.attributions), held.episodes)
+        found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS)[0].directions
+        assert {tuple(row) for row in found.round(2)} == {tuple(row) for row in expected.round(2)}
 
 
 def test_rows_that_are_held_out_are_not_fitted_to(monkeypatch):

@@ -42,13 +42,13 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path)
     array[4, 0, 20, 20] ^= 1
     np.save(frames.episode_folder(1) / "ob.npy", array)
     assert len(list(replayed(frames, 1, [0, 3]))) == 2  # what lies before is as it was
-    description = json.loads(frames.description_file.read_text())
-    options = changed(box_run, tmp_path / "options", env={
-        **description["env"], "use_backgrounds": True},
-        versions={**description["versions"], "procgen-mirror": "0.0.1"})
+    description = frames.description()
     for folder, words in (
             (frames, "episode 1 differs from the real game at step 4; likely its frames, actions"),
-            (options, r"at step 0; likely it was made with other versions: procgen-mirror 0\.0\.1"),
+            (changed(box_run, tmp_path / "options", env={
+                **description["env"], "use_backgrounds": True}, versions={
+                **description["versions"], "procgen-mirror": "0.0.1"}),
+             r"at step 0; likely it was made with other versions: procgen-mirror 0\.0\.1"),
             (changed(box_run, tmp_path / "edited", cheese_region=5), "edited"),
             (changed(box_run, tmp_path / "unknown", env=None), "which game")):
         with pytest.raises(UserError, match=words):
@@ -151,14 +151,10 @@ def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
             str(folder), *more]
 
 
-def test_a_planted_feature_is_named_by_its_object(box_agent, box_run, tmp_path, capsys):
+def test_a_planted_feature_is_named_by_its_object(box_agent, box_run, tmp_path):
     arguments = arguments_of(box_agent, box_run, tmp_path / "objects")
-    assert objects.main([*arguments, "--dry_run"]) == 0
-    assert not (tmp_path / "objects").exists()
     assert objects.main(arguments) == 0
-    assert "block3: object score" in capsys.readouterr().out
     store = ResultStore(tmp_path / "objects", OBJECT_FILES)
-    assert store.keys("names") == ["block3"]
     kinds = store.settings()["kinds"]
     assert kinds == [kind.name for kind in objects_of("coinrun")]
     arrays = store.read("masks")
@@ -173,27 +169,9 @@ def test_a_planted_feature_is_named_by_its_object(box_agent, box_run, tmp_path, 
     assert feature["score"] == pytest.approx(best["auc"], rel=1e-5)
     listed = store.read("hallucinations", "block3")
     assert bool(len(listed)) == bool(feature["hallucinations"])
-    assert (listed["activation"] > listed["threshold"]).all()
     for row in listed.itertuples():
         [frame] = np.flatnonzero((observations == (row.episode, row.row)).all(axis=1))
         assert not masks[frame, kinds.index(row.kind), 8 * row.cell_row:8 * row.cell_row + 4,
                          8 * row.cell_column:8 * row.cell_column + 4].any()
-    before = {path: path.read_bytes() for path in (tmp_path / "objects").rglob("*.*")}
-    store.file_of("names", "block3").unlink()
-    assert objects.main(arguments) == 0  # as after a kill
-    assert before == {path: path.read_bytes() for path in before}
-    assert not store.has("compared", "block3")
     assert objects.main([*arguments, "--other_features_dir", str(box_run / "features")]) == 0
     assert store.read("compared", "block3")["difference"] == 0
-
-
-def test_units_and_other_games_are_refused(box_agent, box_run, tmp_path, capsys):
-    description = json.loads(RolloutFolder(box_run / "data").description_file.read_text())
-    other = tmp_path / "other"
-    changed(box_run, other / "data", env={**description["env"], "env_name": "bigfish"})
-    for run, more, words in (
-            (box_run, ("--layers", "hidden_state"), "give --layers with cells"),
-            (other, ("--features_dir", str(box_run / "features")), "has no objects of bigfish")):
-        assert objects.main(arguments_of(box_agent, run, tmp_path / "objects", *more)) == 2
-        assert words in capsys.readouterr().err
-    assert not (tmp_path / "objects").exists()

@@ -1,6 +1,5 @@
 """The article's table: its numbers are those of the studies; where there are none it says why."""
 
-import json
 import re
 
 import numpy as np
@@ -102,22 +101,16 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
     assert found.loc[6, "largest"]["value"] == pytest.approx(jump / value.std(), rel=1e-4)
 
 
-def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, capsys):
+@pytest.mark.parametrize(("layers", "shown"), [
+    (["--layers", "block3", "block2"], ["block3", "block2"]), ([], ["block3", "block3"])])
+def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, layers,
+                                                                    shown):
     path, *_ = studies
-    two = ["--studies", str(path), str(path), "--labels", "one", "other", "--output_dir",
-           str(tmp_path)]
-    for layers, shown in ((["--layers", "block3", "block2"], ["block3", "block2"]),
-                          ([], ["block3", "block3"])):
-        assert table.main([*two, *layers]) == 0
-        third = (tmp_path / "table.md").read_text().split("\n## ")[3]
-        assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
-            *zip(("one", "other"), shown)]
-    for argv, words in ((["--studies", str(path), "--layers", "blok2"], "block2"),
-                        ([*two, "--layers", "a", "b", "c"], "3 layers for 2 agents"),
-                        (["--studies", str(path), str(path)], "2 different names"),
-                        (["--studies", str(tmp_path)], "attribution.attribute writes")):
-        assert table.main(argv) == 2
-        assert words in capsys.readouterr().err
+    assert table.main(["--studies", str(path), str(path), "--labels", "one", "other",
+                       "--output_dir", str(tmp_path), *layers]) == 0
+    third = (tmp_path / "table.md").read_text().split("\n## ")[3]
+    assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
+        *zip(("one", "other"), shown)]
 
 
 def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path):
@@ -174,7 +167,3 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     assert "| no saw: blindness for saw | 0.400 | 0.200 to 0.600 |" in lines[7]
     assert "| object score, block2 | 0.800 | 0.700 to 0.900 | 0.500 |" in lines[10]
     assert set(found.index.get_level_values("row")) == set(CLAIMS.claims) - {9}
-    damaged = json.loads((path / "objects" / "block2" / "names.json").read_text())
-    del damaged["features"]
-    save_json(path / "objects" / "block2" / "names.json", damaged)
-    assert table.main(["--studies", str(path), "--output_dir", str(tmp_path / "t")]) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import killed_at, small_policy
+from conftest import small_policy
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.provenance import agent_sha256
@@ -61,13 +61,7 @@ def arguments(folder, output, *more: str) -> list[str]:
             *(more or ("--hazards", "saw"))]
 
 
-def contents(folder) -> dict:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
-            if path.is_file() and path.name != ".lock"}
-
-
-def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_files(
-        folder, tmp_path, capsys):
+def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
     output = tmp_path / "edits"
     assert choose_edits.main(arguments(folder, output)) == 0
     tried = pd.read_csv(output / "candidates.csv").set_index("features")
@@ -88,14 +82,6 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
     assert origin.edited_from == agent_sha256(folder / "model.pth")
     assert f"fails {tried['by_hazard']['1']} of 6 levels by saw" in capsys.readouterr().out
 
-    (output / "blind_to_saw.pth").unlink()
-    (output / "played" / "saw" / "episodes" / "edited_relu3_1_strength_1.csv").unlink()
-    before = contents(output)
-    with killed_at(ResultStore, "append", 3):
-        assert choose_edits.main(arguments(folder, output)) == 130
-    assert choose_edits.main(arguments(folder, output)) == 0
-    assert before.items() < contents(output).items()
-
 
 def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(choose_edits, "MIN_LEVELS", 1)
@@ -115,14 +101,3 @@ def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeyp
     # Lava cannot be invisible.
     assert not lava.has("episodes", "invisible_lava")
     assert (tried.loc["lava", "levels"] == 6).all()
-
-
-@pytest.mark.parametrize(("more", "named"), [
-    (("--hazards", "sow"), "did you mean 'saw'"),
-    (("--hazards", "saw", "--features_dir", "nowhere"), "holds no finished features"),
-    (("--hazards", "saw", "--env_name", "fruitbot"), "causes of failure are timeout and ended"),
-    (("--hazards", "saw", "--strengths", "inf"), "NaN or infinity")])
-def test_what_cannot_be_chosen_is_said(folder, tmp_path, more, named, capsys):
-    assert choose_edits.main(arguments(folder, tmp_path / "edits", *more)) == 2
-    assert named in capsys.readouterr().err
-    assert not (tmp_path / "edits").exists()

@@ -14,12 +14,11 @@ from interventions.controls import (
     CHANNELS,
     GAUSSIAN,
     OTHERS,
-    PERMUTED,
     channel_sizes,
     controls_of,
     matched_sets,
 )
-from interventions.patches import Add, Interchange, Multiply, Project, SetTo, Zero
+from interventions.patches import Add, Multiply, Project, SetTo, Zero
 
 MAP = "embedder.block2.res1.resadd"  # (32, 16, 16)
 POLICY = tiny_policy()
@@ -75,14 +74,16 @@ def test_gaussian_vectors_have_the_norm_and_nothing_else():
     assert len({control.patches[0].vector[MAP][0, 0, 0] for control in drawn}) == 3
 
 
-def test_vectors_of_all_layers_and_of_rows_are_drawn_alike(reference):
+def test_patches_together_are_drawn_together(reference):
     by_layer = {MAP: vector(), "gru": vector(shape=(64,))}
-    patches = [Add(MAP, by_layer), Add("gru", lambda rows: np.stack([by_layer["gru"]] * 2))]
-    [control, _] = controls_of(POLICY, patches, 2, 0)
+    patches = [Add(MAP, by_layer), Add("gru", lambda rows: np.stack([by_layer["gru"]] * 2)),
+               Zero(MAP, channels=(2,))]
+    [control, _] = controls_of(POLICY, patches, 2, 0, reference)
     assert set(control.patches[0].vector) == {MAP}
     found = control.patches[1].vector["gru"](None)
     assert found.shape == (2, 64) and np.array_equal(found[0], found[1])  # one permutation
     assert sorted(found[0]) == sorted(by_layer["gru"])
+    assert control.patches[2].channels != (2,) and "channels" in control.drawn[2]
 
 
 def test_other_vectors_are_taken_as_they_are():
@@ -133,15 +134,13 @@ def test_matched_sets_are_within_a_quarter_and_else_the_nearest():
         matched_sets(sizes, [0, 1, 2, 3], 35, 0)
 
 
-def test_cells_are_others_of_those_to_choose_from(reference):
+def test_cells_are_others_of_those_to_choose_from():
     patch = SetTo(MAP, 5.5, channels=(7,), cells=((5, 10),), others=-0.2)
     controls = controls_of(POLICY, [patch], 20, 0)
     cells = {control.patches[0].cells for control in controls}
     assert len(cells) == 20 and ((5, 10),) not in cells
     first = controls[0].patches[0]
     assert (first.value, first.channels, first.others) == (5.5, (7,), -0.2)
-    chosen = controls_of(POLICY, [Zero(MAP, cells=((0, 0), (1, 1)))], 2, 0)[0].patches[0]
-    assert len(chosen.cells) == 2  # all channels
 
 
 def test_a_set_value_goes_to_other_channels_in_their_standard_deviations(reference):
@@ -159,19 +158,10 @@ def test_a_set_value_goes_to_other_channels_in_their_standard_deviations(referen
     assert layer.shape == found.value.shape
 
 
-def test_patches_together_are_drawn_together(reference):
-    patches = [Add("gru", vector(shape=(64,))), Zero(MAP, channels=(2,))]
-    controls = controls_of(POLICY, patches, 3, 0, reference)
-    assert [[type(each) for each in control.patches] for control in controls] == [[Add, Zero]] * 3
-    assert list(controls[2].drawn[0]) == [PERMUTED] and "channels" in controls[2].drawn[1]
-
-
 @pytest.mark.parametrize(("patch", "kind", "message"), [
-    (Zero(MAP), None, "names no channels of one layer.*; name some, as in zero@"),
+    (Zero("all", channels=(3,)), None, "names no channels of one layer"),
     (Zero(MAP, channels=(3,)), GAUSSIAN, "zero at .* has no vector"),
     (Zero(MAP, channels=(3,)), CELLS, "zero at .* names no cells"),
-    (Zero("all", channels=(3,)), None, "names no channels of one layer"),
-    (Interchange(MAP, channels=(3,)), None, "names no channels of one layer"),
     (SetTo(MAP, lambda rows: 1.0, channels=(3,)), None, "differs from frame to frame")])
 def test_controls_that_cannot_be_drawn_are_refused(patch, kind, message, reference):
     with pytest.raises(UserError, match=message):

@@ -10,9 +10,7 @@ import pandas as pd
 import pytest
 from conftest import (
     FLOAT32,
-    bytes_of_files,
     figures_drawn,
-    killed_at,
     read_video,
     tiny_policy,
 )
@@ -28,7 +26,6 @@ from common.results import ResultStore
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from interventions.patch_text import parse_patch
 from maze import fields
-from maze.field import results as field_results
 from maze.field import stamps
 from maze.field.fields import (
     DOWN,
@@ -118,19 +115,10 @@ def test_frames_from_stamps_are_procgens_pixel_for_pixel(mode):
 def test_stamps_are_kept_by_the_version_of_procgen_and_rendered_again_when_damaged():
     rendered, path = stamps.Stamps.of("easy"), stamps.cache_file("easy")
     assert "0.10.7" in path.name
-    kept = path.read_bytes()
-    arrays = dict(np.load(path))
-
-    def changed(**changes):
-        file = io.BytesIO()
-        np.savez(file, **{name: value for name, value in {**arrays, **changes}.items()
-                          if value is not None})
-        return file.getvalue()
-
-    for content, is_read in (
-            (kept, True), (kept[:1000], False),
-            (changed(mouse_pixels=arrays["mouse_pixels"].astype(bool)), False),
-            (changed(cells=arrays["cells"][:1]), False), (changed(cells=None), False)):
+    kept, arrays = path.read_bytes(), dict(np.load(path))
+    file = io.BytesIO()
+    np.savez(file, **{**arrays, "cells": arrays["cells"][:1]})
+    for content, is_read in ((kept, True), (kept[:1000], False), (file.getvalue(), False)):
         path.write_bytes(content)
         before = path.stat().st_mtime_ns
         stamps.Stamps.of.cache_clear()
@@ -150,14 +138,11 @@ def test_fields_from_stamps_and_through_set_state_are_equal(facing=1):
     assert not np.array_equal(composed.log_probs, other.log_probs)
     # The free squares of a maze of 5 x 5 that is a tree, without the one of the cheese.
     assert composed.squares.shape == (9 + 8 - 1, 2)
-
-
-def test_levels_without_stamps_have_fields_too():
-    policy, state = tiny_policy(recurrent=False), stock_state("memory", 3)
-    some = np.array(state.grid.squares(without_cheese=True))[:3]
-    frames = drawn_frames(state)(some, np.zeros(3))
-    output = run_policy(policy, FLOAT32, frames, policy.initial_states(3))
-    np.testing.assert_allclose(vector_field(policy, FLOAT32, state).log_probs[:3],
+    memory = stock_state("memory", 3)  # has no stamps
+    some = np.array(memory.grid.squares(without_cheese=True))[:3]
+    output = run_policy(policy, FLOAT32, drawn_frames(memory)(some, np.zeros(3)),
+                        policy.initial_states(3))
+    np.testing.assert_allclose(vector_field(policy, FLOAT32, memory).log_probs[:3],
                                output.log_probs, atol=1e-5)
 
 
@@ -177,8 +162,7 @@ def test_directions_are_the_actions_that_move_the_mouse_so():
 
 
 def test_exact_probabilities_are_those_of_real_rollouts():
-    """200 episodes of a level, whose last steps are left: every frame is known, so the policy runs
-    once on each."""
+    """200 episodes of a level, of which every frame is known, so the policy runs once on each."""
     policy = tiny_policy(2, recurrent=False)
     num, region, num_steps = 200, 2, 40
     start = small_level("easy", size=3)
@@ -232,7 +216,7 @@ def chain_of(*actions):
     return Chain.of(sides)
 
 
-def test_facing_decides_where_it_is_the_chains_state():
+def test_facing_is_part_of_the_chains_state():
     """Facing 0 the mouse goes right, facing 1 left: it never gets beyond the second square."""
     chain = chain_of(7, 1)
     reached = chain.reaching([Square(2, column) for column in range(5)])
@@ -253,24 +237,23 @@ def test_what_comes_before_cannot_be_passed():
 def test_an_agent_that_walked_to_a_square_has_seen_the_way():
     """The field of a GRU against an episode in which the same actions are forced."""
     policy, state = tiny_policy(2), small_level("easy", size=7)
-    walked = {side: vector_field(policy, FLOAT32, state, facing=side, memory="walked")
-              for side in (0, 1)}
+    walked = [vector_field(policy, FLOAT32, state, facing=side, memory="walked") for side in (0, 1)]
     fresh = vector_field(policy, FLOAT32, state)
     assert walked[0].memory == "walked" and fresh.memory == "start"
     path = state.grid.path(state.grid.mouse, state.grid.cheese)
     env = ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, seed=0)
     env.set_state([state.to_bytes()])
     hidden, side = policy.initial_states(1), 0
+    actions = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}
     for square, following in itertools.pairwise(path):
         output = run_policy(policy, FLOAT32, env.observe().frames, hidden)
-        field = walked[side]
-        row = field.row(square)
-        np.testing.assert_allclose(field.log_probs[row], output.log_probs[0], atol=2e-5)
-        np.testing.assert_allclose(field.values[row], output.values[0], atol=2e-5)
+        row = walked[side].row(square)
+        np.testing.assert_allclose(walked[side].log_probs[row], output.log_probs[0], atol=2e-5)
+        np.testing.assert_allclose(walked[side].values[row], output.values[0], atol=2e-5)
         hidden = output.hidden_states
         step = (following.row - square.row, following.column - square.column)
         side = {(0, 1): 1, (0, -1): 0}.get(step, side)
-        env.act(np.array([{(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}[step]], np.int32))
+        env.act(np.array([actions[step]], np.int32))
     env.close()
     assert len(path) > 4
     assert np.abs(walked[side].log_probs[row] - fresh.log_probs[row]).max() > 1e-3
@@ -312,8 +295,7 @@ def test_path_probability_is_the_geometric_mean_of_the_steps():
     four_steps = up_twice * p[3, 2][RIGHT] * p[3, 3][RIGHT]
     assert path_probability(field, Square(3, 4)) == pytest.approx(four_steps ** 0.25)
     assert path_probability(field, Square(1, 2)) == pytest.approx(p[1, 2][STAY])
-    way_on = ["#####", "#####", "M.C.#", "#####", "#####"]
-    field = made_up(way_on)
+    field = made_up(["#####", "#####", "M.C.#", "#####", "#####"])  # goes on behind the cheese
     p = field.probs
     assert path_probability(field, Square(2, 3)) == pytest.approx((p[0][RIGHT] * p[1][RIGHT])**0.5)
 
@@ -378,9 +360,12 @@ def arguments(agent: Path, output: Path, *more: str, levels: str = SMALL) -> lis
 
 @pytest.fixture(scope="module")
 def finished(feed_forward, tmp_path_factory) -> Path:
+    """Fields of two levels, by a shard each."""
     output = tmp_path_factory.mktemp("fields") / "out"
-    assert fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
-                                 "--films", "cheese", "checkpoints", "--num_stills", "3")) == 0
+    for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
+        assert fields.main(arguments(
+            feed_forward, output, "--patch", PATCH, "--num_pictures", "1", "--films", "cheese",
+            "checkpoints", "--num_stills", "3", *more)) == 0
     return output
 
 
@@ -430,66 +415,12 @@ def test_pictures_and_films_are_of_the_levels_that_are_drawn(finished):
         assert np.abs(shown[-1] - frames[0]).mean() > 1.5 * np.abs(shown[-1] - frames[-1]).mean()
 
 
-def test_shards_and_a_join_give_the_files_of_one_run(finished, feed_forward, tmp_path, capsys):
-    output = tmp_path / "out"
-
-    def run(*more):
-        return fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
-                                     "--films", "cheese", "checkpoints", "--num_stills", "3",
-                                     *more))
-
-    with killed_at(field_results, "write_field", 2):
-        assert run("--shard", "2/3") == 130
-    assert run("--shard", "3/3") == 0  # has no level
-    assert run("--shard", "1/3", "--levels", "0") == 2
-    assert "with another levels" in capsys.readouterr().err
-    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
-    assert not list(output.rglob("*.png")) and not (output / "settings.json").exists()
-    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
-    assert bytes_of_files(output) == bytes_of_files(finished)
-
-
-def test_a_folder_takes_more_levels_but_no_others_of_the_same_name(feed_forward, tmp_path, capsys):
-    output = tmp_path / "out"
-    one = arguments(feed_forward, output, "--num_pictures", "0", levels="0")
-    assert fields.main(one) == 0
-    kept = (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
-    assert fields.main(arguments(feed_forward, output, "--num_pictures", "0")) == 0
-    assert kept == (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
-    assert ResultStore(output, FIELDS_FILES).read("differences")["level"].tolist() == ["0", "14"]
-    state = stock_state("easy", 0)
-    edited = tmp_path / "level_0.json"
-    save_levels(edited, [state.with_cheese(None)])
-    capsys.readouterr()
-    assert fields.main(arguments(feed_forward, output, levels=str(edited))) == 2
+def test_a_folder_takes_no_other_levels_of_the_same_name(finished, feed_forward, tmp_path, capsys):
+    save_levels(tmp_path / "level_0.json", [stock_state("easy", 0).with_cheese(None)])
+    assert fields.main(arguments(
+        feed_forward, finished, "--patch", PATCH, "--num_pictures", "1", "--films", "cheese",
+        "checkpoints", "--num_stills", "3", levels=str(tmp_path / "level_0.json"))) == 2
     assert "is of another level than the one of seed 0" in capsys.readouterr().err
-
-
-def test_a_dry_run_prints_the_levels_and_writes_nothing(feed_forward, tmp_path, capsys):
-    output, state = tmp_path / "out", stock_state("easy", 0)
-    save_levels(tmp_path / "levels.json", [state, state.with_cheese(None)])
-    assert fields.main(arguments(feed_forward, output, "--patch", PATCH, "--dry_run",
-                                 levels=str(tmp_path / "levels.json"))) == 0
-    printed = capsys.readouterr().out
-    assert "0: 3 x 3 squares, cheese at row 7, column 6, kind: fork, decision square at" in printed
-    assert "0_2: 3 x 3 squares, cheese at nowhere, kind: none" in printed
-    assert not output.exists()
-
-
-@pytest.mark.parametrize(("more", "message"), (
-    (("--films", "coefficients"), "needs several arms"),
-    (("--films", "checkpoints"), "there are 0"),
-    (("--patch", "zero@embedder.block9"), "block9"),
-    (("--levels", "modes.json"), "several distribution modes"),
-    (("--levels", "0", "--kind", "cheese on the way"), "has what is asked for")))
-def test_bad_input_is_refused_in_a_sentence(feed_forward, tmp_path, capsys, monkeypatch, more,
-                                            message):
-    monkeypatch.chdir(tmp_path)
-    agent = tmp_path / "agent.pth"
-    agent.write_bytes(feed_forward.read_bytes())
-    save_levels(tmp_path / "modes.json", [stock_state("easy", 0), stock_state("hard", 0)])
-    assert fields.main([*arguments(agent, tmp_path / "out"), *more]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path):
@@ -499,21 +430,6 @@ def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, 
     table = store.read("differences")
     assert table["exact_cheese"].isna().all() and table["p_cheese"].notna().all()
     assert read_field(store, "unpatched", "0")[0].memory == "walked"
-
-
-def test_damaged_fields_are_refused(finished, tmp_path):
-    arrays = ResultStore(finished, FIELDS_FILES).read("field", "unpatched", "0")
-    store = ResultStore(tmp_path, FIELDS_FILES)
-    damaged = store.file_of("field", "arm", "0")
-    damaged.parent.mkdir()
-    for name, values in (("squares", arrays["squares"] + 1), ("values", arrays["values"] * np.nan),
-                         ("rows", arrays["rows"][1:]), ("memory", np.array("none of them")),
-                         ("moved_layers", np.array(["gru"]))):
-        np.savez(damaged, **{**arrays, name: values})
-        with pytest.raises(UserError, match="damaged"):
-            read_field(store, "arm", "0")
-    np.savez(damaged, **arrays)
-    read_field(store, "arm", "0")
 
 
 def test_pictures_show_the_arrows_of_the_field(tmp_path):
@@ -526,21 +442,21 @@ def test_pictures_show_the_arrows_of_the_field(tmp_path):
         plot_fields(tmp_path / "net.png", panels, Style(marked=(Square(3, 3),)))
         plot_fields(tmp_path / "all.png", panels[:1], Style(components=True, margin=True))
         plot_maps(tmp_path / "maps.png", state.grid, {"value": field.map(field.values)})
+
+    def arrows(axes):
+        return next(each for each in axes.collections if isinstance(each, Quiver))
+
     original, _, change = figures["net.png"].axes
-    arrows = next(each for each in original.collections if isinstance(each, Quiver))
-    shown = np.linalg.norm(field.arrows, axis=1) >= 0.05
-    np.testing.assert_allclose(np.column_stack([arrows.U, arrows.V]), field.arrows[shown])
-    np.testing.assert_allclose(np.column_stack([arrows.X, arrows.Y]),
+    net, shown = arrows(original), np.linalg.norm(field.arrows, axis=1) >= 0.05
+    np.testing.assert_allclose(np.column_stack([net.U, net.V]), field.arrows[shown])
+    np.testing.assert_allclose(np.column_stack([net.X, net.Y]),
                                field.squares[shown][:, ::-1] + 0.5)
-    ring, cross = original.lines[-2:]
     decision = state.grid.decision_square()
-    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (decision.column + 0.5,
-                                                          decision.row + 0.5)
-    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (3.5, 3.5)
+    assert [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in original.lines[-2:]] == [
+        (decision.column + 0.5, decision.row + 0.5), (3.5, 3.5)]
     assert f"{difference(field, other).mean_total_variation:.3f}" in change.get_title()
     whole = figures["all.png"].axes[0]
-    components = next(each for each in whole.collections if isinstance(each, Quiver))
-    assert len(components.U) == (field.probs[:, :STAY] >= 0.05).sum()
+    assert len(arrows(whole).U) == (field.probs[:, :STAY] >= 0.05).sum()
     assert (original.get_xlim(), whole.get_xlim()) == ((2, 13), (0, 15))
     drawn = figures["maps.png"].axes[0].images[-1].get_array()[::-1]
     np.testing.assert_allclose(drawn[tuple(field.squares[0])], field.values[0])

@@ -13,14 +13,12 @@ from sklearn.model_selection import StratifiedKFold
 
 from agents.agent_file import save_agent
 from agents.episodes import PlayOptions, play_episodes
-from common.errors import UserError
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from maze import behaviour
 from maze.field.fields import both_facings
 from maze.field.outcomes import at_decision_square, reaching
 from maze.level.grid import FEATURES, FORK, Grid, fork_features
-from maze.level.levels import save_levels
 from maze.level.regions import CheeseRegion
 from maze.level.state import MazeState, stock_state
 from maze.studies import prediction
@@ -64,8 +62,6 @@ def number(table, quantity, **where):
     assert len(rows) == 1
     return rows.iloc[0]
 
-
-# ------------------------------------------------------------------------------------ regressions
 
 def test_scores_are_of_levels_not_fitted_and_standardised_by_those_that_were(quick):
     features, target, _ = made_up()
@@ -160,16 +156,6 @@ def test_variance_inflation_tells_collinear_features(quick):
     assert np.isnan(number(table, "vif", model="all", feature="given")["value"])
 
 
-def test_regressions_refuse_too_few_levels_of_an_outcome():
-    features, _, _ = made_up()
-    few = np.zeros(120)
-    few[:9] = 1
-    with pytest.raises(UserError, match=r"at least 10 levels of either outcome; .* 9 and 111"):
-        prediction.regressions(features, {"got": few}, few > 0, 0, SETS)
-
-
-# --------------------------------------------------------------------------------------- episodes
-
 def test_which_is_first_goes_by_the_path():
     grid = Grid.from_rows(["....#", ".##.#", ".#C..", ".#.#.", "M...#"])  # region: upper right 3x3
     inside = grid.region(3)
@@ -181,12 +167,10 @@ def test_which_is_first_goes_by_the_path():
     assert first_of([grid.world(*place) for place in right], grid, inside) == CHEESE
 
 
-# ------------------------------------------------------------------------------------- the script
-
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory):
     """A small untrained agent without memory, which wanders."""
-    policy = small_policy(recurrent=False)
+    policy = small_policy("nature", recurrent=False)
     with torch.no_grad():
         policy.fc_policy.weight /= 100
         policy.fc_policy.bias.fill_(-1.5)
@@ -210,11 +194,11 @@ def finished(agent, tmp_path_factory):
         patch.setattr(prediction, "RESAMPLINGS", 6)
         patch.setattr(prediction, "NUM_SUBSETS", 8)
         assert behaviour.main(arguments(agent, output)) == 0
-    return output, figures
+    return ResultStore(output, BEHAVIOUR_FILES), figures
 
 
 def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
-    folder, policy = ResultStore(finished[0], BEHAVIOUR_FILES), agent[1]
+    (folder, _), policy = finished, agent[1]
     table = folder.read("episodes")
     assert len(table) == NUM_LEVELS and 0 < table[GOT].sum() < NUM_LEVELS
     paths = folder.read("paths")
@@ -223,9 +207,8 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
     played = {episode.number: episode for episode in play_episodes(
         policy, FLOAT32, EnvConfig("maze", "easy"), list(enumerate(table["seed"][:8])), 2,
         16, PlayOptions(keep_frames=False))}
-    steps = {0: (0, -1), 3: (-1, 0), 5: (1, 0), 6: (0, 1)}
-    moves = {**dict.fromkeys((0, 1, 2), steps[0]), 3: steps[3], 5: steps[5],
-             **dict.fromkeys((6, 7, 8), steps[6])}
+    moves = {**dict.fromkeys((0, 1, 2), (0, -1)), 3: (-1, 0), 5: (1, 0),
+             **dict.fromkeys((6, 7, 8), (0, 1))}
     for row, path in zip(table[:8].itertuples(), squares):
         grid, episode = stock_state("easy", row.seed).grid, played[row.Index]
         assert (row.got_cheese, row.steps) == (episode.level_complete, episode.length)
@@ -253,80 +236,39 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
 
 
 def test_findings_and_report_give_the_numbers_of_the_tables(finished):
-    output, figures = finished
-    folder, found = ResultStore(output, BEHAVIOUR_FILES), read_findings(output)
-    table, regressions = folder.read("episodes"), folder.read("regressions")
+    folder, figures = finished
+    found, table = read_findings(folder.path), folder.read("episodes")
     forks = table[~table["cheese_in_region"]]
-    share, number_of = forks[GOT].mean(), len(forks)
     success, exact = found[:2]
-    assert (success.row, success.measure, success.num_levels) == (2, "gets the cheese", number_of)
-    ends = binomtest(int(forks[GOT].sum()), number_of).proportion_ci(method="wilson")
-    assert [success.value, success.low_95, success.high_95] == pytest.approx([share, *ends], 1e-4)
+    assert (success.row, success.measure, success.num_levels) == (2, "gets the cheese", len(forks))
+    ends = binomtest(int(forks[GOT].sum()), len(forks)).proportion_ci(method="wilson")
+    assert [success.value, success.low_95, success.high_95] == pytest.approx(
+        [forks[GOT].mean(), *ends], 1e-4)
     assert exact.value == pytest.approx(forks[EXACT_CHEESE].mean())
     assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were chosen
     firsts = [row.value for row in found if row.measure.startswith("first is")]
     assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
     scores = [row for row in found if row.row == 4 and row.levels == "target: got the cheese"]
     assert len(scores) == 2 * len(FEATURES) and {row.row for row in found} == {2, 4, 5}
-    best = scores[0]
+    regressions = folder.read("regressions")
     accuracies = regressions[(regressions["target"] == GOT) & (regressions["model"] == "single")
                              & (regressions["quantity"] == "accuracy")]
-    assert best.value == accuracies["value"].max() and best.base == accuracies["base"].iloc[0]
+    assert scores[0].value == accuracies["value"].max()
+    assert scores[0].base == accuracies["base"].iloc[0]
     text = folder.file_of("report").read_text()
-    assert f"{success.value:.3f} ({success.low_95:.3f} to {success.high_95:.3f})" in text
-    assert f"{best.value:.3f} ({best.low_95:.3f} to {best.high_95:.3f}); base" in text
-    assert all(f"| {name} |" in text for name in FEATURES)
-    assert [row.measure for row in scores if row.shown] == [row.measure for row in scores[:3]]
-    assert {row.measure for row in found if row.row == 5 and row.shown} == {
-        "accuracy", "intercept", *(f"coefficient {name}" for name in prediction.SETS["three"])}
+    for each, end in ((success, ""), (scores[0], "; base")):
+        assert f"{each.value:.3f} ({each.low_95:.3f} to {each.high_95:.3f}){end}" in text
     drawn = figures["episodes.png"].axes[0].lines
     assert drawn[1].get_xdata() == pytest.approx([table[GOT].mean()])
-    assert len(figures["regressions.png"].axes) == 6
 
 
-@pytest.fixture
-def copied(finished, tmp_path):
-    """A copy of the finished run, whose levels need not be played again."""
-    return ResultStore(shutil.copytree(finished[0], tmp_path / "out"), BEHAVIOUR_FILES)
-
-
-def test_a_stopped_run_keeps_its_levels_and_resumes_to_the_same_numbers(
-        finished, agent, copied, quick, monkeypatch):
-    """Each level is in the journal as soon as it has been played."""
-    lines = copied.file_of("levels").read_bytes().splitlines(keepends=True)
-    assert len(lines) == NUM_LEVELS
-    copied.file_of("levels").write_bytes(b"".join(lines[6:]))  # the six shortest are missing
-    played, play = [], behaviour.play_levels
-
-    def stopping(*arguments):
-        for level in play(*arguments):
-            if len(played) == 2:
-                raise KeyboardInterrupt
-            played.append(level)
-            yield level
-
-    monkeypatch.setattr(behaviour, "play_levels", stopping)
-    assert behaviour.main(arguments(agent, copied.path)) != 0
-    monkeypatch.undo()
-    assert copied.file_of("levels").read_bytes().count(b"\n") == NUM_LEVELS - 4
-    monkeypatch.setattr(prediction, "RESAMPLINGS", 6)
-    monkeypatch.setattr(prediction, "NUM_SUBSETS", 8)
-    assert behaviour.main(arguments(agent, copied.path)) == 0
-    assert sorted(copied.file_of("levels").read_bytes().splitlines(True)) == sorted(lines)
-    for name in ("episodes.csv", "regressions.csv", "report.md", "paths.npz"):
-        assert (copied.path / name).read_bytes() == (finished[0] / name).read_bytes()
-
-
-def test_a_folder_takes_more_levels_but_no_others(finished, agent, copied, capsys):
-    few = arguments(agent, copied.path, num=12)
-    table = copied.read("episodes")
+def test_a_folder_takes_fewer_levels_but_no_others(finished, agent, tmp_path, capsys):
+    store = ResultStore(shutil.copytree(finished[0].path, tmp_path / "out"), BEHAVIOUR_FILES)
+    few, table = arguments(agent, store.path, num=12), store.read("episodes")
     assert behaviour.main(few) == 0  # too few levels of either outcome for a regression
     assert "There are no regressions" in capsys.readouterr().out
-    assert "There are no regressions" in copied.file_of("report").read_text()
-    assert not copied.has("regressions")
-    pd.testing.assert_frame_equal(copied.read("episodes"), table[:12])
-    assert behaviour.main(arguments(agent, copied.path)[:-1]) == 0
-    pd.testing.assert_frame_equal(copied.read("episodes"), table)
+    assert not store.has("regressions")
+    pd.testing.assert_frame_equal(store.read("episodes"), table[:12])
     assert behaviour.main([*few, "--levels", ",".join(map(str, table["seed"][1:]))]) == 2
     assert "not the one that an earlier run played" in capsys.readouterr().err
 
@@ -344,21 +286,9 @@ def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path)
     assert [(row.row, row.value) for row in read_findings(output)] == [(1, table[GOT].mean())]
 
 
-def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys):
-    recurrent = tmp_path / "model_2.pth"
-    save_agent(recurrent, small_policy())
-    base = ["--output_dir", str(tmp_path / "out"), "--device", "cpu", "--num_mazes", "3"]
-    own = [*base, "--agent_file", str(agent[0])]
-    save_levels(tmp_path / "levels.json", [stock_state("easy", 0).with_cheese(None)])
-    for command, message in (
-            ([*base, "--agent_file", str(recurrent), "--exact"], "leave --exact out"),
-            ([*own, "--cheese_region", "20"], "must lie between 0 and 15"),
-            ([*own, "--levels", "3", "3"], "two of the levels have the same seed"),
-            ([*own, "--levels", str(tmp_path / "levels.json")], "none of 1 levels has one cheese"),
-            ([*own, "--kind", "fork", "--max_tried", "1", "--size", "3"], "levels looked at")):
-        assert behaviour.main(command) == 2
-        error = capsys.readouterr().err
-        assert message in error and "Traceback" not in error, error
-    assert not (tmp_path / "out").exists()
-    assert behaviour.main([*own, "--dry_run"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 and not (tmp_path / "out").exists()
+@pytest.mark.parametrize(("more", "message"), [
+    (["--exact"], "leave --exact out"), (["--levels", "3", "3"], "levels have the same seed")])
+def test_what_would_give_wrong_numbers_is_refused(agent_path, tmp_path, capsys, more, message):
+    assert behaviour.main(["--agent_file", str(agent_path), "--output_dir", str(tmp_path / "out"),
+                           "--device", "cpu", "--num_mazes", "3", *more]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -6,33 +6,18 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from conftest import FLOAT32, small_policy
+from conftest import small_policy
 from PIL import Image
 
 import run_pipeline
 from agents.agent_file import save_agent
-from agents.layers import find_layer
-from interventions.controls import PERMUTED
 from maze import steering, table
-from maze.level.levels import Filters, find_levels
 from maze.studies import claims
 from maze.studies.claims import CLAIMS, StudiesFolder, findings_of
-from maze.studies.steering import (
-    DECISION_OUTCOMES,
-    Arms,
-    Experiment,
-    VectorSource,
-    compare_arms,
-)
-from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
 from stats.claims import Finding, findings_table
-from stats.effects import Condition
 from stats.significance import holm
-
-LAYER = "embedder.block2.res1.resadd"
 
 
 @pytest.fixture(scope="module")
@@ -116,51 +101,6 @@ def test_nothing_is_claimed_that_one_condition_speaks_against(change):
                    shown=True, row=6)
     made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
     assert made["claimed"].tolist() == [True, False]
-
-
-@pytest.fixture(scope="module")
-def outcomes():
-    """Outcomes of a random network on 30 forks: three arms, and 19 controls."""
-    policy = small_policy(recurrent=False)
-    forks = find_levels("easy", range(2000), 30, Filters(kind="fork", size=(3, 9)))
-    std = {LAYER: torch.ones(find_layer(policy, LAYER).shape)}
-    experiment = Experiment(policy, FLOAT32, (), {}, std, (PERMUTED,), 19, 0, 5, False)
-    arms = Arms("own", LAYER, (VectorSource(CHEESE, OWN),), tuple(
-        Condition(f"{c:+g}", f"{c:+g}", "", value=(c,)) for c in (-3.0, -1.0, 3.0)))
-    return arms, experiment.at_decision_squares(arms, forks)
-
-
-def false_claims(group, measured, num_tables):
-    """How many tables hold a claim, if nothing happens on average."""
-    rng, found = np.random.default_rng(1), 0
-    for number in range(num_tables):
-        signs = 2 * rng.integers(0, 2, (len(measured.before), 1)) - 1
-        flipped = dataclasses.replace(
-            measured, after=measured.before + signs * (measured.after - measured.before))
-        made = compare_arms([group], [flipped], (PERMUTED,), 19, DECISION_OUTCOMES, number)
-        arms = made[~made["control"]]
-        numbers = [Finding("", "", row.effect, row.low_95, row.high_95, 30, p=row.p,
-                           p_control=row.p_control, primary=True, row=6 + place % 12)
-                   for place, row in enumerate(arms.itertuples())]
-        found += findings_table({"a": numbers})["claimed"].any() or arms["claimed"].any()
-    return found
-
-
-def test_a_few_tables_of_flipped_outcomes_hold_no_more_claims(outcomes):
-    group, measured = outcomes
-    assert np.abs(measured.after - measured.before)[..., 0].mean() > 1e-3
-    assert false_claims(group, measured, 12) <= 3
-
-
-def test_bad_folders_are_answered_in_a_sentence(tmp_path, capsys):
-    for name in ("a/x", "b/x"):
-        (tmp_path / name).mkdir(parents=True)
-    for names, message in ((["missing"], "there is no folder"), (["a/x", "b/x"], "the same name"),
-                           (["a/x"], "none of the folders holds a study")):
-        assert table.main(["--studies", *(str(tmp_path / name) for name in names),
-                           "--output_dir", str(tmp_path / "out")]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_every_study_of_the_preset_fills_rows_of_the_table():

@@ -57,9 +57,9 @@ def data(policy, agent_path, tmp_path_factory):
     """The first frames of levels of CoinRun, in which the agent takes scripted actions."""
     folder = tmp_path_factory.mktemp("coinrun")
     writer = RolloutWriter(folder, {"env": vars(COINRUN), "agent_sha256": sha256(agent_path)})
+    actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 4])
     for number, level in enumerate(LEVELS):
         frames, states = [], [policy.initial_states(1)]
-        actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 4])
         with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
             slots.start(0, level)
             for action in actions:
@@ -77,8 +77,7 @@ def data(policy, agent_path, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def simulator(simulator_file, agent_path):
-    config = ParameterSet("tiny").get(SimulatorConfig)
-    return load_published(simulator_file, config,
+    return load_published(simulator_file, ParameterSet("tiny").get(SimulatorConfig),
                           load_agent(agent_path)).simulator.requires_grad_(False)
 
 
@@ -88,8 +87,6 @@ def rows_of(folder, places):
                 np.stack([files[episode].hidden_states[row] for episode, row in places]),
                 np.array([files[episode].steps["action"].iloc[row] for episode, row in places]))
 
-
-# Maps
 
 def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_image(data,
                                                                                    simulator):
@@ -122,17 +119,15 @@ def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):
     assert pixels.blocks[0, 1, 0] == pytest.approx(pixels.values[0, 8:16, :8].sum())
 
 
-# The real game
-
 def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
-    places = np.array([(0, 3), (0, 5), (2, 4)])
+    places, folder = np.array([(0, 3), (0, 5), (2, 4)]), RolloutFolder(data)
     rows = rows_of(data, places)
-    masks, changes, ended = hide_objects(policy, FLOAT32, RolloutFolder(data), places,
-                                         rows.entering, KINDS, VALUE, (0, 2))
+    masks, changes, ended = hide_objects(policy, FLOAT32, folder, places, rows.entering, KINDS,
+                                         VALUE, (0, 2))
     assert masks.shape == (3, len(KINDS), 64, 64) and not ended.any()
     view = StateView(COINRUN)
     for number, (episode, row) in enumerate(places):
-        ((_, state),) = replayed(RolloutFolder(data), episode, [row])
+        ((_, state),) = replayed(folder, episode, [row])
         for place, kind in enumerate(KINDS):
             picture = view.draw(undrawn(state, kind).to_bytes())
             seen = (picture != rows.frames[number]).any(axis=-1)
@@ -149,7 +144,7 @@ def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
             for output in (before, after):
                 with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
                     slots.start(0, LEVELS[episode])
-                    for action in RolloutFolder(data).steps(episode)["action"].iloc[:row]:
+                    for action in folder.steps(episode)["action"].iloc[:row]:
                         slots.step(0, int(action))
                     for _ in range(2):
                         slots.step(0, int(output.logits.argmax()))
@@ -182,8 +177,6 @@ def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy)
     assert curves[1, 0, 0, 1] == pytest.approx(float(one.values), abs=1e-4)
 
 
-# Comparisons
-
 def planted(number=60, kinds=3):
     """Masks, changes, and maps of the right sign everywhere, and of any sign."""
     rng = np.random.default_rng(1)
@@ -200,14 +193,13 @@ def test_agreement_is_the_share_of_right_signs():
     masks, changes, said, _ = planted()
     changes[5] = 0  # nothing changes
     changes[6, 1] = 0
-    found = agreements(Map("right", 0, PIXELS, said), masks, changes)
-    assert np.isnan(found[5]) and (np.delete(found, 5) == 1).all()
-    assert (np.delete(agreements(Map("wrong", 0, PIXELS, -said), masks, changes), 5) == 0).all()
     turned = said.copy()
     turned[7, 10:18] *= -1  # the second of three objects
+    shifted = np.roll(said, -4, axis=0)
+    for values, shift, expected in ((said, 0, 1), (-said, 0, 0), (shifted, 4, 1)):
+        found = agreements(Map("x", 0, PIXELS, values), masks, changes, shift)
+        assert np.isnan(found[5]) and (np.delete(found, 5) == expected).all()
     assert agreements(Map("partly", 0, PIXELS, turned), masks, changes)[7] == pytest.approx(2 / 3)
-    shifted = agreements(Map("moved", 0, PIXELS, np.roll(said, -4, axis=0)), masks, changes, 4)
-    assert (np.delete(shifted, 5) == 1).all()
 
 
 def test_a_planted_map_is_claimed_and_a_random_one_is_not():
@@ -245,30 +237,21 @@ def test_deletion_table_measures_in_deviations_of_the_output():
     assert not deletion_table(["map"], curves, np.arange(40) // 2, 0)["above"].any()
 
 
-# The script
-
-def arguments(agent_path, simulator_file, data, folder, *more):
-    return [*map(str, (
-        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", data, "--num_frames", 24, "--num_randomised", 1, "--layers",
-        "block3", "--device", "cpu", "--output_dir", folder, *more))]
-
-
 def test_report_and_tables_are_written(agent_path, simulator_file, data, tmp_path):
     folder = tmp_path / "checks"
-    assert saliency_checks.main(arguments(agent_path, simulator_file, data, folder)) == 0
-    assert {path.name for path in folder.iterdir()} == {
-        "agreement.csv", "objects.csv", "deletion.csv", "randomisation.csv", "checks.png",
-        "report.md", "settings.json"}
+    assert saliency_checks.main([*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--data_dir", data, "--num_frames", 24, "--num_randomised", 1, "--layers",
+        "block3", "--device", "cpu", "--output_dir", folder))]) == 0
     names = ["attribution to block3", "saliency", TIMES_IMAGE, "saliency, 2 steps later",
              f"{TIMES_IMAGE}, 2 steps later"]
-    assert pd.read_csv(folder / "objects.csv")["map"].unique().tolist() == names
-    assert pd.read_csv(folder / "deletion.csv")["map"].unique().tolist() == names[:3]
-    randomisation = pd.read_csv(folder / "randomisation.csv")
-    assert randomisation["map"].unique().tolist() == names
-    assert randomisation["drawn_again"].unique().tolist() == [
+    tables = {name: pd.read_csv(folder / f"{name}.csv")
+              for name in ("objects", "deletion", "randomisation", "agreement")}
+    for name, maps in (("objects", names), ("deletion", names[:3]), ("randomisation", names)):
+        assert tables[name]["map"].unique().tolist() == maps
+    assert tables["randomisation"]["drawn_again"].unique().tolist() == [
         "heads", "memory", "fc", "block3", "block2", "block1"]
-    agreement = pd.read_csv(folder / "agreement.csv")
+    agreement = tables["agreement"]
     assert (agreement["effect"] - (agreement["right"] - agreement["other"])).abs().max() < 1e-4
     text = (folder / "report.md").read_text()
     assert all(name in text for name in names) and "24 frames of" in text
