@@ -308,17 +308,6 @@ def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
         for coefficient in ("-3", "0.5") for channels in ("1_2", "3")]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("kind: zero", "must hold a list of patches"), ("- {kind: zero}", "patch 1 names no layer"),
-    ("- {kind: set, layer: a, value: &v [" + "1," * 32 + "]}\n- {kind: set, layer: b, value: *v}",
-     "make 1024 arms, more than 1000")])
-def test_a_patch_file_that_is_wrong_is_refused(tmp_path, text, message):
-    file = tmp_path / "patches.yml"
-    file.write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_patch_file(file)
-
-
 def test_vectors_come_from_files_of_this_agent_and_layer(tmp_path):
     policy, file = small_policy(), tmp_path / "v.npz"
 
