@@ -192,13 +192,6 @@ def test_training_on_several_gpus_is_told_how_many_processes():
     assert "--gpus=4" in SLURM.submission(made, CONFIG)
 
 
-def test_gpus_are_for_stages_that_compute_on_one():
-    asking = {stage.name for stage in STAGES if CONFIG.resources(stage).gpus}
-    assert {"train_agent", "record", "train_simulator", "simulate", "saliency",
-            "interventions"} <= asking
-    assert not asking & {"plot_agent", "hidden_states", "behaviours", "correlations", "panel"}
-
-
 # Answers of the schedulers
 
 def test_slurm_answers_are_understood():

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 import shlex
 import signal
@@ -25,7 +24,7 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
-from common.devices import num_jobs, resolve_compute
+from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from generative.config import SimulatorConfig, TrainingConfig
 
@@ -314,12 +313,3 @@ def test_commands_of_different_documents_write_to_different_folders():
             earlier = found.setdefault((*words[1:3], folder), words)
             assert earlier == words, folder
     assert len(found) > 5
-
-
-@pytest.mark.parametrize(("cores", "threads", "num_rows", "expected"), [
-    (64, 2, 10**5, 2), (2, 64, 10**5, 2), (64, 64, 10**5, 64), (64, 64, 160, 1), (2, 2, None, 2)])
-def test_libraries_get_the_cores_that_the_process_may_use(cores, threads, num_rows, expected,
-                                                          monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert num_jobs(num_rows) == expected

@@ -29,11 +29,10 @@ from analysis.decomposition import (
     principal_components,
     standardizer_of,
 )
-from analysis.parameters import CLUSTERINGS, AgentHiddenConfig
+from analysis.parameters import CLUSTERINGS
 from analysis.steps import read_recorded_steps
 from common.errors import UserError
 from common.palette import COLOURS
-from common.parameters import ParameterSet
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
@@ -135,15 +134,6 @@ def test_hdbscan_leaves_noise_out_of_the_means_and_says_when_it_finds_nothing(ca
     assert np.abs(cluster_means(far, found)).max() < 13
     even, _ = find_clusters(normal(40, 3), "hdbscan", 2, seed=0)
     assert (even == 0).all() and "hdbscan finds no cluster" in caplog.text
-
-
-def test_a_cluster_may_have_one_member_but_not_none():
-    points, labels = blobs((60, 50, 1))
-    found, _ = find_clusters(points, "agglomerative", 3, seed=0)
-    (alone,) = np.flatnonzero(np.bincount(found) == 1)
-    assert found[labels == 2].tolist() == [alone]
-    with pytest.raises(UserError, match="n_clusters is 112, but there are only 111 states"):
-        find_clusters(points, "kmeans", 112, seed=0)
 
 
 @pytest.mark.parametrize(("components", "fit_rows"), [(2, None), (2, 120), (3, None)])
@@ -283,16 +273,6 @@ def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, c
         argv = arguments(recording / "data", samples, tmp_path / "out", *more)
         assert re.search(words, error_of(capsys, hidden_analysis_precompute.main, argv))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"outlier_max_k": 5}, "outlier_max_k must be at least 6, not 5"),
-    ({"clustering": "k-means"}, "unknown clustering 'k-means'.*did you mean 'kmeans'"),
-    ({"n_components_ica": 65}, "n_components_ica is 65, more than the 64")])
-def test_parameters_that_make_no_sense_are_named(changes, words):
-    with pytest.raises(UserError, match=words):
-        ParameterSet("tiny", {f"analysis.agent_h.{key}": value
-                              for key, value in changes.items()}).get(AgentHiddenConfig)
 
 
 def test_nan_in_a_file_is_an_error_that_names_it(recording, samples, tmp_path, capsys):

@@ -21,7 +21,6 @@ import xcorr_and_xcaus_plots
 from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours import BEHAVIOUR_FILES
-from analysis.heatmaps import seriate
 from analysis.influence_sentences import influence_sentence
 from analysis.influences.comparison import COMPARISON_FILES, claims_summary
 from analysis.influences.consistency import (
@@ -35,10 +34,8 @@ from analysis.influences.consistency import (
 )
 from analysis.influences.correlation import (
     CORRELATION_FILES,
-    extreme_rows,
 )
 from analysis.influences.gradients import Influences, readout_gradient
-from common.errors import UserError
 from common.results import ResultStore
 from common.step_results import StepResults
 from common.tables import markdown_escaped
@@ -78,27 +75,6 @@ def test_mean_products_equal_a_direct_sum():
                 expected += np.outer(earlier[sample, t], later[sample, t + lag])
         np.testing.assert_allclose(mean_products(earlier, later, lag),
                                    expected / (5 * (7 - lag)), atol=1e-12)
-
-
-def test_seriation_is_an_order_that_puts_what_goes_together_side_by_side():
-    drivers = normal(4000, 3, 3)
-    planted = np.array([0, 1, 2, 0, 1, 2, 0])
-    signs = np.array([1, -1, 1, -1, 1, 1, 1])
-    x = (drivers[..., planted] + 0.3 * normal(4000, 3, 7, seed=1)) * signs
-    order, tree = seriate(np.stack([mean_products(x, x, lag) for lag in (0, 1)]))
-    assert sorted(order) == list(range(7)) and len(tree) == 6
-    assert (np.diff(planted[order]) != 0).sum() == 2
-    assert seriate(np.ones((2, 1, 1)))[0].tolist() == [0]
-
-
-def test_extreme_rows_are_the_lowest_and_the_highest():
-    values = np.random.default_rng(0).permutation(200)
-    lowest, highest = extreme_rows(values, 0.02)
-    assert values[lowest].tolist() == [0, 1, 2, 3]
-    assert values[highest].tolist() == [196, 197, 198, 199]
-    assert len(extreme_rows(values, 0.0001)[1]) == 1
-    with pytest.raises(UserError, match="no extreme"):
-        extreme_rows(values[:1], 0.02)
 
 
 # Consistency. Sources 0, 1 and 2 of five; what they move is target 3 unless said otherwise.

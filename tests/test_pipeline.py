@@ -15,7 +15,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
-import av
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,7 +24,6 @@ from PIL import Image
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
-from common.tables import markdown_escaped
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
 from pipeline import code_closure
@@ -36,7 +34,6 @@ from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import page_of
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
-from stats.claims import Claim, ClaimsTable
 from stats.effects import check_starts
 from tools import pictures
 from tools.compare_outputs import digests
@@ -60,6 +57,12 @@ def note(event, args):
         os.write(file, f"{kind} {args[0]}\\n".encode())
         os.close(file)
 sys.addaudithook(note)
+
+import matplotlib.figure, matplotlib.layout_engine  # figures of few pixels and without a layout
+matplotlib.layout_engine.ConstrainedLayoutEngine.execute = lambda *_: None
+save = matplotlib.figure.Figure.savefig
+matplotlib.figure.Figure.savefig = lambda figure, *args, **more: save(
+    figure, *args, **{**more, "dpi": 30})
 """
 
 
@@ -76,9 +79,11 @@ def finished(tmp_path_factory, notes):
     site = tmp_path_factory.mktemp("site")
     folders = (f"{folder}/", *(f"{ROOT / name}/" for name in ("hyperparams", "web", "pretrained")))
     (site / "sitecustomize.py").write_text(f"FOLDERS, NOTES = {folders}, '{notes}'\n{NOTING}")
-    subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT, check=True,
-                   env={**os.environ, "PYTHONPATH": str(site)})
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))  # also for stages that tests run again
+        subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT,
+                       check=True)
+        yield folder
 
 
 @pytest.fixture
@@ -277,7 +282,8 @@ def test_changed_code_invalidates_what_runs_it(run, finished, project):
         "the module generative.loss_over_time has changed")
 
 
-def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch, tmp_path):
+def test_another_version_or_page_invalidates_what_depends_on_it(run, finished, monkeypatch,
+                                                                tmp_path):
     page = shutil.copytree(stage_module.PanelFolder.built(), tmp_path / "page")
     monkeypatch.setattr(stage_module.PanelFolder, "built", lambda: page)
     assert not planned(run(finished, "--dry_run"))
@@ -285,9 +291,6 @@ def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch
         file.write("<!-- more -->")
     assert planned(run(finished, "--dry_run")) == {
         "panel": "the input {page}, index.html has changed"}
-
-
-def test_another_version_invalidates_what_depends_on_it(run, finished, monkeypatch):
     found = code_closure.versions()
     monkeypatch.setattr(code_closure, "versions", lambda: {**found, "hdbscan": "9"})
     plan = planned(run(finished, "--dry_run"))
@@ -306,17 +309,12 @@ def test_accepted_stages_are_valid_or_go_on_and_lack_nothing(run, refused, outpu
     video.rename(output / "elsewhere.mp4")
     assert (f"render cannot be accepted: its output videos/{video.name} is missing"
             in refused(output, "--accept", "evaluate", "render"))
-    assert "evaluate" in planned(run(output, "--dry_run"))
     (output / "elsewhere.mp4").rename(video)
     said = run(output, "--accept", *NAMES)
     change = "although the module common.files has changed"
     assert said.count(f"is valid now, {change}") == len(NAMES) - 1
     assert f"loss_over_time can be continued now, {change}" in said
     assert planned(run(output, "--dry_run")) == {"loss_over_time": "an earlier run was stopped"}
-    assert run(output, "--accept", "evaluate").startswith("evaluate needs no --accept: valid since")
-    (output / "pipeline" / "stage_evaluate.json").unlink()
-    assert ("evaluate cannot be accepted: it has not been run yet"
-            in refused(output, "--accept", "evaluate"))
 
 
 def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, output, finished):
@@ -329,34 +327,25 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
     pytest.param("train_agent", "agent/**/model_512.pth", 1, signal.SIGKILL,
                  marks=pytest.mark.slow),
-    ("record", "rollouts/data/episode_*", 3, signal.SIGTERM),
-    pytest.param("train_simulator", "simulator/**/progress.csv", 1, signal.SIGKILL,
-                 marks=pytest.mark.slow),
-    pytest.param("saliency", "samples/informed_init/sample_*/saliency_*.json", 6, signal.SIGKILL,
-                 marks=pytest.mark.slow)])
+    ("record", "rollouts/data/episode_*", 3, signal.SIGTERM)])
 def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finished, stage, pattern,
                                                              number, asked):
     process = started(output, stage)
     wait_for(lambda: len(list(output.glob(pattern))) >= number, process)
     process.send_signal(asked)
-    _, errors = process.communicate()
-    record = Experiment(output).record(stage)
+    process.communicate()
     if asked == signal.SIGTERM:
         assert process.returncode == 128 + asked
-        assert record.status == "stopped" and f"{stage} was stopped" in errors
-    else:
-        assert record.status == "running"
     how = "stopped" if asked == signal.SIGTERM else "interrupted"
     again = [stage, "plot_agent"] if stage == "train_agent" else [stage]  # in the same folder
     assert made(run(output, "--only", *again))[stage] == f"an earlier run was {how}"
     for earlier in output.glob("*_until_*"):
         shutil.rmtree(earlier)
     assert digests(output, finished) == digests(finished)
-    assert Experiment(output).record(stage).status == "done"
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_file_that_no_stage_wrote_is_not_deleted(refused, run, output, is_killed):
+def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
     """Files of a killed stage, which are not recorded, are known by their times."""
     experiment, folder = Experiment(output), output / "analysis" / "attribution" / "table"
     record = experiment.record("attribution_table")
@@ -375,8 +364,6 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, run, output, is_kill
         file.unlink()
     (folder / "link").symlink_to(output / "evaluation.json")
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
-    (folder / "link").unlink()
-    assert set(made(run(output, "--only", "attribution_table", "--force"))) == {"attribution_table"}
 
 
 def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(output):
@@ -409,32 +396,30 @@ def test_only_from_and_force_choose_stages(run, finished):
     assert "record is up to date" in text
 
 
-def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, refused, capsys):
+def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
     (checkpoint,) = output.glob("simulator/**/*.pt")
     good = checkpoint.read_bytes()
     checkpoint.write_bytes(b"damaged")
     assert run_pipeline.main(arguments(output, "--only", "simulate_at_random")) == 2
-    said = capsys.readouterr()
-    assert "simulate_at_random failed (exit status 2)" in said.err
-    assert "simulate_at_random" in said.out and "failed" in said.out
+    assert "simulate_at_random failed (exit status 2)" in capsys.readouterr().err
     assert Experiment(output).record("simulate_at_random").status == "failed"
     checkpoint.write_bytes(good)
     assert made(run(output)) == {
         "simulate_at_random": "the input {simulator} has changed"}
 
 
-def test_what_is_needed_must_be_there(refused, tmp_path):
-    assert "run train_agent first" in refused(tmp_path / "new", "--only", "evaluate")
-    assert ("simulate reads what record writes, which is not finished; run record first"
-            in refused(tmp_path / "new", "--only", "simulate"))
+@pytest.mark.parametrize(("more", "sentence"), [
+    (["--from", "recrod"], "no stage 'recrod' (did you mean 'record'?)"),
+    (["--preset", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
+    (["--exp_name", "a/b"], "--exp_name is part of folder names"),
+    (["--only", "evaluate"], "run train_agent first"),
+    (["--only", "simulate"], "simulate reads what record writes, which is not finished; run record "
+                             "first")])
+def test_mistakes_are_one_sentence(refused, tmp_path, more, sentence):
+    assert sentence in refused(tmp_path / "new", *more)
 
 
-def test_mistakes_are_one_sentence(refused, tmp_path, finished):
-    assert "no stage 'recrod' (did you mean 'record'?)" in refused(tmp_path, "--from", "recrod")
-    assert "no preset 'demoo' (did you mean 'demo'?)" in refused(tmp_path, "--preset", "demoo")
-    assert "there is no file nowhere.pth; see --agent_file" in refused(
-        tmp_path, "--agent_file", "nowhere.pth")
-    assert "--exp_name is part of folder names" in refused(tmp_path, "--exp_name", "a/b")
+def test_folders_with_other_contents_are_refused(refused, tmp_path, finished):
     assert "holds the experiment of the preset 'tiny'" in refused(finished, "--preset", "demo")
     (tmp_path / "thesis.tex").touch()
     assert "holds other data" in refused(tmp_path)
@@ -453,39 +438,45 @@ def check_stages(found):
             check_starts(given.num_episodes)
 
 
-def test_every_preset_and_set_has_its_stages():
-    trained = {"demo": True, "full": True, "tiny": True, "section:demo": False,
-               "section:tiny": False, "section:defaults": False}
-    for name, is_trained in trained.items():
-        preset = load_preset(name)
-        check_stages(all_stages(preset, name))
-        assert (preset.agent_training is not None) == is_trained
-        if not is_trained:
-            assert preset.parameters == name.removeprefix("section:")
-        names = [stage.name for stage in all_stages(preset, name)]
-        assert ("train_agent" in names) == is_trained
-        # The fidelity card of loss_over_time reads them.
-        (recorded,) = (stage for stage in all_stages(preset, name) if stage.name == "record")
-        assert "--positions" in recorded.argv
-        # The game of tiny has no kinds of object, and the demo has no time for these.
-        for stage in ("saliency_checks", "attribution_activation_features"):
-            assert (stage in names) == (name not in ("demo", "tiny"))
-    for name in ("maze", "maze-tiny"):
-        check_stages(all_stages(load_preset(name), name))
-        assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]
-    for name, agent, maps in (("attribution", None, True), ("attribution", Path(__file__), False),
-                              ("attribution-backgrounds", Path(__file__), False)):
-        found = all_stages(load_preset(name, agent_file=agent), name)
-        check_stages(found)
-        assert ("saliency_checks" in [stage.name for stage in found]) == maps
-        shown = {stage.name for stage in found if "--use_backgrounds" in stage.argv}
-        assert shown == ({"attribution_record", "attribution_edit", "failure_causes"}
-                         if name == "attribution-backgrounds" else set())
+@pytest.mark.parametrize(("name", "is_trained"), [
+    ("demo", True), ("full", True), ("tiny", True), ("section:tiny", False),
+    ("section:defaults", False)])
+def test_every_preset_and_set_has_its_stages(name, is_trained):
+    preset = load_preset(name)
+    stages = all_stages(preset, name)
+    check_stages(stages)
+    names = [stage.name for stage in stages]
+    assert ("train_agent" in names) == (preset.agent_training is not None) == is_trained
+    if not is_trained:
+        assert preset.parameters == name.removeprefix("section:")
+    # The fidelity card of loss_over_time reads them.
+    assert "--positions" in stages[names.index("record")].argv
+    # The game of tiny has no kinds of object, and the demo has no time for these.
+    for stage in ("saliency_checks", "attribution_activation_features"):
+        assert (stage in names) == (name not in ("demo", "tiny"))
+
+
+@pytest.mark.parametrize(("name", "agent", "maps"), [
+    ("maze", None, False), ("maze-tiny", None, False), ("attribution", None, True),
+    ("attribution", Path(__file__), False), ("attribution-backgrounds", Path(__file__), False)])
+def test_presets_of_one_agent_have_their_stages(name, agent, maps):
+    found = all_stages(load_preset(name, agent_file=agent), name)
+    check_stages(found)
+    assert ("saliency_checks" in [stage.name for stage in found]) == maps
+    shown = {stage.name for stage in found if "--use_backgrounds" in stage.argv}
+    assert shown == ({"attribution_record", "attribution_edit", "failure_causes"}
+                     if name == "attribution-backgrounds" else set())
+
+
+def test_an_agent_that_is_given_is_not_trained():
     with pytest.raises(UserError, match="give one with --agent_file"):
         PathResolver(Path("out"), load_preset("attribution-backgrounds"))
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
+    # Full-size numbers are quoted beside small runs of the shipped agent alone.
+    assert page_of(load_preset("demo")).is_small and not page_of(load_preset("full")).is_small
+    assert not page_of(load_preset("demo", agent_file=Path(__file__))).is_small
 
 
 # The report
@@ -494,7 +485,7 @@ def addresses(page):
     return [html.unescape(each) for each in re.findall(r'(?:src|href|poster)="([^"]+)"', page)]
 
 
-def test_every_link_of_the_report_resolves(finished):
+def test_the_report_begins_with_the_answers_and_every_link_resolves(finished):
     page = (finished / REPORT / PAGE_NAME).read_text()
     found = addresses(page)
     files = [each for each in found if not each.startswith("#")]
@@ -504,7 +495,9 @@ def test_every_link_of_the_report_resolves(finished):
         assert (finished / REPORT / unquote(address)).is_file(), address
     for address in set(found) - set(files):
         assert f'id="{address[1:]}"' in page
-    assert "missing" not in re.sub(r"<style>.*</style>", "", page, flags=re.DOTALL)
+    head = page.partition("</nav>")[0]
+    for name in ("evaluate", "loss_over_time", "behaviours", "consistency", "interventions"):
+        assert Experiment(finished).record(name).result.lower() in head.lower()
 
 
 def test_a_hostile_name_is_no_markup(finished):
@@ -517,11 +510,11 @@ def test_a_hostile_name_is_no_markup(finished):
             tags.append((tag, dict(attributes)))
 
     Reader().feed(page)
-    assert len(tags) > 100
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
-    assert all(attributes["src"].startswith(("../", "saliency_", "training_"))
-               for tag, attributes in tags if tag in ("img", "video"))
     assert not any(tag == "script" for tag, _ in tags)
+    sources = [attributes["src"] for tag, attributes in tags if tag in ("img", "video")]
+    assert len(sources) > 10
+    assert all(source.startswith(("../", "saliency_", "training_")) for source in sources)
 
 
 HOSTILE = """# A report
@@ -554,20 +547,6 @@ def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
     assert "<code>&lt;b&gt;saw&lt;/b&gt;</code>" in page
     assert set(re.findall(r"<(\w+)", page)) <= {
         "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
-
-
-def test_names_in_reports_are_no_markup(tmp_path):
-    """In the files themselves, too, which other programs show."""
-    name = "[click](other.md) ![x](y.png) `a|b` **bold** _tilted_ <b> & run_2\n# title"
-    document = tmp_path / "report.md"
-    ClaimsTable({1: Claim("published", "measured")}, "x").write(tmp_path, {name: []}, {name: {}})
-    for text in ((tmp_path / "table.md").read_text(),
-                 f"# Report\n\nOf {markdown_escaped(name)}.\n"):
-        document.write_text(text)
-        page = str(render_document(tmp_path, document))
-        assert set(re.findall(r"<(\w+)", page)) <= {"h1", "h2", "p", "table", "thead", "tbody",
-                                                    "tr", "th", "td"}
-        assert html.unescape(page).count(" ".join(name.split())) == text.count("tilted")
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):
@@ -632,35 +611,6 @@ def test_report_has_the_numbers_of_the_stages(finished):
     assert len(find(finished, ["report/saliency_*.png"])) == 3
 
 
-def test_every_film_of_the_report_has_one_of_its_frames_as_its_poster(finished):
-    page = (finished / REPORT / PAGE_NAME).read_text()
-    films = [[finished / REPORT / unquote(html.unescape(address)) for address in found]
-             for found in re.findall('<video src="([^"]*)" poster="([^"]*)"', page)]
-    assert len(films) == page.count("<video ") > 10
-    for film, poster in films:
-        with av.open(str(film)) as container:
-            frames = np.stack([frame.to_ndarray(format="rgb24")[::4, ::4]
-                               for frame in container.decode(video=0)]).astype(float)
-        picture = np.asarray(Image.open(poster))[::4, ::4]
-        assert picture.std() > 5, f"{poster} is one plain colour"
-        distances = np.abs(frames - picture).mean(axis=(1, 2, 3))
-        assert distances.min() < 6 and np.abs(frames[0] - frames).max() > 0
-
-
-def test_report_begins_with_the_answers(finished):
-    head = (finished / REPORT / PAGE_NAME).read_text().partition("</nav>")[0]
-    record = Experiment(finished).record
-    for name in ("evaluate", "loss_over_time", "behaviours", "consistency", "interventions"):
-        assert record(name).result.lower() in head.lower()
-    assert "the agent trained here" in head and "the simulator trained here" in head
-    assert head.count("autoplay") == 3 and "is not finished" not in head
-
-
-def test_only_small_runs_of_the_shipped_agent_quote_the_full_size(finished):
-    assert "At full size" not in (finished / REPORT / PAGE_NAME).read_text()
-    assert page_of(load_preset("demo")).is_small
-    assert not page_of(load_preset("demo", agent_file=Path(__file__))).is_small
-    assert not page_of(load_preset("full")).is_small
 
 
 def test_report_folds_the_effects_that_are_not_claimed(run, output):
@@ -673,27 +623,21 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
     run(output, "--only", "evaluate")
     section = (output / REPORT / PAGE_NAME).read_text().partition('id="interventions"')[2]
     shown, _, folded = section.partition("</section>")[0].partition("<details>")
-    assert (f"2 of {len(directions)} tested effects ({effects['label'][directions].nunique()} "
-            f"alterations, {effects['outcome'].nunique()} outcomes) are claimed") in shown
+    assert f"2 of {len(directions)} tested effects" in shown
     for part, rows in ((shown, directions[[1, 4]]), (folded, directions.delete([1, 4]))):
-        cells = re.findall("<tr><td>(.*?)</td><td>(.*?)</td>", part)
-        assert cells == [(html.escape(effects["label"][row]),
-                          effects["outcome"][row].replace("_", " ")) for row in rows]
+        labels = re.findall("<tr><td>(.*?)</td>", part)
+        assert labels == [html.escape(label) for label in effects["label"][rows]]
 
 
 # Pictures of the documentation
 
 def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     assert pictures.main([str(finished), "--images_dir", str(tmp_path), "--component", "1"]) == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "saliency_checks.png (this preset has no saliency_checks)" in message
-    made = {path.name: Image.open(path) for path in tmp_path.iterdir()}
+    assert "saliency_checks.png (this preset has no saliency_checks)" in capsys.readouterr().err
     expected = {picture.name for picture in pictures.PICTURES if not picture.browser}
     if chromium():
         expected |= {"panel.png", "attribution_page.png"}
-        assert made["panel.png"].size == made["attribution_page.png"].size == (1440, 900)
-        assert len(np.unique(made["attribution_page.png"])) > 50
-    assert set(made) == expected - {"saliency_checks.png"}
+    assert {path.name for path in tmp_path.iterdir()} == expected - {"saliency_checks.png"}
     (effects,) = finished.glob("analysis/interventions/effects.png")
-    shown = np.asarray(made["interventions.png"].convert("RGB")).astype(float)
+    shown = np.asarray(Image.open(tmp_path / "interventions.png").convert("RGB")).astype(float)
     assert np.abs(shown - np.asarray(Image.open(effects).convert("RGB"))).mean() < 3

@@ -22,8 +22,7 @@ from PIL import Image
 import record_gen_samples
 import saliency_experiments
 from agents.agent_file import load_agent
-from common.errors import UserError
-from common.parameters import ParameterSet, id_list
+from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.published import load_published
@@ -225,14 +224,6 @@ def test_names_of_functions():
     published = ParameterSet("defaults").get(SaliencyConfig)
     functions = saliency_functions(published.func_type, published.ids("direction_ids"), "ica")
     assert len(functions) == 18 and functions[-1] == SaliencyFunction("hx_direction", 15, "ica")
-
-
-def test_lists_and_ranges():
-    assert id_list("33 39 56 84", "x") == (33, 39, 56, 84)
-    assert id_list("0 to 4", "x") == (0, 1, 2, 3) and id_list("0 to 0", "x") == ()
-    for text, words in (("0 to", "must be numbers, or a range"), ("3 4 3", "more than once")):
-        with pytest.raises(UserError, match=words):
-            id_list(text, "sample_ids")
 
 
 # Pictures

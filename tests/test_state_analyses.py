@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import figures_drawn
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
@@ -46,7 +47,6 @@ from analysis.bottleneck_vectors import draw_figures as draw_bottleneck
 from analysis.decomposition import principal_components
 from analysis.env_states import ENV_STATE_FILES
 from analysis.env_states import draw_figures as draw_env
-from analysis.figures import most_central
 from analysis.jacobians import JACOBIAN_FILES, features_of, read_jacobians
 from analysis.jacobians import draw_figures as draw_jacobians
 from analysis.parameters import (
@@ -256,12 +256,6 @@ def test_features_of_jacobians_keep_proportions():
                                                          [1.2, 0, 0, 1.6, 0, 0]], rtol=1e-6)
 
 
-def test_the_most_central_states_come_from_different_samples():
-    places = np.array([[0.0], [0.1], [0.2], [0.3], [5]])
-    found = most_central(places, np.array([0.0]), np.array([7, 7, 8, 9, 9]))
-    assert found.tolist() == [0, 2, 3]
-
-
 # What the scripts write.
 
 
@@ -420,19 +414,32 @@ def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
     assert text.strip() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("main", "clusters", "num_other"), [
-    (env_h_analysis_plotting.main, "cluster_*", 16),
-    (combined_agent_env_hx_analysis_plotting.main, "behaviour_*", 18),
-    (bottleneck_vec_analysis_plotting.main, "cluster_*", 12),
-    (jacobian_analysis_plotting.main, "cluster_*", 17)])
-def test_all_figures_are_drawn_and_no_cluster_is_skipped(main, clusters, num_other, precomputed,
-                                                         data, tmp_path):
+@pytest.fixture(scope="module")
+def drawn(precomputed, data, tmp_path_factory, coarse_figures):
+    """By analysis the folder of its figures, and the figures by the names of their files."""
+    found = {}
+    for name, main in {"env": env_h_analysis_plotting.main,
+                       "behaviours": combined_agent_env_hx_analysis_plotting.main,
+                       "bottleneck": bottleneck_vec_analysis_plotting.main,
+                       "jacobians": jacobian_analysis_plotting.main}.items():
+        folder = tmp_path_factory.mktemp(name)
+        with figures_drawn() as figures:
+            assert main([*arguments(data, precomputed), "--output_dir", str(folder)]) == 0
+        found[name] = folder, figures
+    return found
+
+
+@pytest.mark.parametrize(("analysis", "clusters", "num_other"), [
+    ("env", "cluster_*", 16), ("behaviours", "behaviour_*", 18), ("bottleneck", "cluster_*", 12),
+    ("jacobians", "cluster_*", 17)])
+def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, clusters, num_other, precomputed,
+                                                         drawn):
     num_clusters = 3
-    if clusters == "behaviour_*":
+    if analysis == "behaviours":
         num_clusters = len(behaviours_folder(precomputed).read("cluster_means"))
-    assert main([*arguments(data, precomputed), "--output_dir", str(tmp_path)]) == 0
-    figures = [path for path in tmp_path.iterdir() if path.suffix != ".json"]
-    assert len(list(tmp_path.glob(clusters))) == num_clusters
+    folder, _ = drawn[analysis]
+    figures = [path for path in folder.iterdir() if path.suffix != ".json"]
+    assert len(list(folder.glob(clusters))) == num_clusters
     assert len(figures) == num_clusters + num_other, sorted(path.name for path in figures)
     for figure in figures:
         image = Image.open(figure)
@@ -470,11 +477,10 @@ def test_published_folders_are_drawn_without_our_additional_files(
     assert figures in dict(draw(folder, samples, steps, config, 0))
 
 
-def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, no_planes):
+def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, drawn):
     folder, samples = env_folder(precomputed), SampleFolder(data / "informed_init")
     labels = folder.read("clusters")
-    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
-    figures = dict(draw_env(folder, samples, steps, ENV_CONFIG, 0))
+    _, figures = drawn["env"]
     for cluster in range(3):
         above, below = figures[f"cluster_{cluster:02d}.png"].subfigs
         members = np.flatnonzero(labels == cluster)
@@ -490,11 +496,10 @@ def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, no_plan
                                           samples.sample(sample).frames[step])
 
 
-def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, no_planes):
+def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, drawn):
     folder, samples = behaviours_folder(precomputed), SampleFolder(data / "informed_init")
     per_sample, labels = folder.read("per_sample"), folder.read("clusters").reshape(24, 6)
-    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
-    figures = dict(draw_behaviours(folder, samples, steps, None, 0))
+    _, figures = drawn["behaviours"]
     for behaviour in range(len(folder.read("cluster_means"))):
         members = per_sample == behaviour
         _, below = figures[f"behaviour_{behaviour:02d}.png"].subfigs
@@ -517,13 +522,6 @@ def error_of(capsys, main, argv):
     message = capsys.readouterr().err
     assert "Traceback" not in message
     return message
-
-
-def test_too_few_samples_are_counted(data, tmp_path, capsys):
-    main, more = ENV
-    argv = [*arguments(data, tmp_path, *more), "--num_samples", 25]
-    assert re.search(r"25 simulated samples are asked for, but .* holds only 24; record more, or "
-                     r"give --num_samples 24", error_of(capsys, main, argv))
 
 
 def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp_path, capsys):
@@ -549,17 +547,6 @@ def test_gradients_that_say_nothing_are_refused(data, tmp_path, capsys):
         assert re.search(words, error_of(
             capsys, main, arguments(data, tmp_path, "--grad_timestep", step)))
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("section", "changes", "words"), [
-    (EnvHiddenConfig, {"n_components_pca": 1}, "n_components_pca must be at least 2"),
-    (BottleneckConfig, {"clustering": "ward"}, "unknown clustering 'ward'"),
-    (BehavioursConfig, {"timestep_differences": [2, 0]}, "timestep_differences must be"),
-    (JacobianConfig, {"grad_timestep": -1}, "grad_timestep must not be negative")])
-def test_parameters_that_make_no_sense_are_named(section, changes, words):
-    with pytest.raises(UserError, match=words):
-        ParameterSet("tiny", {f"{section.section}.{key}": value
-                              for key, value in changes.items()}).get(section)
 
 
 def test_published_parameters_are_the_defaults():
