@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.agent_file import agent_title
 from agents.hooks import patched
 from agents.patch import Patch
 from agents.provenance import agent_sha256
@@ -106,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         dataset.check_agent(args.agent_file, simulator.agent.policy)
     description = {
         **dataclasses.asdict(plan),
-        "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
+        "agent_file": agent_title(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
         "simulator": dataclasses.asdict(simulator.config),
         "data_dir": common.data_dir if dataset else None,
