@@ -279,7 +279,7 @@ def test_nan_in_a_file_is_an_error_that_names_it(recording, samples, tmp_path, c
     copy = shutil.copytree(samples, tmp_path / "samples")
     path = copy / "informed_init" / "sample_00002" / "agent_hs.npy"
     np.save(path, np.full_like(np.load(path), np.inf))
-    assert "sample_00002/agent_hs.npy holds NaN" in error_of(
+    assert "sample_00002 is damaged: 'agent_hs' holds NaN" in error_of(
         capsys, hidden_analysis_precompute.main,
         arguments(recording / "data", copy, tmp_path / "out"))
 
