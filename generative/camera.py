@@ -27,7 +27,6 @@ PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase dow
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
-_COST_SHARPNESS = 6.0
 _HARMONICS = 3  # multiples of the frequency of squares in which edges are measured
 _MOTION_WIDTH = 128
 
@@ -92,23 +91,6 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
             counts.sum()).add(1e-4).log()
 
 
-def likely_motion(costs: Tensor) -> Tensor:
-    """Estimate the camera's motion as a soft arg-min of the costs.
-
-    Args:
-        costs: costs from ``motion_costs`` (B, shifts).
-
-    Returns:
-        Motion in pixels to the right and down (B, 2).
-    """
-    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
-        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
-    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
-                    for most in (_SHIFTS_X, _SHIFTS_Y))
-    # A point at x in the first frame is at x - motion in the next.
-    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
-
-
 def cell_patterns(like: Tensor) -> Tensor:
     """Return orthogonal patterns of 1 and -1 over the cells, with mean 0, that encode the camera's
     velocity (the first two) and phase (6, 8, 8)."""
@@ -136,6 +118,14 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
     cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)  # (N, 2)
     return torch.stack([cosine * angle.cos() - sine * angle.sin(),
                         sine * angle.cos() + cosine * angle.sin()], dim=-1).flatten(-2)
+
+
+def phase_between(before: Tensor, after: Tensor) -> Tensor:
+    """Change of phase from ``before`` to ``after`` (N, 4), as the phase after a start from 0."""
+    (cosine, sine), (next_cosine, next_sine) = (
+        phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
+    return torch.stack([next_cosine * cosine + next_sine * sine,
+                        next_sine * cosine - next_cosine * sine], dim=-1).flatten(-2)
 
 
 def with_second_harmonic(phase: Tensor) -> Tensor:
@@ -196,28 +186,33 @@ class PhaseEstimator(nn.Module):
         return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(1))
 
 
-def refined_motion(motion: Tensor, before: Tensor, after: Tensor,
-                   pixels_per_square: float) -> Tensor:
-    """Refine the camera's motion between two frames to the nearest one that fits their phases, if
-    that lies within a third of a square.
+class VelocityEstimator(nn.Module):
+    """Estimates the camera's velocity at the last initial frame.
 
-    Args:
-        motion: approximate motion in pixels to the right and down (B, 2).
-        before: phase in the first frame (B, 4).
-        after: phase in the next frame (B, 4).
-        pixels_per_square: size of a square in pixels, above 0.
-
-    Returns:
-        Motion in pixels to the right and down (B, 2).
+    Costs tell how many squares the camera has moved, phases how far within a square. The frames
+    before the last two help where costs are ambiguous, because levels repeat after one square.
     """
-    (cosine, sine), (next_cosine, next_sine) = (
-        phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
-    angle = torch.atan2(next_sine * cosine - next_cosine * sine,
-                        next_cosine * cosine + next_sine * sine + 1e-6)
-    squares = angle / (2 * math.pi)
-    refined = pixels_per_square * (
-        squares + (motion / pixels_per_square - squares).detach().round())
-    return torch.where((refined - motion).abs() < pixels_per_square / 3, refined, motion)
+
+    def __init__(self, num_frames: int):
+        super().__init__()
+        inputs = (num_frames - 1) * (NUM_MOTIONS + 2 * PHASE_DIM) + PHASE_DIM
+        width = 2 * _MOTION_WIDTH
+        self.out = nn.Sequential(nn.Linear(inputs, width), nn.SiLU(),
+                                 nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2))
+        initialise(self.out[-1])
+
+    def forward(self, costs: Tensor, phases: Tensor) -> Tensor:
+        """Estimate the velocity in pixels per step to the right and down (B, 2).
+
+        Args:
+            costs: costs from ``motion_costs`` between consecutive initial frames
+                (B, I - 1, shifts).
+            phases: phases in the initial frames (B, I, 4).
+        """
+        costs = costs - costs.amin(dim=-1, keepdim=True)
+        turned = with_second_harmonic(phase_between(phases[:, :-1], phases[:, 1:]))
+        seen = torch.cat([costs, turned], dim=-1).flatten(1)
+        return FASTEST * self.out(torch.cat([seen, phases[:, -1]], dim=-1))
 
 
 class CameraMotion(nn.Module):

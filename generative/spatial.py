@@ -41,13 +41,12 @@ from generative.camera import (
     PHASE_DIM,
     CameraMotion,
     PhaseEstimator,
+    VelocityEstimator,
     cell_patterns,
     initialise,
-    likely_motion,
     motion_costs,
     moved_phase,
     phase_maps,
-    refined_motion,
     shift,
 )
 from generative.config import GRID, SimulatorConfig
@@ -208,6 +207,7 @@ class SpatialEncoder(nn.Module):
             nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
             nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
         self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
+        self.velocity = VelocityEstimator(config.num_init_steps)
         initialise(self.out, [0] * (channels - 1) + [1])
         initialise(self.motion[-1])
 
@@ -218,25 +218,24 @@ class SpatialEncoder(nn.Module):
         x = self.blocks(self.down(frames) + self.coefficients(coefficients))
         code = self.out(x).float()  # (B, V / 64, 8, 8)
         passed = code.shape[1] - 1
-        costs = [motion_costs(*pair) for pair in itertools.pairwise(images)]  # (B, shifts) each
-        all_costs = torch.cat(costs, dim=-1)
-        moved = self.motion(all_costs - all_costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
+        costs = torch.stack([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=1)
+        moved = self.motion((costs - costs.amin(dim=(1, 2), keepdim=True)).flatten(1)).float()
         # Scaled by the constant, so that the start's division gives velocity and phase back.
-        camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images[-2:], costs[-1])
+        camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images, costs)
         last = camera @ cell_patterns(code).flatten(1)
         code = code + torch.cat([coefficients[:, :passed].float(),
                                  last.unflatten(1, (1, GRID, GRID))], dim=1)
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
 
     def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
-        """Estimate velocity and phase (B, 6) from the last two frames (2, B, C, 64, 64)."""
-        scale = self.phase.pixels_per_square
-        if not scale:  # the camera stands still
+        """Estimate velocity and phase (B, 6) from images (I, B, C, 64, 64) and the costs of motions
+        between them (B, I - 1, shifts)."""
+        if not self.phase.pixels_per_square:  # the camera stands still
             return costs.new_zeros(len(costs), 2 + PHASE_DIM)
         with torch.autocast(costs.device.type, enabled=False):
-            before, after = self.phase(images.flatten(0, 1)).unflatten(0, (2, -1))
-            velocity = refined_motion(likely_motion(costs), before, after, scale)
-        return torch.cat([velocity / FASTEST, after], dim=-1)
+            phases = self.phase(images.flatten(0, 1)).unflatten(0, images.shape[:2]).transpose(0, 1)
+            velocity = self.velocity(costs, phases)
+        return torch.cat([velocity / FASTEST, phases[:, -1]], dim=-1)
 
 
 class SpatialStart(nn.Module):
