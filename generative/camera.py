@@ -11,6 +11,7 @@ side, A actions.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -160,6 +161,14 @@ def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float) ->
     return torch.cat([across, along, pixel.expand(-1, -1, GRID, GRID)], dim=1)
 
 
+def frame_edges(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, by column and by row, relative to its mean
+    (N, 2, 63), in images (N, C, 64, 64)."""
+    edges = torch.stack([images.diff(dim=3).abs().mean(dim=(1, 2)),
+                         images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)
+    return edges / edges.mean(dim=-1, keepdim=True).clamp(min=1e-3)
+
+
 class PhaseEstimator(nn.Module):
     """Estimates the camera's phase from the edges in a frame, which lie mostly between squares."""
 
@@ -167,7 +176,6 @@ class PhaseEstimator(nn.Module):
 
     def __init__(self, pixels_per_square: float):
         super().__init__()
-        self.pixels_per_square = pixels_per_square
         places = torch.arange(FRAME_SIZE - 1) + 1.0
         frequency = 2 * math.pi / pixels_per_square if pixels_per_square else 0.0
         angles = frequency * torch.arange(1, _HARMONICS + 1)[:, None] * places  # (harmonics, 63)
@@ -177,13 +185,10 @@ class PhaseEstimator(nn.Module):
             nn.Linear(2 * (2 * _HARMONICS + FRAME_SIZE - 1), width), nn.SiLU(),
             nn.Linear(width, width), nn.SiLU(), nn.Linear(width, PHASE_DIM))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Estimate phases (N, 4) of images (N, C, 64, 64)."""
-        edges = torch.stack([images.diff(dim=3).abs().mean(dim=(1, 2)),
-                             images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)  # (N, 2, 63)
-        edges = edges / edges.mean(dim=-1, keepdim=True).clamp(min=1e-3)
-        waves = edges @ self.waves.T / 8  # (N, 2, 2 · harmonics)
-        return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(1))
+    def forward(self, edges: Tensor) -> Tensor:
+        """Estimate phases (…, 4) from edges (…, 2, 63), see ``frame_edges``."""
+        waves = edges @ self.waves.T / 8  # (…, 2, 2 · harmonics)
+        return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(-2))
 
 
 class VelocityEstimator(nn.Module):
@@ -215,11 +220,43 @@ class VelocityEstimator(nn.Module):
         return FASTEST * self.out(torch.cat([seen, phases[:, -1]], dim=-1))
 
 
+@dataclasses.dataclass(frozen=True)
+class CameraState:
+    """Part of the environment's state that describes the camera.
+
+    Attributes:
+        motion: memory of the camera's motion (B, motion).
+        phase: position of the camera within a square in the last initial frame (B, 4).
+        velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
+        displacement: motion of the camera since the last initial frame, pixels to the right and
+            down (B, 2).
+        started: 0 before the first step, whose motion does not count because it shows the last
+            initial frame itself; 1 afterwards (B, 1).
+    """
+
+    motion: Tensor
+    phase: Tensor
+    velocity: Tensor
+    displacement: Tensor
+    started: Tensor
+
+
+def near_player(memory: Tensor) -> Tensor:
+    """Memory (B, memory, 8, 8) in the four cells of the player, and its mean (B, 5 · memory)."""
+    middle = GRID // 2
+    near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
+    return torch.cat([near, memory.mean(dim=(2, 3))], dim=-1)
+
+
 class CameraMotion(nn.Module):
-    """Predicts the camera's motion in a step from the centre of the view, memory and action."""
+    """Predicts the camera's motion in a step from the centre of the view, memory and action.
+
+    In training mode, the motion memory is the only input that has a gradient.
+    """
 
     def __init__(self, config: SimulatorConfig, num_actions: int):
         super().__init__()
+        self.pixels_per_square = config.pixels_per_square
         channels = config.image_channels + 1
         self.see = nn.Sequential(
             nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
@@ -233,26 +270,32 @@ class CameraMotion(nn.Module):
         self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
         initialise(self.out, [0, 0, -3, -3])  # at first, a slowly decreasing velocity
 
-    def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
-                phase: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the next motion memory (B, motion) and velocity in pixels per step (B, 2).
+    def forward(self, world: Tensor, near: Tensor, state: CameraState,
+                action: Tensor) -> CameraState:
+        """Predict the camera's next state.
 
         Args:
-            crop: centre of the view, and the known fraction of each pixel (B, C + 1, CROP, CROP).
-            memory: memory of the state (B, memory, 8, 8).
-            motion: motion memory (B, motion).
-            velocity: velocity in pixels per step (B, 2).
-            phase: phase before the step (B, 4).
+            world: image of the canvas (B, C, 64, 64).
+            near: memory near the player, see ``near_player`` (B, 5 · memory).
+            state: the camera's state.
             action: one-hot action (B, A).
         """
-        middle = GRID // 2
-        near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
-        recalled = self.recall(torch.cat([near, memory.mean(dim=(2, 3)), motion,
-                                          velocity / FASTEST, with_second_harmonic(phase), action],
-                                         dim=-1))
+        scale = self.pixels_per_square
+        apart = torch.detach if self.training else (lambda tensor: tensor)
+        before, velocity = apart(state.displacement), apart(state.velocity)
+        crop = torch.cat(shift(apart(world), before, CROP), dim=1)
+        phase = apart(state.phase)
+        if scale:
+            phase = moved_phase(phase, before, scale)
+        recalled = self.recall(torch.cat([apart(near), state.motion, velocity / FASTEST,
+                                          with_second_harmonic(phase), action], dim=-1))
         x = self.mix(self.see(crop) + recalled)
-        motion = self.gru(x, motion)
+        motion = self.gru(x, state.motion)
         gained, lost = self.out(torch.cat([x, motion], dim=-1)).chunk(2, dim=-1)
-        return motion, (1 - torch.sigmoid(lost)) * velocity + FASTEST * gained
-
-
+        moved = (1 - torch.sigmoid(lost)) * velocity + FASTEST * gained
+        # The first step shows the last initial frame, to which the start's velocity belongs.
+        moved = torch.where(state.started > 0, moved, state.velocity)
+        if not scale:  # the camera stands still
+            moved = torch.zeros_like(moved)
+        return CameraState(motion, state.phase, moved, state.started * (before + moved),
+                           torch.ones_like(state.started))

@@ -26,23 +26,38 @@ def parser() -> Parser:
     return flags
 
 
+def check_export(model_file: Path, output: Path) -> None:
+    """Check that a simulator can be written to ``output`` with the settings of ``model_file``.
+
+    Raises:
+        UserError: if the settings are missing, or the folder belongs to a run.
+    """
+    settings = model_file.parent / SETTINGS_NAME
+    if not settings.is_file():
+        raise UserError(f"there is no {settings}, without which the file's sizes are not known")
+    exported = output.parent / SETTINGS_NAME
+    if (output.parent.resolve() == settings.parent.resolve()
+            or (output.parent / PROGRESS_NAME).exists()):
+        raise UserError(f"{output} would lie in the folder of a run; choose another")
+    if exported.exists() and exported.read_bytes() != settings.read_bytes():
+        raise UserError(f"{output} would lie beside the {SETTINGS_NAME} of another run; "
+                        "choose another folder")
+
+
+def copy_settings(model_file: Path, output: Path) -> None:
+    """Copy the settings of a simulator file's run into the folder of ``output``."""
+    exported = output.parent / SETTINGS_NAME
+    if not exported.exists():
+        shutil.copy(model_file.parent / SETTINGS_NAME, exported)
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    settings = args.model_file.parent / SETTINGS_NAME
-    if not settings.is_file():
-        raise UserError(f"there is no {settings}, without which the file's sizes are not known")
-    folder = args.output.parent
-    exported = folder / SETTINGS_NAME
-    if folder.resolve() == settings.parent.resolve() or (folder / PROGRESS_NAME).exists():
-        raise UserError(f"{args.output} would lie in the folder of a run; choose another")
-    if exported.exists() and exported.read_bytes() != settings.read_bytes():
-        raise UserError(f"{args.output} would lie beside the {SETTINGS_NAME} of another run; "
-                        "choose another folder")
+    check_export(args.model_file, args.output)
     check_output(args.output, is_compact, args.overwrite)
     save_compact(args.output, args.model_file)
-    if not exported.exists():
-        shutil.copy(settings, exported)
+    copy_settings(args.model_file, args.output)
     print(f"wrote {args.output}, {args.output.stat().st_size / 1e6:.1f} MB, and beside it "
           f"{SETTINGS_NAME}")
 

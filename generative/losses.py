@@ -22,7 +22,7 @@ from generative.dataset import RolloutDataset
 from generative.simulator import ALL_WINDOWS, Simulation, Start
 from generative.spatial import split_state
 
-CAMERA_KNEE = 0.25  # error in pixels where the camera's loss turns from quadratic to linear
+CAMERA_KNEE = 0.1  # error in pixels where the camera's loss turns from quadratic to linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +153,9 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     if true_camera is not None:
         if simulation.camera is None:
             raise ValueError("the camera's loss needs a training pass of the spatial architecture")
-        # The displacement does not change in the first step, whatever the velocity.
-        predicted, recorded = (torch.cat([each[:1, :, :2], each[1:, :, 2:]])  # (T, B, 2)
-                               for each in (simulation.camera, true_camera))
-        errors = functional.smooth_l1_loss(predicted, recorded, reduction="none", beta=CAMERA_KNEE)
-        camera = config.camera_loss_weight * errors.sum(dim=-1) * alive * (1 - batch.terminals)
-        phase, label = split_state(start.env_h, config).phase, true_phase(batch)  # (B, 4)
+        errors = camera_errors(simulation.camera, true_camera)
+        camera = config.camera_loss_weight * errors * alive * (1 - batch.terminals)
+        phase, label = split_state(start.env_h, config).camera.phase, true_phase(batch)  # (B, 4)
         label = torch.where(label.isnan(), phase.detach(), label)
         phase_errors = (phase - label).square().sum(dim=-1)
         camera = torch.cat([camera[:1] + config.camera_loss_weight * phase_errors, camera[1:]])
@@ -176,6 +173,20 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         first_action=functional.cross_entropy(start.action_logits, batch.actions[0],
                                               reduction="none"),
         camera=camera)
+
+
+def camera_errors(predicted: Tensor, recorded: Tensor) -> Tensor:
+    """Smooth L1 errors of the camera's motion (T, B), summed over both directions.
+
+    In the first step, in which the displacement does not change, the velocity counts, and in all
+    others the displacement.
+
+    Args:
+        predicted: velocity and displacement (T, B, 4).
+        recorded: velocity and displacement (T, B, 4).
+    """
+    mine, theirs = (torch.cat([each[:1, :, :2], each[1:, :, 2:]]) for each in (predicted, recorded))
+    return functional.smooth_l1_loss(mine, theirs, reduction="none", beta=CAMERA_KNEE).sum(dim=-1)
 
 
 def until_first_terminal(terminals: Tensor) -> Tensor:

@@ -33,19 +33,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from generative.camera import (
-    CROP,
     FASTEST,
     NUM_MOTIONS,
     NUM_PHASE_MAPS,
     PATCH,
     PHASE_DIM,
     CameraMotion,
+    CameraState,
     PhaseEstimator,
     VelocityEstimator,
     cell_patterns,
+    frame_edges,
     initialise,
     motion_costs,
-    moved_phase,
+    near_player,
     phase_maps,
     shift,
 )
@@ -129,40 +130,28 @@ class SpatialState:
         canvas: coefficients of the last initial frame (B, canvas, 8, 8).
         memory: memory in coordinates of the view (B, memory, 8, 8).
         scene: memory in coordinates of the canvas (B, scene, 8, 8).
-        motion: memory of the camera's motion (B, motion).
-        phase: position of the camera within a square in the last initial frame, see
-            ``generative.camera`` (B, 4).
-        velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
-        displacement: motion of the camera since the last initial frame, pixels to the right and
-            down (B, 2).
-        started: 0 before the first step, whose motion does not count because it shows the last
-            initial frame itself; 1 afterwards (B, 1).
+        camera: state of the camera.
     """
 
     canvas: Tensor
     memory: Tensor
     scene: Tensor
-    motion: Tensor
-    phase: Tensor
-    velocity: Tensor
-    displacement: Tensor
-    started: Tensor
+    camera: CameraState
 
     def flat(self) -> Tensor:
-        """Flatten the state to (B, H): the grid cell by cell, then the global numbers."""
+        """Flatten the state to (B, H): the grid cell by cell, then the camera's numbers."""
         grid = torch.cat([self.canvas, self.memory, self.scene], dim=1).float()
-        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), self.motion, self.phase,
-                          self.velocity, self.displacement, self.started], dim=-1)
+        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), *vars(self.camera).values()], dim=-1)
 
 
 def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     """Split a state (B, H) into its parts."""
     sizes = (config.canvas_channels, config.memory_channels, config.scene_channels)
     grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
+    camera = CameraState(*env_h[:, NUM_CELLS * sum(sizes):].split(
+        [config.motion_dim, PHASE_DIM, 2, 2, 1], dim=-1))
     canvas, memory, scene = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
-    motion, phase, velocity, displacement, started = env_h[:, NUM_CELLS * sum(sizes):].split(
-        [config.motion_dim, PHASE_DIM, 2, 2, 1], dim=-1)
-    return SpatialState(canvas, memory, scene, motion, phase, velocity, displacement, started)
+    return SpatialState(canvas, memory, scene, camera)
 
 
 class ConvGRU(nn.Module):
@@ -206,6 +195,7 @@ class SpatialEncoder(nn.Module):
         self.motion = nn.Sequential(
             nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
             nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
+        self.moves = bool(config.pixels_per_square)
         self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
         self.velocity = VelocityEstimator(config.num_init_steps)
         initialise(self.out, [0] * (channels - 1) + [1])
@@ -227,15 +217,24 @@ class SpatialEncoder(nn.Module):
                                  last.unflatten(1, (1, GRID, GRID))], dim=1)
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
 
+    def estimate_camera(self, costs: Tensor, edges: Tensor) -> Tensor:
+        """Estimate velocity, in units of FASTEST, and phase in the last initial frame (B, 6).
+
+        Args:
+            costs: costs of motions between consecutive initial frames (B, I - 1, shifts).
+            edges: edges in the initial frames, see ``camera.frame_edges`` (B, I, 2, 63).
+        """
+        phases = self.phase(edges)
+        return torch.cat([self.velocity(costs, phases) / FASTEST, phases[:, -1]], dim=-1)
+
     def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
         """Estimate velocity and phase (B, 6) from images (I, B, C, 64, 64) and the costs of motions
         between them (B, I - 1, shifts)."""
-        if not self.phase.pixels_per_square:  # the camera stands still
+        if not self.moves:
             return costs.new_zeros(len(costs), 2 + PHASE_DIM)
         with torch.autocast(costs.device.type, enabled=False):
-            phases = self.phase(images.flatten(0, 1)).unflatten(0, images.shape[:2]).transpose(0, 1)
-            velocity = self.velocity(costs, phases)
-        return torch.cat([velocity / FASTEST, phases[:, -1]], dim=-1)
+            edges = torch.stack([frame_edges(frames) for frames in images], dim=1)
+            return self.estimate_camera(costs, edges)
 
 
 class SpatialStart(nn.Module):
@@ -261,26 +260,42 @@ class SpatialStart(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
-        config = self.config
-        channels = vectors.shape[1] // NUM_CELLS
-        code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
-        constant = code[:, -1:].mean(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
-        unit = NUM_CELLS ** -0.5 * channels ** -0.5
-        code = code / constant.clamp(min=_SMALLEST_SCALE * unit)
+        config, code = self.config, self._code(vectors)
+        channels = code.shape[1]
         passed = min(channels - 1, config.canvas_channels)
         canvas, memory, scene = self.out(self.blocks(self.inside(code))).float().split(
             self.sizes, dim=1)
         canvas = canvas + functional.pad(
             code[:, :passed], (0, 0, 0, 0, 0, config.canvas_channels - passed))
-        motion, camera = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
-            [config.motion_dim, 2 + PHASE_DIM], dim=-1)
-        carried = code[:, -1].flatten(1) @ (cell_patterns(code).flatten(1).T / NUM_CELLS)
-        velocity, phase = (camera + carried).split([2, PHASE_DIM], dim=-1)
-        state = SpatialState(
-            canvas, torch.tanh(memory), torch.tanh(scene), torch.tanh(motion), phase,
-            FASTEST * velocity, torch.zeros_like(velocity), torch.zeros_like(velocity[:, :1]))
-        h = state.flat()
+        h = SpatialState(canvas, torch.tanh(memory), torch.tanh(scene),
+                         self.camera(vectors, self.carried(vectors))).flat()
         return torch.cat([h, h.new_zeros(len(h), config.env_h_stoch_size)], dim=-1)
+
+    def _code(self, vectors: Tensor) -> Tensor:
+        """Code (B, V / 64, 8, 8) in vectors (B, V), with the scale that it had in the encoder."""
+        channels = vectors.shape[1] // NUM_CELLS
+        code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
+        constant = code[:, -1:].mean(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
+        unit = NUM_CELLS ** -0.5 * channels ** -0.5
+        return code / constant.clamp(min=_SMALLEST_SCALE * unit)
+
+    def carried(self, vectors: Tensor) -> Tensor:
+        """Velocity, in units of FASTEST, and phase (B, 6) that vectors (B, V) carry."""
+        code = self._code(vectors)
+        return code[:, -1].flatten(1) @ (cell_patterns(code).flatten(1).T / NUM_CELLS)
+
+    def camera(self, vectors: Tensor, carried: Tensor) -> CameraState:
+        """Return the camera's state before the first step.
+
+        Args:
+            vectors: bottleneck vectors (B, V).
+            carried: velocity, in units of FASTEST, and phase that the vectors carry (B, 6).
+        """
+        motion, more = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
+            [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)
+        velocity, phase = (carried + more).split([2, PHASE_DIM], dim=-1)
+        still = torch.zeros_like(velocity)
+        return CameraState(torch.tanh(motion), phase, FASTEST * velocity, still, still[:, :1])
 
 
 class NoEmbedding(nn.Module):
@@ -334,28 +349,18 @@ class SpatialCell(nn.Module):
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """Return the next h (B, H) from one-hot z (B, S, K), action (B, A) and h."""
         state, basis = split_state(h, self.config), self._basis[0]
-        scale = self.config.pixels_per_square
-        world = basis.images(state.canvas)  # (B, C, 64, 64)
-        apart = torch.detach if self.training else (lambda tensor: tensor)
-        before = apart(state.displacement)
-        crop = torch.cat(shift(apart(world), before, CROP), dim=1)
+        memory, world = state.memory, basis.images(state.canvas)  # world: (B, C, 64, 64)
         with torch.autocast(h.device.type, enabled=False):
-            phase = moved_phase(apart(state.phase), before, scale) if scale else state.phase
-            motion, velocity = self.camera(crop, apart(state.memory), state.motion,
-                                           apart(state.velocity), phase, action_input)
-        # The first step shows the last initial frame, to which the start's velocity belongs.
-        velocity = torch.where(state.started > 0, velocity, state.velocity)
-        if not scale:  # the camera stands still
-            velocity = torch.zeros_like(velocity)
-        displacement = state.started * (before + velocity)
-        view = basis.coefficients(shift(world, apart(displacement))[0])
-        memory = state.memory
-        everywhere = torch.cat([action_input, apart(motion), memory.mean(dim=(2, 3))], dim=-1)
+            camera = self.camera(world, near_player(memory), state.camera, action_input)
+        displacement, motion = camera.displacement, camera.motion
+        if self.training:
+            displacement, motion = displacement.detach(), motion.detach()
+        view = basis.coefficients(shift(world, displacement)[0])
+        everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)
         x = self.block(self.from_view(view) + self.from_memory(memory)
                        + self.from_global(everywhere)[:, :, None, None])
         scene = self.move_scene(self.scene_input(state.canvas, state.scene), state.scene)
-        return SpatialState(state.canvas, self.remember(x, memory), scene, motion, state.phase,
-                            velocity, displacement, torch.ones_like(state.started)).flat()
+        return SpatialState(state.canvas, self.remember(x, memory), scene, camera).flat()
 
     def camera_state(self, h: Tensor) -> Tensor:
         """Return the camera's velocity and displacement (…, 4) in states (…, H)."""
@@ -404,7 +409,8 @@ class SpatialDecoder(nn.Module):
     def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decode states h (N, H) and z (N, S, K); see ``generative.networks.Decoder.forward``."""
         state, basis = split_state(h, self.config), self._basis[0]
-        displacement, motion, phase = state.displacement, state.motion, state.phase
+        camera = state.camera
+        displacement, motion, phase = camera.displacement, camera.motion, camera.phase
         if self.training:
             displacement, motion, phase = displacement.detach(), motion.detach(), phase.detach()
         world = self.changes(self.scene(state.canvas, state.scene)) + functional.pad(

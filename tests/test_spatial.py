@@ -1,6 +1,7 @@
 """The spatial simulator: its camera, its state, its two passes, its training and its files."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from agents.agent_file import load_agent
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
-from generative import export
+from generative import export, fit_camera
 from generative.batches import align, true_camera, true_phase
 from generative.camera import (
     motion_costs,
@@ -24,6 +25,7 @@ from generative.camera import (
 )
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
+from generative.fit_camera import CameraTraining
 from generative.losses import LossScales, simulator_losses
 from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings, open_simulator
@@ -182,10 +184,11 @@ def test_the_state_is_cell_by_cell_with_the_camera_behind(simulator, batch):
     cell = start.env_h[:, (3 * 8 + 5) * channels:(3 * 8 + 6) * channels]  # row 3, column 5
     expected = torch.cat([state.canvas, state.memory, state.scene], dim=1)[:, :, 3, 5]
     assert torch.equal(cell, expected)
-    assert (state.started == 0).all() and (state.displacement == 0).all()
+    assert (state.camera.started == 0).all() and (state.camera.displacement == 0).all()
     later = split_state(simulator.imagine(start, MODE, 3)[2].env_h, CONFIG)
-    assert (later.started == 1).all() and (later.displacement != 0).all()
-    assert torch.equal(later.canvas, state.canvas) and torch.equal(later.phase, state.phase)
+    assert (later.camera.started == 1).all() and (later.camera.displacement != 0).all()
+    assert torch.equal(later.canvas, state.canvas) and torch.equal(
+        later.camera.phase, state.camera.phase)
     assert not torch.equal(later.scene, state.scene)
 
 
@@ -195,7 +198,9 @@ def test_the_scene_moves_with_the_level(simulator, batch):
     state = split_state(h, CONFIG)
     for parameter in simulator.decoder.out.parameters():
         torch.nn.init.zeros_(parameter)  # what remains is the view of canvas and scene
-    moved = dataclasses.replace(state, displacement=torch.tensor([[3.0, -2.0]]).expand(3, 2))
+    camera = dataclasses.replace(state.camera,
+                                 displacement=torch.tensor([[3.0, -2.0]]).expand(3, 2))
+    moved = dataclasses.replace(state, camera=camera)
     other = dataclasses.replace(moved, scene=state.scene.roll(1, dims=0))
     z = torch.ones(3, 1, 1)
     with torch.no_grad():
@@ -257,8 +262,8 @@ def test_gradients_reach_every_step_and_flow_through_the_camera(simulator, batch
         step.actions, step.env_h, step.images, step.hidden_states))]
     gradients = torch.autograd.grad(steps[3].values.sum(), wanted)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
-    displacement = split_state(gradients[2], CONFIG).displacement  # of the first step's env_h
-    assert (displacement != 0).all()
+    first = split_state(gradients[2], CONFIG).camera  # gradient of the first step's state
+    assert (first.displacement != 0).all()
 
 
 def test_actions_without_env_grads_have_none(simulator, batch):
@@ -273,7 +278,7 @@ def test_a_camera_that_stands_still_does_not_move(batch, dataset):
     simulator = Simulator(config, load_agent(AGENT)).eval()
     with torch.no_grad():
         states = split_state(simulator(batch, MODE).env_h[-1], simulator.config)
-    assert (states.displacement == 0).all() and (states.velocity == 0).all()
+    assert (states.camera.displacement == 0).all() and (states.camera.velocity == 0).all()
 
 
 # Losses
@@ -285,7 +290,8 @@ def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
     with torch.no_grad():
         forced = simulator(batch, MODE, true_camera=(camera, where))
         free = simulator(batch, MODE)
-    placed = split_state(forced.env_h.flatten(0, 1), CONFIG).displacement.unflatten(0, (-1, 3))
+    states = split_state(forced.env_h.flatten(0, 1), CONFIG).camera
+    placed = states.displacement.unflatten(0, (-1, 3))
     torch.testing.assert_close(placed[where], camera[..., 2:][where])
     torch.testing.assert_close(placed[3, 0], camera[2, 0, 2:] + forced.camera[3, 0, :2])
     torch.testing.assert_close(forced.env_h[:, 1], free.env_h[:, 1])
@@ -308,10 +314,10 @@ def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
     assert by_start.any(dim=1).all()  # also of the rows that give the velocity and the phase
     errors = (simulation.camera - true_camera(batch, 64 / 13)).abs()
     errors = torch.cat([errors[:1, :, :2], errors[1:, :, 2:]])
-    knee = 0.25
+    knee = 0.1
     expected = torch.where(errors < knee, errors.square() / (2 * knee), errors - knee / 2)
     expected = expected.sum(dim=-1)
-    phase = split_state(simulation.start.env_h, CONFIG).phase
+    phase = split_state(simulation.start.env_h, CONFIG).camera.phase
     expected[0] += (phase - true_phase(batch)).square().sum(dim=-1)
     torch.testing.assert_close(losses.camera, CONFIG.camera_loss_weight * expected)
 
@@ -412,6 +418,39 @@ def test_it_learns_how_the_camera_moves(agent_file, recording, tmp_path):
     log = pd.read_csv(tmp_path / PROGRESS_NAME)
     for name in ("loss_camera", "loss_image"):
         assert log[name].iloc[-2:].mean() < 0.85 * log[name].iloc[0], name
+
+
+def test_the_camera_alone_sees_what_it_sees_in_the_simulator(simulator, dataset, batch):
+    inside = [number for number in range(5, len(dataset), 9)
+              if not dataset[number].terminals.any() and dataset[number].frames[0].any()][:3]
+    training = CameraTraining(simulator, FLOAT32)
+    windows = training.windows(dataset, np.array(inside))
+    camera = true_camera(batch, 64 / 13)
+    known = torch.ones(camera.shape[:2], dtype=torch.bool)
+    with torch.no_grad():
+        expected = simulator(batch, MODE, true_camera=(camera, known))
+        predicted, phase = training.predict(windows.rows(torch.arange(3)), known.T)
+    torch.testing.assert_close(predicted.transpose(0, 1), expected.camera, atol=5e-3, rtol=0)
+    torch.testing.assert_close(phase, split_state(expected.start.env_h, CONFIG).camera.phase,
+                               atol=5e-3, rtol=0)
+
+
+def test_the_camera_alone_is_trained(agent_file, recording, tmp_path, capsys):
+    settings = settings_for(agent_file, recording, max_batches=1)
+    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
+    assert run.train() == 0
+    fitted = tmp_path / "fitted" / "model.pt"
+    assert fit_camera.main([
+        "--agent_file", str(agent_file), "--model_file", str(run.newest_checkpoint), "--data_dir",
+        str(recording), "--num_windows", "200", "--num_batches", "60", "--output", str(fitted),
+        "--device", "cpu"]) == 0
+    before, after = re.findall(r"median ([\d.]+)|, ([\d.]+) after", capsys.readouterr().out)
+    assert float(after[1]) < 0.8 * float(before[0])
+    states = [open_simulator(path, agent_file, SimulatorConfig(), FLOAT32).state_dict()
+              for path in (run.newest_checkpoint, fitted)]
+    changed = {name.rsplit(".", 2)[0] for name in states[0]
+               if not torch.equal(states[0][name], states[1][name])}
+    assert {name.split(".")[1] for name in changed} == {"phase", "velocity", "motion", "camera"}
 
 
 # What is refused

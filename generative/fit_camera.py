@@ -1,0 +1,250 @@
+"""Train the camera of a spatial simulator alone, on many more windows per second.
+
+Predicting the camera's motion takes a small part of a simulator's computations. This script first
+stores what the camera's networks see in many windows while the camera moves as recorded: the start,
+the image of the canvas, and in each step the memory near the player. Then it trains these networks
+on the stored windows, and leaves all others as they are. Run it when a training has ended, or
+between two of its parts.
+
+    python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
+        --data_dir <recording>/data --output <folder>/model.pt
+
+Letters in shape comments: N windows, B batch, I initial frames, T simulated steps, V bottleneck
+vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.cli import Parser, add_compute_flags, add_output_file_flag, check_output, count, seed
+from common.devices import Compute, resolve_compute
+from common.errors import UserError, script_main
+from common.progress import with_progress
+from generative.batches import align, in_batches, true_camera, true_phase
+from generative.camera import frame_edges, motion_costs, near_player
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.export import check_export, copy_settings
+from generative.losses import camera_errors, until_first_terminal
+from generative.networks import on_unit_sphere
+from generative.published import save_published
+from generative.runs import open_simulator, run_of
+from generative.simulator import Simulator
+from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
+
+_AT_A_TIME = 64  # windows per batch while they are stored
+_BATCH_SIZE = 128
+_HELD_OUT = 256  # windows on which the drift is measured
+_TRUE_CAMERA_SHARE = 0.3  # mean over windows
+_LARGEST = 3.0  # larger errors have no gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class CameraWindows:
+    """What the camera's networks see in N windows, and their labels.
+
+    Attributes:
+        vectors: bottleneck vectors (N, V).
+        costs: costs of motions between the initial frames (N, I - 1, shifts).
+        edges: edges in the initial frames (N, I, 2, 63).
+        carried: velocity and phase that the vectors carry, minus the encoder's estimate (N, 6).
+        world: images of the canvas (N, C, 64, 64).
+        near: memory near the player (N, T, 5 · memory).
+        actions: actions, int64 (N, T).
+        camera: recorded velocity and displacement of the camera (N, T, 4).
+        phase: recorded phase in the last initial frame, NaN where unknown (N, 4).
+        counts: 1 until the step before the first terminal one, 0 afterwards (N, T).
+    """
+
+    vectors: Tensor
+    costs: Tensor
+    edges: Tensor
+    carried: Tensor
+    world: Tensor
+    near: Tensor
+    actions: Tensor
+    camera: Tensor
+    phase: Tensor
+    counts: Tensor
+
+    def rows(self, rows: Tensor) -> CameraWindows:
+        """Some of the windows, in single precision."""
+        chosen = (each[rows] for each in vars(self).values())
+        return CameraWindows(*(each.float() if each.dtype == torch.float16 else each
+                               for each in chosen))
+
+
+class CameraTraining:
+    """Trains the networks of a simulator that see or move the camera.
+
+    Args:
+        simulator: a spatial simulator whose camera moves; trained in place.
+        compute: device, and precision of the computations that are stored.
+
+    Raises:
+        UserError: if the simulator has no camera, or one that stands still.
+    """
+
+    def __init__(self, simulator: Simulator, compute: Compute):
+        encoder, start, cell = simulator.encoder, simulator.env_converter, simulator.cell
+        if not (isinstance(encoder, SpatialEncoder) and isinstance(start, SpatialStart)
+                and isinstance(cell, SpatialCell) and encoder.moves):
+            raise UserError("only a spatial simulator whose camera moves has a camera to train")
+        self.simulator, self.compute = simulator, compute
+        self.encoder, self.start, self.cell = encoder, start, cell
+        self.networks = nn.ModuleList(
+            [encoder.phase, encoder.velocity, start.motion, cell.camera])
+
+    @torch.no_grad()
+    def windows(self, dataset: RolloutDataset, numbers: np.ndarray, vector_noise: float = 0.0
+                ) -> CameraWindows:
+        """Compute what the camera's networks see in some windows.
+
+        Args:
+            numbers: numbers of the windows (N,).
+            vector_noise: norm of noise added to every second bottleneck vector, as in training.
+        """
+        parts = [self._part(dataset.batch(some), vector_noise)
+                 for some in in_batches(numbers, _AT_A_TIME)]
+        return CameraWindows(*(torch.cat(each) for each in zip(*parts)))
+
+    def _part(self, windows, vector_noise: float) -> list[Tensor]:
+        config: SimulatorConfig = self.simulator.config
+        batch = align(windows.to(self.compute.device), config)
+        camera = true_camera(batch, config.pixels_per_square or 0.0)  # (T, B, 4)
+        everywhere = torch.ones(batch.actions.shape[1], dtype=torch.bool, device=camera.device)
+        costs = torch.stack([motion_costs(*pair)
+                             for pair in itertools.pairwise(batch.initial_images)], dim=1)
+        edges = torch.stack([frame_edges(images) for images in batch.initial_images], dim=1)
+        with self.compute.autocast():
+            vectors = self.simulator.encode(batch.initial_images)
+            noise = functional.normalize(torch.randn_like(vectors), dim=-1)
+            noise[::2] = 0
+            vectors = on_unit_sphere(vectors + vector_noise * noise)
+            h = self.start(vectors)[:, :config.deter_dim]
+            state = split_state(h, config)
+            world, z = self.simulator.basis.images(state.canvas), h.new_ones(len(h), 1, 1)
+            near = []
+            for t, action in enumerate(self.simulator.one_hot_actions(batch.actions)):
+                near.append(near_player(split_state(h, config).memory))
+                h = self.cell.with_camera(self.cell.advance(z, action, h), camera[t], everywhere)
+        carried = self.start.carried(vectors) - self.encoder.estimate_camera(costs, edges)
+        counts = until_first_terminal(batch.terminals) * (1 - batch.terminals)
+        return [*(each.half() for each in (vectors, costs, edges)), carried, world.half(),
+                torch.stack(near, dim=1).half(), batch.actions.T, camera.transpose(0, 1),
+                true_phase(batch), counts.T]
+
+    def predict(self, windows: CameraWindows, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the camera's motion.
+
+        Args:
+            known: steps after which the recorded motion replaces the predicted one, bool (B, T).
+
+        Returns:
+            Velocity and displacement (B, T, 4), and the phase at the start (B, 4).
+        """
+        estimate = self.encoder.estimate_camera(windows.costs, windows.edges)
+        state = self.start.camera(windows.vectors, windows.carried + estimate)
+        phase, predicted = state.phase, []
+        actions = self.simulator.one_hot_actions(windows.actions)
+        for t in range(known.shape[1]):
+            state = self.cell.camera(windows.world, windows.near[:, t], state, actions[:, t])
+            predicted.append(torch.cat([state.velocity, state.displacement], dim=-1))
+            velocity, displacement = torch.where(
+                known[:, t, None], windows.camera[:, t], predicted[-1]).split(2, dim=-1)
+            state = dataclasses.replace(state, velocity=velocity, displacement=displacement)
+        return torch.stack(predicted, dim=1), phase
+
+    def train(self, windows: CameraWindows, num_batches: int, lr: float,
+              generator: torch.Generator) -> None:
+        """Train with Adam; the learning rate falls linearly to 0 in the second half."""
+        self.networks.requires_grad_(True).train()
+        optimizer = torch.optim.Adam(self.networks.parameters(), lr, betas=(0.9, 0.99))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda done: min(1.0, 2 * (1 - done / num_batches)))
+        for _ in with_progress(range(num_batches), num_batches, "batch"):
+            rows = torch.randperm(len(windows.actions), generator=generator)[:_BATCH_SIZE]
+            batch = windows.rows(rows.sort().values)
+            shares = 2 * _TRUE_CAMERA_SHARE * torch.rand(len(rows), 1, generator=generator)
+            known = torch.rand(batch.actions.shape, generator=generator) < shares
+            predicted, phase = self.predict(batch, known.to(batch.camera.device))
+            errors = camera_errors(predicted.transpose(0, 1), batch.camera.transpose(0, 1)).T
+            label = torch.where(batch.phase.isnan(), phase.detach(), batch.phase)
+            loss = ((errors.clamp(max=_LARGEST) * batch.counts).mean()
+                    + 0.1 * (phase - label).square().mean())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        self.networks.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def drift(self, windows: CameraWindows) -> tuple[float, float]:
+        """Mean and median distance in pixels from the recorded displacement in the last step."""
+        batch = windows.rows(torch.arange(len(windows.actions)))
+        predicted, _ = self.predict(batch, torch.zeros_like(batch.actions, dtype=torch.bool))
+        errors = torch.linalg.vector_norm((predicted - batch.camera)[:, -1, 2:], dim=-1)
+        errors = errors[batch.counts[:, -1] > 0]
+        return errors.mean().item(), errors.median().item()
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__.partition("\n")[0])
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
+    flags.add_argument("--model_file", type=Path, required=True, help="spatial simulator")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="recording with the player's positions")
+    flags.add_argument("--num_windows", type=count, default=40000,
+                       help="windows that are stored, about 35 kB of memory each")
+    flags.add_argument("--num_batches", type=count, default=5000,
+                       help=f"batches of {_BATCH_SIZE} windows")
+    flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+    flags.add_argument("--seed", type=seed, default=0)
+    add_compute_flags(flags)
+    add_output_file_flag(flags, required=True, help="simulator file to write")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    check_export(args.model_file, args.output)
+    check_output(args.output, lambda path: False, args.overwrite)
+    run = run_of(args.model_file)
+    assert run is not None  # check_export has found its settings
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, run.simulator, compute)
+    training, config = CameraTraining(simulator, compute), simulator.config
+    dataset = RolloutDataset(args.data_dir, config.num_init_steps, config.num_sim_steps)
+    if not dataset.has_positions:
+        raise UserError(f"{args.data_dir} has no positions of the player; record it with "
+                        "--positions")
+    split = dataset.split(run.training.held_out_fraction, run.seed)
+    order = np.random.default_rng(args.seed)
+    torch.manual_seed(args.seed)
+    held_out, windows = (
+        training.windows(dataset, np.sort(order.permutation(numbers)[:most]), noise)
+        for numbers, most, noise in ((split.held_out, _HELD_OUT, 0.0),
+                                     (split.train, args.num_windows, run.training.vector_noise)))
+    before = training.drift(held_out)
+    training.train(windows, args.num_batches, args.lr, torch.Generator().manual_seed(args.seed))
+    after = training.drift(held_out)
+    print(f"drift of the camera in {config.num_sim_steps} steps of held-out windows: mean "
+          f"{before[0]:.2f}, median {before[1]:.2f} pixels before; {after[0]:.2f}, {after[1]:.2f} "
+          "after")
+    save_published(args.output, simulator)
+    copy_settings(args.model_file, args.output)
+    print(f"wrote {args.output}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
