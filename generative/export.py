@@ -9,14 +9,13 @@ both kinds of file.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from common.cli import Parser, add_output_file_flag, check_output
 from common.config import SETTINGS_NAME
-from common.errors import UserError, script_main
+from common.errors import script_main
 from generative.published import is_compact, save_compact
-from generative.runs import PROGRESS_NAME
+from generative.runs import check_export, copy_settings
 
 
 def parser() -> Parser:
@@ -24,31 +23,6 @@ def parser() -> Parser:
     flags.add_argument("--model_file", type=Path, required=True, help="checkpoint of a run")
     add_output_file_flag(flags, required=True, help="file to write")
     return flags
-
-
-def check_export(model_file: Path, output: Path) -> None:
-    """Check that a simulator can be written to ``output`` with the settings of ``model_file``.
-
-    Raises:
-        UserError: if the settings are missing, or the folder belongs to a run.
-    """
-    settings = model_file.parent / SETTINGS_NAME
-    if not settings.is_file():
-        raise UserError(f"there is no {settings}, without which the file's sizes are not known")
-    exported = output.parent / SETTINGS_NAME
-    if (output.parent.resolve() == settings.parent.resolve()
-            or (output.parent / PROGRESS_NAME).exists()):
-        raise UserError(f"{output} would lie in the folder of a run; choose another")
-    if exported.exists() and exported.read_bytes() != settings.read_bytes():
-        raise UserError(f"{output} would lie beside the {SETTINGS_NAME} of another run; "
-                        "choose another folder")
-
-
-def copy_settings(model_file: Path, output: Path) -> None:
-    """Copy the settings of a simulator file's run into the folder of ``output``."""
-    exported = output.parent / SETTINGS_NAME
-    if not exported.exists():
-        shutil.copy(model_file.parent / SETTINGS_NAME, exported)
 
 
 @script_main

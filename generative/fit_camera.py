@@ -32,11 +32,10 @@ from generative.batches import align, in_batches, true_camera, true_phase
 from generative.camera import frame_edges, motion_costs, near_player
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
-from generative.export import check_export, copy_settings
 from generative.losses import camera_errors, until_first_terminal
 from generative.networks import on_unit_sphere
 from generative.published import save_published
-from generative.runs import open_simulator, run_of
+from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator
 from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -130,6 +131,31 @@ def run_of(model_file: Path) -> SimulatorRunSettings | None:
     if not (model_file.parent / SETTINGS_NAME).is_file():
         return None
     return load_settings(model_file.parent, SimulatorRunSettings)
+
+
+def check_export(model_file: Path, output: Path) -> None:
+    """Check that a simulator can be written to ``output`` with the settings of ``model_file``.
+
+    Raises:
+        UserError: if the settings are missing, or the folder belongs to a run.
+    """
+    settings = model_file.parent / SETTINGS_NAME
+    if not settings.is_file():
+        raise UserError(f"there is no {settings}, without which the file's sizes are not known")
+    exported = output.parent / SETTINGS_NAME
+    if (output.parent.resolve() == settings.parent.resolve()
+            or (output.parent / PROGRESS_NAME).exists()):
+        raise UserError(f"{output} would lie in the folder of a run; choose another")
+    if exported.exists() and exported.read_bytes() != settings.read_bytes():
+        raise UserError(f"{output} would lie beside the {SETTINGS_NAME} of another run; "
+                        "choose another folder")
+
+
+def copy_settings(model_file: Path, output: Path) -> None:
+    """Copy the settings of a simulator file's run into the folder of ``output``."""
+    exported = output.parent / SETTINGS_NAME
+    if not exported.exists():
+        shutil.copy(model_file.parent / SETTINGS_NAME, exported)
 
 
 def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,
