@@ -30,7 +30,6 @@ from maze.field.outcomes import Chain
 from maze.field.page_export import MazePageFolder
 from maze.level.grid import FREE, WALL, Square
 from maze.level.levels import Filters, find_levels, from_text, save_levels
-from maze.level.levels import to_text as maze_text
 from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState, as_played, draw, stock_state
 from maze.studies.vectors import VECTOR_KINDS, level_vectors
@@ -108,6 +107,12 @@ def canvas_of(page, title: str):
 def frame(page) -> np.ndarray:
     """The image that the page shows as the agent's, (64, 64, 3)."""
     return pixels(canvas_of(page, "Observation"))
+
+
+def maze_text(grid):
+    """The maze as text, one line per row from top to bottom."""
+    inside = slice(grid.margin, grid.margin + grid.maze_dim)
+    return "".join(f"{row[inside]}\n" for row in grid.to_rows()[inside])
 
 
 def text_of(page) -> str:
