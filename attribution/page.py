@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
-from attribution.page_contents import AttributedAgent, gather, join_contents, read_labels
-from attribution.page_files import AttributionPageFolder, write_page
+from attribution.page_contents import AttributedAgent, gather, join_contents
+from attribution.page_files import AttributionPageFolder, read_labels, write_page
 from attribution.trajectories import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main

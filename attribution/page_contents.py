@@ -51,13 +51,11 @@ from attribution.trajectories import (
     value_spikes,
 )
 from common.errors import UserError, nearest
-from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.results import ResultStore
 
 PRODUCTS = "gradient_activation:"  # prefix of an output's name
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
-MAX_NAME = 60  # maximum length of a feature's name
 MIN_STABILITY = 0.3  # below it, a feature is not named after an object
 MAX_CELLS = 256  # maximum number of cells of layers whose activations are shown by default
 _FACTS = {"observations": "observations for the NMF",
@@ -318,7 +316,7 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
         agent: the agent with its attributions.
         experiment: name of the experiment.
         settings: settings for computing advantages.
-        labels: names of features; see ``read_labels``.
+        labels: names of features; see ``page_files.read_labels``.
         num_bookmarks: maximum number of steps in each list of bookmarks.
         with_causes: replay failed episodes to determine their causes of failure.
         reports: URL of each check's section in the report, by check.
@@ -476,38 +474,3 @@ def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray
         errors.append(arrays["gap"])
         shares.append(sizes[:, -1] / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny))
     return np.concatenate(errors), np.concatenate(shares)
-
-
-def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
-    """Read feature names saved by the page: {layer: {number on the page, from 1: name}}.
-
-    Args:
-        path: JSON file of names.
-        features: features by layer.
-
-    Returns:
-        Names by layer and feature, with features counted from 0.
-
-    Raises:
-        UserError: if the file is missing or damaged, or names an unknown layer or feature.
-    """
-    content = read_json(path)
-    if not isinstance(content, dict) or not all(isinstance(names, dict)
-                                                for names in content.values()):
-        raise UserError(f"{path} holds no names of features by layer: "
-                        '{"2b": {"1": "a name"}}')
-    labels: dict[str, dict[int, str]] = {}
-    for layer, names in content.items():
-        if layer not in features:
-            raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
-                            f"{nearest(layer, features)}")
-        for number, name in names.items():
-            count = features[layer].number
-            if not (number.isdecimal() and 1 <= int(number) <= count):
-                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
-                                f"features are numbered 1 to {count}")
-            if not isinstance(name, str) or len(name) > MAX_NAME:
-                raise UserError(f"in {path} the name of feature {number} of {layer} is no text of "
-                                f"at most {MAX_NAME} letters")
-            labels.setdefault(layer, {})[int(number) - 1] = name
-    return labels

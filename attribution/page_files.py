@@ -36,7 +36,10 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
+from attribution.results import LayerFeatures
 from attribution.trajectories import Trajectories, best_of_episodes
+from common.errors import UserError, nearest
+from common.files import read_json
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
@@ -49,6 +52,7 @@ LEVELS = 127  # quantisation levels of a cell on each side of 0
 _QUALITY, _EFFORT = 92, 2
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
 NUM_BINS = 24  # bins per histogram
+MAX_NAME = 60  # maximum length of a feature's name
 NUM_STRONGEST = 8  # strongest steps per feature, at most one per episode
 
 
@@ -411,3 +415,38 @@ def _webp(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "WEBP", quality=_QUALITY, method=_EFFORT)
     return letters(buffer.getvalue())
+
+
+def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
+    """Read feature names saved by the page: {layer: {number on the page, from 1: name}}.
+
+    Args:
+        path: JSON file of names.
+        features: features by layer.
+
+    Returns:
+        Names by layer and feature, with features counted from 0.
+
+    Raises:
+        UserError: if the file is missing or damaged, or names an unknown layer or feature.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(isinstance(names, dict)
+                                                for names in content.values()):
+        raise UserError(f"{path} holds no names of features by layer: "
+                        '{"2b": {"1": "a name"}}')
+    labels: dict[str, dict[int, str]] = {}
+    for layer, names in content.items():
+        if layer not in features:
+            raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
+                            f"{nearest(layer, features)}")
+        for number, name in names.items():
+            count = features[layer].number
+            if not (number.isdecimal() and 1 <= int(number) <= count):
+                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
+                                f"features are numbered 1 to {count}")
+            if not isinstance(name, str) or len(name) > MAX_NAME:
+                raise UserError(f"in {path} the name of feature {number} of {layer} is no text of "
+                                f"at most {MAX_NAME} letters")
+            labels.setdefault(layer, {})[int(number) - 1] = name
+    return labels
