@@ -150,8 +150,10 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     assert contents(output) == contents(alone)
     # Shards also divide what a finished folder lacks.
     (output / "hidden_state" / "value" / "memory_2" / "trajectory_00002.npz").unlink()
-    for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
-        assert run(output, *more) == 0
+    assert run(output, "--shard", "2/2") == 0
+    assert run(output, "--join") == 2
+    assert "out lacks shard 1/2" in capsys.readouterr().err
+    assert run(output, "--shard", "1/2") == run(output, "--join") == 0
     assert contents(output) == contents(alone)
 
 
