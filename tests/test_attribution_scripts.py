@@ -152,7 +152,7 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     (output / "hidden_state" / "value" / "memory_2" / "trajectory_00002.npz").unlink()
     assert run(output, "--shard", "2/2") == 0
     assert run(output, "--join") == 2
-    assert "out lacks shard 1/2" in capsys.readouterr().err
+    assert "out lacks shards 1/2, which" in capsys.readouterr().err
     assert run(output, "--shard", "1/2") == run(output, "--join") == 0
     assert contents(output) == contents(alone)
 
