@@ -1,7 +1,7 @@
 """Loss over simulated steps: how long imagination stays close to the recording.
 
-The simulator imagines windows from their initial frames with the recorded actions and z from the
-prior. It is compared with three predictors that any simulator must beat:
+The simulator imagines windows from their initial frames with the recorded actions and latent
+variables z from the prior. It is compared with three predictors that any simulator must beat:
 
 - ``last_frame``: the last initial frame at every step;
 - ``mean_frame``: the mean frame of the training episodes at every step;
@@ -27,7 +27,8 @@ The card excludes terminal frames, all frames after them, and windows whose init
 outside the episode.
 
 Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
-kinds of object.
+kinds of object, D agent hidden state, A actions, E frame embedding, S K latent variables and their
+classes, L frames of an episode.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class LossOverTime:
             The kind VALUES are the agent's values, also on the RECORDED frames.
         fidelity: measures of the fidelity card by predictor and kind, float32 (T, N), NaN where
             they are not defined or the card excludes the frame. The kind OTHER_VALUES are the
-            values of an agent that took no part in training, also on the RECORDED frames.
+            values of an agent with which the simulator was not trained, also on the RECORDED
+            frames.
     """
 
     windows: np.ndarray
@@ -142,8 +144,9 @@ class LossOverTime:
     fidelity: dict[tuple[str, str], np.ndarray] = dataclasses.field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write one file per kind and predictor (the simulator's files omit its name), and one file
-        for the card, with arrays named ``<kind>/<predictor>``."""
+        """Write ``loss_<kind>_<predictor>.npy``, or ``loss_<kind>.npy`` for the simulator,
+        ``agent_values_<predictor>.npy``, and the card as ``fidelity.npz`` with arrays named
+        ``<kind>/<predictor>``."""
         store = ResultStore(folder, LOSS_OVER_TIME)
         for (predictor, kind), loss in self.losses.items():
             if kind == VALUES:
@@ -158,11 +161,10 @@ class LossOverTime:
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw at most ``most`` of the held-out windows, without replacement.
+    """Draw at most ``most`` of the held-out windows (N,), without replacement.
 
     Raises:
-        UserError: if there are fewer than two windows, so that no window can be given the actions
-            of another.
+        UserError: if there are fewer than two windows, so that windows cannot exchange actions.
     """
     chosen = np.random.default_rng(seed).permutation(held_out)[:most]
     if len(chosen) < 2:
@@ -173,9 +175,10 @@ def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """Mean frame of the episodes that windows (N,) show, float32 (C, H, W) in [0, 1].
+    """Compute the mean frame of the episodes of windows (N,), float32 (C, H, W) in [0, 1].
 
-    All frames of at most MEAN_FRAME_EPISODES randomly drawn episodes have the same weight.
+    At most MEAN_FRAME_EPISODES randomly drawn episodes are read; all their frames have the same
+    weight.
     """
     episodes = np.random.default_rng(seed).permutation(np.unique(dataset.episodes_of(windows)))
     episodes = episodes[:MEAN_FRAME_EPISODES].tolist()
@@ -195,15 +198,19 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
     """Compute the losses of all predictors on recorded windows.
 
     Args:
-        dataset: recorded rollouts, with windows of as many steps as are simulated.
-        windows: numbers of at least two windows in random order (N,). ``shuffled_actions`` gives
-            each window the actions of the next, and the last window the actions of the first.
-        mean: mean frame (C, H, W).
+        simulator: the simulator.
+        dataset: recorded rollouts; their window length determines the number of simulated steps.
+        windows: numbers of at least two windows in random order (N,). The predictor
+            ``shuffled_actions`` uses, for each window, the actions of the next one, and for the
+            last window the actions of the first.
+        batch_size: windows per batch.
+        mean: mean frame in [0, 1] (C, H, W).
         draw: sampler of z.
+        compute: device and precision.
         card: settings of the fidelity card; None for no card.
 
     Raises:
-        UserError: if a loss is not finite, or ``card`` has a simulator with another number of
+        UserError: if a loss is not finite, or the simulator of ``card`` has another number of
             initial frames.
     """
     num_init_steps = dataset.num_init_steps
@@ -266,7 +273,8 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                           draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """Return the recorded and the imagined frames of windows, uint8 (N, T, H, W, C) each."""
+    """Return recorded frames of windows (N,), and frames imagined with the recorded actions, uint8
+    (N, T, H, W, C) each."""
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)
@@ -286,9 +294,14 @@ def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, m
              ) -> tuple[dict[str, Simulation], dict[str, Tensor], dict[str, Tensor]]:
     """Run the predictors on a batch.
 
+    Args:
+        other_actions: actions of the predictor ``shuffled_actions`` (T, B).
+        mean: mean frame (C, H, W).
+
     Returns:
-        The simulations for which all losses are computed; the images of all predictors; and the
-        images of the predictors used only by the fidelity card, (T, B, C, H, W) each.
+        By name of the predictor: simulations for which all losses are computed; images of all
+        predictors except ``ACTION_CONTROLS``; and images of ``ACTION_CONTROLS``, which only the
+        fidelity card uses, (T, B, C, H, W) each.
     """
     other, controls = {}, {}
     with compute.autocast():
@@ -307,10 +320,13 @@ def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, m
 
 
 def control_actions(actions: Tensor) -> dict[str, Tensor]:
-    """Actions of the ``ACTION_CONTROLS`` (T, B), from the recorded actions (T, B).
+    """Return the actions (T, B) of the predictors ``shifted_actions`` and ``noop_actions``.
 
     ``shifted_actions`` are one step late; the first step keeps its own action, because its label is
     an initial frame.
+
+    Args:
+        actions: recorded actions (T, B).
     """
     return {SHIFTED_ACTIONS: torch.cat([actions[:1], actions[:-1]]),
             NOOP_ACTIONS: torch.full_like(actions, NOOP)}
@@ -319,7 +335,12 @@ def control_actions(actions: Tensor) -> dict[str, Tensor]:
 def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
                        simulations: dict[str, Simulation], images: dict[str, Tensor],
                        compute: Compute) -> Measures:
-    """Compute all losses of the simulations, and the image losses of the other predictors."""
+    """Compute the image loss of all predictors, and all ``KINDS`` of losses of the simulations.
+
+    Args:
+        simulations: simulations by predictor.
+        images: images by predictor, including those of the simulations (T, B, C, H, W).
+    """
     losses: Measures = {}
     for predictor, predicted in images.items():
         squared = (predicted - batch.images).square()  # (T, B, C, H, W)
@@ -350,8 +371,10 @@ def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, enterin
     Args:
         truth: recorded images (T, B, C, H, W).
         entering: the agent's hidden state before the first step (B, D).
-        names: names of the KL divergence, in nats, of its policy on recorded images from its policy
-            on predicted images; of the cosine similarity of its hidden states; and of its values.
+        images: predicted images by predictor (T, B, C, H, W).
+        names: kinds under which to return three measures: the KL divergence, in nats, of the policy
+            on recorded images from the policy on predicted images; the cosine similarity of the
+            hidden states; and the values.
     """
     kl, cosine, value = names
     with compute.autocast():
@@ -369,10 +392,11 @@ def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, enterin
 
 def _fidelity(card: FidelityCard, compute: Compute, windows: np.ndarray, batch: AlignedBatch,
               images: dict[str, Tensor], without: Tensor | None) -> Measures:
-    """Compute the measures of the card.
+    """Compute the measures of the fidelity card.
 
     Args:
         windows: numbers of the windows (B,).
+        images: predicted images by predictor (T, B, C, H, W).
         without: recorded images without each kind of object (T, B, K, C, H, W).
     """
     truth = batch.images
@@ -398,17 +422,21 @@ def _fidelity(card: FidelityCard, compute: Compute, windows: np.ndarray, batch: 
 
 
 def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
-    """Summarise a result: a row for each step reached by a window, predictor and kind.
+    """Summarise a result in a table with one row per step, predictor and kind.
+
+    Args:
+        seed: seed of the bootstrap.
 
     Returns:
-        The columns ``step`` (counted from 0, whose label is the last initial frame),
-        ``predictor``, ``kind``, ``windows`` (number of windows that reach the step and show the
-        object, if any), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
-        ``high_95``, the ends of the mean's interval. For the kinds ``value_correlation`` and
-        ``other_value_correlation``, the mean is Pearson's correlation over the windows; there is no
-        row if one of the values is constant. For ``psnr_of_mean_error`` it is the PSNR in dB of the
-        mean squared error, and for ``psnr_margin`` the mean difference in PSNR between the
-        simulator with the recorded actions and the predictor, on the same windows.
+        The columns ``step`` (from 0, the step whose label is the last initial frame),
+        ``predictor``, ``kind``, ``windows`` (number of windows in which the kind is measured at
+        this step), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
+        ``high_95``, the ends of the 95 % interval of the mean. Steps without such windows have no
+        row. For the kinds ``value_correlation`` and ``other_value_correlation``, ``mean`` is
+        Pearson's correlation over the windows; there is no row if one of the values is constant.
+        For ``psnr_of_mean_error`` it is the PSNR in dB of the mean squared error, and for
+        ``psnr_margin`` the mean difference in PSNR between the simulator with the recorded actions
+        and the predictor, on the same windows.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     pixel_errors = {(predictor, IMAGE_MSE): loss * 2 / np.prod(FRAME_SHAPE)
@@ -444,23 +472,36 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
 
 def _value_correlations(name: str, values: dict[str, np.ndarray], episodes: np.ndarray,
                         seed: int) -> list[tuple]:
-    """Rows of the table: correlations of an agent's values with its values on recorded frames."""
+    """Correlate an agent's values on predicted frames with its values on recorded frames.
+
+    Args:
+        name: kind of the correlation in the table.
+        values: values by predictor, including RECORDED (T, N).
+        episodes: numbers of the episodes of the windows (N,).
+        seed: seed of the bootstrap.
+
+    Returns:
+        Rows of the table, see ``table_of``.
+    """
     rows = []
     for predictor in [name for name in values if name != RECORDED]:
         counted = np.isfinite(values[predictor])  # (T, N)
         for step in np.flatnonzero(counted.any(axis=1)).tolist():
-            at = counted[step]
-            pair = [values[each][step, at] for each in (RECORDED, predictor)]
-            if min(map(np.ptp, pair)) > _CONSTANT:
-                measured = correlation(pair[0], pair[1], episodes[at],
-                                       ClusterBootstrap(episodes[at], seed))
-                rows.append((step, predictor, name, at.sum(), measured.value, np.nan,
+            mask = counted[step]
+            recorded, predicted = (values[key][step, mask] for key in (RECORDED, predictor))
+            if min(np.ptp(recorded), np.ptp(predicted)) > _CONSTANT:
+                measured = correlation(recorded, predicted, episodes[mask],
+                                       ClusterBootstrap(episodes[mask], seed))
+                rows.append((step, predictor, name, mask.sum(), measured.value, np.nan,
                              measured.low, measured.high))
     return rows
 
 
 def comparisons(result: LossOverTime, seed: int) -> list[dict]:
-    """Compare the simulator's image loss with that of each other predictor.
+    """Compare the simulator's image loss with that of each other predictor in ``PREDICTORS``.
+
+    Args:
+        seed: seed of the bootstrap.
 
     Returns:
         For each ``predictor``: ``steps``, the steps in COMPARED_STEPS that any window reaches;

@@ -1,7 +1,8 @@
 """Losses of the simulator, and the weights of pixels in the image loss.
 
-Letters in shape comments: T simulated steps, B batch, C H W an image, S latent variables, K classes
-of each, D agent hidden state.
+Letters in shape comments: T simulated steps, B batch, C H W an image (elsewhere, H is the
+deterministic state), S latent variables, K classes of each, D agent hidden state, V bottleneck
+vector.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ CAMERA_KNEE = 0.1  # error in pixels where the camera's loss turns from quadrati
 
 @dataclasses.dataclass(frozen=True)
 class LossScales:
-    """Weights of the losses, named after the published flags."""
+    """Weights of the losses, named after the published flags.
+
+    Attributes:
+        obs: weight of the image loss.
+        hx: weight of the loss of the agent's hidden state.
+        reward: weight of the reward loss.
+        done: weight of the terminal loss.
+        kl: weight of the KL loss, multiplied with ``SimulatorConfig.kl_weight``.
+
+    Raises:
+        UserError: if a weight is negative or not finite.
+    """
 
     obs: float = 1.0
     hx: float = 1.0
@@ -95,7 +107,8 @@ class SimulatorLosses:
                                    reward=self.reward * alive, terminal=self.terminal * alive)
 
     def means(self) -> dict[str, Tensor]:
-        """Terms as they enter the total, each (): summed over time, averaged over the batch."""
+        """Means of the weighted terms by name, each (): summed over time, averaged over the batch.
+        """
         return {name: (term.sum(dim=0) if term.ndim == 2 else term).mean()
                 for name, term in vars(self).items() if term is not None}
 
@@ -124,9 +137,14 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     """Compute the losses of a training pass against its labels.
 
     Args:
+        simulation: output of the training pass, ``Simulator.forward``.
+        batch: the labels.
+        config: settings of the simulator, among them the weights of the KL, update, bottleneck and
+            camera losses.
+        scales: further weights of the losses.
         pixel_weights: weights of the squared errors of the images (T, B, H, W); None for 1.
-        all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers a
-            part of it; None if it covers all windows.
+        all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers only
+            some of its windows; None if it covers all windows.
         true_camera: velocity and displacement of the camera (T, B, 4); None sets its loss to 0.
         agent_windows: windows in which the agent acted, every n-th window of the whole batch. The
             loss of its state is divided by their share, so that its mean over the batch estimates
@@ -176,17 +194,19 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
 
 
 def camera_errors(predicted: Tensor, recorded: Tensor) -> Tensor:
-    """Smooth L1 errors of the camera's motion (T, B), summed over both directions.
+    """Compute smooth L1 errors of the camera's motion (T, B), summed over both directions.
 
-    In the first step, in which the displacement does not change, the velocity counts, and in all
-    others the displacement.
+    The first step, in which the displacement is always 0, has the error of the velocity; all later
+    steps have the error of the displacement.
 
     Args:
-        predicted: velocity and displacement (T, B, 4).
-        recorded: velocity and displacement (T, B, 4).
+        predicted: velocity and displacement to the right and down, in pixels (T, B, 4).
+        recorded: velocity and displacement to the right and down, in pixels (T, B, 4).
     """
-    mine, theirs = (torch.cat([each[:1, :, :2], each[1:, :, 2:]]) for each in (predicted, recorded))
-    return functional.smooth_l1_loss(mine, theirs, reduction="none", beta=CAMERA_KNEE).sum(dim=-1)
+    inputs, targets = (torch.cat([motion[:1, :, :2], motion[1:, :, 2:]])
+                       for motion in (predicted, recorded))
+    return functional.smooth_l1_loss(inputs, targets, reduction="none",
+                                     beta=CAMERA_KNEE).sum(dim=-1)
 
 
 def until_first_terminal(terminals: Tensor) -> Tensor:
@@ -227,13 +247,14 @@ def _kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 def measure(simulation: Simulation, losses: SimulatorLosses, vectors: Tensor) -> dict[str, Tensor]:
     """Compute the logged metrics of a batch, named as in ``runs.MEASURES``, each ().
 
-    Losses are given as they enter the total. Entropies and ``kl_nats`` are in nats per step, summed
-    over the latent variables. ``vector_distance`` is the mean distance between two bottleneck
-    vectors of the batch: 0 if all are equal, about 1.41 if they are spread over the sphere.
+    Losses are weighted, summed over time and averaged over the batch. Entropies and ``kl_nats`` are
+    in nats per step, summed over the latent variables. ``vector_distance`` is the mean distance
+    between two bottleneck vectors of the batch: 0 if all are equal, about 1.41 if they are spread
+    over the sphere.
 
     Args:
-        vectors: bottleneck vectors of the whole batch (B_all, V), of which the simulation may cover
-            a part.
+        vectors: bottleneck vectors of the whole batch (B_all, V); the simulation may cover only
+            some of its windows.
 
     Raises:
         ValueError: if the simulation has no posterior.
@@ -271,7 +292,7 @@ def _update_norms(start: Start, env_h: Tensor) -> Tensor:
     return torch.linalg.vector_norm(env_h - before, dim=-1)  # (T, B)
 
 
-_LEVELS = 8  # bins per colour channel
+_LEVELS = 8  # bins per colour channel, so that there are 512 colours
 _FRAMES = 2000  # number of frames in which colours are counted
 _LARGEST = 30.0  # upper limit of a weight before scaling: very rare colours are noise
 
@@ -286,7 +307,7 @@ class PixelWeights:
     2.2).
 
     Args:
-        shares: share of each colour among the pixels (levels³,), on the device of the images.
+        shares: share of each colour among the pixels (512,), on the device of the images.
         rarity: exponent; 0 weights all pixels equally, 1 all colours.
     """
 
@@ -301,11 +322,12 @@ class PixelWeights:
 
 
 def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """Measure the share of each colour (levels³,) in frames of some windows.
+    """Measure the share of each colour (512,) in the last initial frames of some windows.
 
     Args:
-        windows: window numbers.
-        seed: seed of the random choice of frames.
+        dataset: the recorded windows.
+        windows: numbers of the windows to choose from; at most 2 000 are read.
+        seed: seed of the random choice of windows.
     """
     chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]
     total = torch.zeros(_LEVELS ** 3, dtype=torch.float64)
@@ -316,6 +338,7 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
 
 
 def _colours(values: Tensor) -> Tensor:
-    """Bin of each pixel's colour (…, H, W), from images (…, 3, H, W) with values 0 to 255."""
+    """Return the colour of each pixel (…, H, W), from 0 to 511, of images (…, 3, H, W) with values
+    from 0 to 255."""
     red, green, blue = (values * _LEVELS // 256).unbind(dim=-3)
     return (red * _LEVELS + green) * _LEVELS + blue

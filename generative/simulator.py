@@ -11,7 +11,7 @@ one, whose state is a vector (``generative.networks``), and one whose state is a
 
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (elsewhere,
 H is the deterministic state), S latent variables, K classes of each, D agent hidden state, A
-actions, V bottleneck vector, M hidden layer of the cell.
+actions, V bottleneck vector, E frame embedding, M hidden layer of the cell.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One simulated step. Later steps are computed from these same tensors, so
-    ``torch.autograd.grad`` can differentiate with respect to them.
+    """One simulated step. Later steps are computed from these tensors, so ``torch.autograd.grad``
+    can differentiate with respect to them.
 
     Attributes:
         actions: input actions of the step, one-hot (B, A).
@@ -147,13 +147,13 @@ class Simulator(nn.Module):
     """The generative model: a learned environment and a frozen agent.
 
     Args:
-        config: sizes. If ``agent_hidden_size`` is None, the attribute ``config`` takes it from the
-            agent.
-        policy: a trained agent; it is frozen in place and never trained here.
+        config: settings of the simulator. If ``agent_hidden_size`` is None, the attribute
+            ``config`` has the agent's size instead.
+        policy: a trained agent; its parameters are frozen in place.
 
     Raises:
-        UserError: if the agent does not fit the sizes, or ``pixels_per_square`` is None in the
-            spatial architecture.
+        UserError: if the agent's sizes differ from those in ``config``, or ``pixels_per_square`` is
+            None in the spatial architecture.
     """
 
     def __init__(self, config: SimulatorConfig, policy: Policy):
@@ -169,7 +169,8 @@ class Simulator(nn.Module):
         if config.is_spatial:
             if config.pixels_per_square is None:
                 raise UserError("pixels_per_square must be a number for a spatial simulator: the "
-                                "motion of the camera, 0 if it stands still")
+                                "pixels that the camera moves per square of the level, 0 if it "
+                                "stands still")
             basis = self.basis = PatchBasis(config.patch_components, config.image_channels)
             self.encoder = SpatialEncoder(config, basis)
             self.env_converter = SpatialStart(config)
@@ -211,15 +212,16 @@ class Simulator(nn.Module):
         """Predict the start of a simulation from bottleneck vectors (B, V).
 
         Args:
+            draw: sampler of z before the first step.
             detached: predict the agent's state and the action from the detached vector, so that
                 their losses do not train the encoder.
         """
         env_h, z_logits = self.env_converter(bottleneck_vec).split(
             [self.config.deter_dim, self.config.env_h_stoch_size], dim=-1)
         z = draw(z_logits.unflatten(-1, self.cell.latent_shape))  # (B, S, K)
-        read = bottleneck_vec.detach() if detached else bottleneck_vec
-        action_logits = self.action_converter(read)  # (B, A)
-        agent_hidden = self.agent.policy.to_state(self.hidden_converter(read))  # (B, D)
+        vectors = bottleneck_vec.detach() if detached else bottleneck_vec
+        action_logits = self.action_converter(vectors)  # (B, A)
+        agent_hidden = self.agent.policy.to_state(self.hidden_converter(vectors))  # (B, D)
         return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
                      most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
@@ -230,6 +232,8 @@ class Simulator(nn.Module):
         """Run the training pass: z from the posterior, true actions, true initial agent state.
 
         Args:
+            batch: recorded windows, aligned with simulated steps.
+            draw: sampler of z.
             open_loop: mask of the windows whose z is drawn from the prior, bool (B,); None for no
                 window.
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
@@ -298,28 +302,33 @@ class Simulator(nn.Module):
 
         Args:
             start: start from ``start_from``, with the input action of the first step.
+            draw: sampler of z.
             num_steps: T; None for ``config.num_sim_steps``.
             true_actions: input actions of the steps, int64 (T, B), which replace the start's
                 action and the agent's own actions.
             true_images: recorded images (T, B, C, H, W) in [0, 1]; if given, z comes from the
                 posterior, otherwise from the prior.
             without_env_grads: detach the action before it enters the environment.
-            rows: metadata of the simulations, for patches of the agent; step numbers are added.
+            rows: batch metadata for patches of the agent, one row per simulation; the step number
+                is set in every step.
+
+        Returns:
+            The T steps.
 
         Raises:
             ValueError: if ``true_actions`` or ``true_images`` have fewer than T steps.
         """
         num_steps = self.config.num_sim_steps if num_steps is None else num_steps
-        for name, given in (("true_actions", true_actions), ("true_images", true_images)):
-            if given is not None and len(given) < num_steps:
-                raise ValueError(f"{name} has {len(given)} steps, fewer than {num_steps}")
+        for name, tensor in (("true_actions", true_actions), ("true_images", true_images)):
+            if tensor is not None and len(tensor) < num_steps:
+                raise ValueError(f"{name} has {len(tensor)} steps, fewer than {num_steps}")
         h, z, hidden, action = start.env_h, start.z, start.agent_hidden, start.action
         steps = []
         for t in range(num_steps):
             if true_actions is not None:
                 action = self.one_hot_actions(true_actions[t])
-            entering = action.detach() if without_env_grads else action  # (B, A)
-            h = self.cell.advance(z, self.cell.action_input(entering), h)  # (B, H)
+            input_action = action.detach() if without_env_grads else action  # (B, A)
+            h = self.cell.advance(z, self.cell.action_input(input_action), h)  # (B, H)
             prior, posterior = self.cell.prior_logits(h), None  # (B, S, K)
             if true_images is not None:
                 embedding = self.frame_embedding(true_images[t])
@@ -333,7 +342,7 @@ class Simulator(nn.Module):
             hidden, log_probs = agent.hidden_states, agent.log_probs  # (B, D), (B, A)
             action = most_likely_action(log_probs)  # (B, A)
             steps.append(Step(
-                actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
+                actions=input_action, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
                 raw_images=raw_image, images=image, rewards=reward, terminal_logits=terminal_logit,
                 hidden_states=hidden, log_probs=log_probs, values=agent.values,
                 own_actions=action))

@@ -19,8 +19,8 @@ steps and the start through the motion memory, but has no gradient with respect 
 memory and earlier velocities. In evaluation mode everything is differentiable.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
-steps, C H W an image, P = 64 cells, K coefficients of a patch, W hidden channels, V bottleneck
-vector, M inputs of the cell from the action, A actions.
+steps, C H W an image (elsewhere, H is the state and W the hidden channels), K coefficients of a
+patch, V bottleneck vector, A actions, S K latent variables and their classes.
 """
 
 from __future__ import annotations
@@ -91,14 +91,18 @@ class PatchBasis(nn.Module):
         self.scale.copy_(variances.flip(0)[:num].clamp(min=1e-6).sqrt())
 
     def coefficients(self, images: Tensor) -> Tensor:
-        """Compute the coefficients (N, K, 8, 8) of images (N, C, 64, 64)."""
+        """Compute the coefficients (N, K, 8, 8) of images (N, C, 64, 64) in [0, 1]."""
         patches = functional.pixel_unshuffle(images, PATCH)  # (N, C·64, 8, 8)
         weight = self.components / self.scale[:, None]
         bias = -weight @ self.mean
         return functional.conv2d(patches, weight[:, :, None, None], bias)
 
     def images(self, coefficients: Tensor, with_mean: bool = True) -> Tensor:
-        """Reconstruct images (N, C, 64, 64) from leading coefficients (N, up to K, 8, 8)."""
+        """Reconstruct images (N, C, 64, 64) from leading coefficients (N, up to K, 8, 8).
+
+        Args:
+            with_mean: add the mean patch; False for the difference between two images.
+        """
         num = coefficients.shape[1]
         weight = (self.components[:num] * self.scale[:num, None]).T  # (C·64, K)
         patches = functional.conv2d(coefficients, weight[:, :, None, None],
@@ -107,7 +111,11 @@ class PatchBasis(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Pre-activation residual block with group norm and two 3 x 3 convolutions (N, W, 8, 8)."""
+    """Pre-activation residual block with group norm and two 3 x 3 convolutions.
+
+    Args:
+        width: W, channels of input and output (N, W, height, width).
+    """
 
     def __init__(self, width: int):
         super().__init__()
@@ -124,12 +132,12 @@ class ResidualBlock(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SpatialState:
-    """Parts of the environment's state.
+    """Parts of the environment's state; the numbers of channels are in ``SimulatorConfig``.
 
     Attributes:
-        canvas: coefficients of the last initial frame (B, canvas, 8, 8).
-        memory: memory in coordinates of the view (B, memory, 8, 8).
-        scene: memory in coordinates of the canvas (B, scene, 8, 8).
+        canvas: coefficients of the last initial frame (B, canvas_channels, 8, 8).
+        memory: memory in coordinates of the view (B, memory_channels, 8, 8).
+        scene: memory in coordinates of the canvas (B, scene_channels, 8, 8).
         camera: state of the camera.
     """
 
@@ -139,13 +147,13 @@ class SpatialState:
     camera: CameraState
 
     def flat(self) -> Tensor:
-        """Flatten the state to (B, H): the grid cell by cell, then the camera's numbers."""
+        """Flatten the state to (B, H): the channels of each cell, then the camera's state."""
         grid = torch.cat([self.canvas, self.memory, self.scene], dim=1).float()
         return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), *vars(self.camera).values()], dim=-1)
 
 
 def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
-    """Split a state (B, H) into its parts."""
+    """Split a flat state (B, H) into its parts; the inverse of ``SpatialState.flat``."""
     sizes = (config.canvas_channels, config.memory_channels, config.scene_channels)
     grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
     camera = CameraState(*env_h[:, NUM_CELLS * sum(sizes):].split(
@@ -155,7 +163,12 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
 
 
 class ConvGRU(nn.Module):
-    """Convolutional GRU whose gates see the inputs (N, inputs, 8, 8) and the memory."""
+    """Convolutional GRU with 3 x 3 kernels.
+
+    Args:
+        inputs: channels of the input.
+        memory: channels of the memory.
+    """
 
     def __init__(self, inputs: int, memory: int):
         super().__init__()
@@ -165,7 +178,7 @@ class ConvGRU(nn.Module):
             self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return the next memory (N, memory, 8, 8)."""
+        """Compute the next memory (N, memory, 8, 8) from the input x (N, inputs, 8, 8)."""
         update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
             2, dim=1)
         new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
@@ -177,7 +190,11 @@ class SpatialEncoder(nn.Module):
 
     The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
     recovers the norm that is lost in normalisation. The camera's velocity and phase are added to
-    this channel in six patterns.
+    this channel as the coefficients of six fixed patterns, see ``camera.cell_patterns``.
+
+    Args:
+        config: sizes of the networks.
+        basis: basis of image patches, shared with cell and decoder.
     """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
@@ -221,7 +238,8 @@ class SpatialEncoder(nn.Module):
         """Estimate velocity, in units of FASTEST, and phase in the last initial frame (B, 6).
 
         Args:
-            costs: costs of motions between consecutive initial frames (B, I - 1, shifts).
+            costs: costs of NUM_MOTIONS candidate motions between consecutive initial frames, see
+                ``camera.motion_costs`` (B, I - 1, NUM_MOTIONS).
             edges: edges in the initial frames, see ``camera.frame_edges`` (B, I, 2, 63).
         """
         phases = self.phase(edges)
@@ -229,7 +247,7 @@ class SpatialEncoder(nn.Module):
 
     def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
         """Estimate velocity and phase (B, 6) from images (I, B, C, 64, 64) and the costs of motions
-        between them (B, I - 1, shifts)."""
+        between them (B, I - 1, NUM_MOTIONS); zeros if the camera stands still."""
         if not self.moves:
             return costs.new_zeros(len(costs), 2 + PHASE_DIM)
         with torch.autocast(costs.device.type, enabled=False):
@@ -259,7 +277,8 @@ class SpatialStart(nn.Module):
         initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
+        """Map vectors (B, V) to states, concatenated with the logits of z, which are 0
+        (B, H + S·K)."""
         config, code = self.config, self._code(vectors)
         channels = code.shape[1]
         passed = min(channels - 1, config.canvas_channels)
@@ -272,7 +291,7 @@ class SpatialStart(nn.Module):
         return torch.cat([h, h.new_zeros(len(h), config.env_h_stoch_size)], dim=-1)
 
     def _code(self, vectors: Tensor) -> Tensor:
-        """Code (B, V / 64, 8, 8) in vectors (B, V), with the scale that it had in the encoder."""
+        """Recover the encoder's code before normalisation (B, V / 64, 8, 8) from vectors (B, V)."""
         channels = vectors.shape[1] // NUM_CELLS
         code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
         constant = code[:, -1:].mean(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
@@ -280,26 +299,28 @@ class SpatialStart(nn.Module):
         return code / constant.clamp(min=_SMALLEST_SCALE * unit)
 
     def carried(self, vectors: Tensor) -> Tensor:
-        """Velocity, in units of FASTEST, and phase (B, 6) that vectors (B, V) carry."""
+        """Extract the camera's velocity, in units of FASTEST, and phase (B, 6) from vectors (B, V).
+        """
         code = self._code(vectors)
         return code[:, -1].flatten(1) @ (cell_patterns(code).flatten(1).T / NUM_CELLS)
 
     def camera(self, vectors: Tensor, carried: Tensor) -> CameraState:
-        """Return the camera's state before the first step.
+        """Compute the camera's state before the first step.
 
         Args:
             vectors: bottleneck vectors (B, V).
-            carried: velocity, in units of FASTEST, and phase that the vectors carry (B, 6).
+            carried: velocity, in units of FASTEST, and phase, from the method ``carried`` (B, 6).
         """
-        motion, more = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
+        motion, correction = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
             [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)
-        velocity, phase = (carried + more).split([2, PHASE_DIM], dim=-1)
+        velocity, phase = (carried + correction).split([2, PHASE_DIM], dim=-1)
         still = torch.zeros_like(velocity)
         return CameraState(torch.tanh(motion), phase, FASTEST * velocity, still, still[:, :1])
 
 
 class NoEmbedding(nn.Module):
-    """An empty frame embedding: without latent variables, there is no posterior that needs one."""
+    """An empty frame embedding, because the spatial architecture has no posterior that needs one.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         """Return empty embeddings (N, 0) of images (N, C, H, W)."""
@@ -307,7 +328,7 @@ class NoEmbedding(nn.Module):
 
 
 class SceneFeatures(nn.Module):
-    """Features (N, W / 2, 8, 8) of the canvas and the scene."""
+    """Computes features (N, W / 2, 8, 8) of the canvas and the scene."""
 
     def __init__(self, config: SimulatorConfig):
         super().__init__()
@@ -321,7 +342,12 @@ class SceneFeatures(nn.Module):
 
 
 class SpatialCell(nn.Module):
-    """Recurrent cell of the environment; see ``generative.networks.EnvironmentCell``."""
+    """Recurrent cell of the environment, as ``generative.networks.EnvironmentCell``.
+
+    Args:
+        config: sizes of the networks.
+        basis: basis of image patches, shared with encoder and decoder.
+    """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
@@ -347,7 +373,7 @@ class SpatialCell(nn.Module):
         return embedding
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
-        """Return the next h (B, H) from one-hot z (B, S, K), action (B, A) and h."""
+        """Compute the next state h (B, H) from one-hot actions (B, A) and h; z is ignored."""
         state, basis = split_state(h, self.config), self._basis[0]
         memory, world = state.memory, basis.images(state.canvas)  # world: (B, C, 64, 64)
         with torch.autocast(h.device.type, enabled=False):
@@ -377,12 +403,17 @@ class SpatialCell(nn.Module):
         return h.new_zeros(*h.shape[:-1], *self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
-        """Return the prior's logits."""
+        """Return zero logits (…, S, K), like the prior."""
         return self.prior_logits(h)
 
 
 class SpatialDecoder(nn.Module):
-    """Decodes image, reward and terminal from [h, z]; see ``generative.networks.Decoder``."""
+    """Decodes image, reward and terminal from the state.
+
+    Args:
+        config: sizes of the networks.
+        basis: basis of image patches, shared with encoder and cell.
+    """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
@@ -407,7 +438,11 @@ class SpatialDecoder(nn.Module):
         initialise(self.from_phase[-1], [0] * (2 * width))
 
     def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode states h (N, H) and z (N, S, K); see ``generative.networks.Decoder.forward``."""
+        """Decode states h (N, H); z (N, S, K) is ignored.
+
+        Returns:
+            Unclamped images (N, C, 64, 64), rewards (N,) and logits of the terminal (N,).
+        """
         state, basis = split_state(h, self.config), self._basis[0]
         camera = state.camera
         displacement, motion, phase = camera.displacement, camera.motion, camera.phase

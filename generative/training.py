@@ -74,13 +74,13 @@ class SimulatorTraining:
             run has this name.
         settings: settings of the run.
         compute: device and precision.
-        world: processes that train together; each creates its own run with the same folder, but
-            only rank 0 writes to it.
+        world: the group of training processes; each creates its own ``SimulatorTraining`` with the
+            same folder, but only rank 0 writes to it.
 
     Raises:
         FolderInUse: if another process uses the folder.
-        UserError: if the data, the agent or a file to start from cannot be used, or there are more
-            processes than windows in a batch.
+        UserError: if the recording, the agent or the checkpoint to start from cannot be used, or
+            there are more processes than windows in a batch.
     """
 
     def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute,
@@ -92,16 +92,17 @@ class SimulatorTraining:
                                       config.num_sim_steps, training.terminal_absorbing)
         num_episodes = len(self.dataset.episodes)
         if settings.num_episodes not in (None, num_episodes):
-            raise UserError(f"{settings.data_dir} holds {num_episodes} episodes, but this run was "
-                            f"begun with {settings.num_episodes}; others would be held out")
+            raise UserError(f"{settings.data_dir} has {num_episodes} episodes, but this run was "
+                            f"started with {settings.num_episodes}, so it would hold out different "
+                            "ones; restore the recording or start a new run")
         split = self.dataset.split(training.held_out_fraction, settings.seed)
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
                                     settings.seed)
-        for name, order in (("a batch has", self._order), ("are held out", self._held_out)):
+        for name, order in (("windows", self._order), ("held-out windows", self._held_out)):
             if order.batch_size < world.world_size:
-                raise UserError(f"{world.world_size} processes cannot share the {order.batch_size} "
-                                f"windows that {name}; start fewer processes")
+                raise UserError(f"{world.world_size} processes cannot share a batch of "
+                                f"{order.batch_size} {name}; start fewer processes")
         self.num_batches = training.epochs * self._order.batches_per_epoch
         if settings.max_batches:
             self.num_batches = min(self.num_batches, settings.max_batches)
@@ -129,7 +130,7 @@ class SimulatorTraining:
         lr = torch.tensor(training.lr, device=compute.device) if is_graph else training.lr
         self.optimizer = torch.optim.Adam(self._parameters, lr=lr, fused=True, capturable=is_graph)
         # Moving average of the weights.
-        self._average = _cloned(self._parameters) if training.average_decay else None
+        self._average = _clone(self._parameters) if training.average_decay else None
         self._pixel_weights = None
         if training.image_rarity:
             shares = count_colours(self.dataset, split.train, settings.seed)
@@ -162,9 +163,8 @@ class SimulatorTraining:
             game = recorded_game(self.dataset.folder)
             scale = pixels_per_square(game.env_name, game.distribution_mode)
             if scale is None:
-                logger.warning("how the camera of %s moves is not known, so the simulator takes it "
-                               "to stand still; set pixels_per_square if it does not",
-                               game.env_name)
+                logger.warning("the camera's motion in %s is not known, so the camera is assumed "
+                               "to stand still; set pixels_per_square if it moves", game.env_name)
                 scale = 0.0
         if scale and not self.dataset.has_positions:
             raise UserError(f"{self.dataset.folder.path} has no positions of the player, from "
@@ -172,7 +172,8 @@ class SimulatorTraining:
         return dataclasses.replace(config, pixels_per_square=scale)
 
     def _some_frames(self, windows: np.ndarray) -> Tensor:
-        """Read frames (N, C, H, W) in [0, 1] of some windows, except black frames."""
+        """Read the last initial frames (N, C, H, W) in [0, 1] of random windows, without black
+        frames."""
         chosen = np.random.default_rng(self.settings.seed).permutation(windows)[:_BASIS_FRAMES]
         frames = torch.cat([
             self.dataset.batch(chosen[begin:begin + 100]).frames[self.dataset.num_init_steps - 1]
@@ -180,15 +181,17 @@ class SimulatorTraining:
         return frames[frames.flatten(1).any(dim=1).bool()].float() / 255
 
     def _load_state(self, state: dict, path: Path) -> None:
+        """Restore the optimiser, the random numbers and the counters from the checkpoint ``path``.
+        """
         for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
             if state.get(key) is None:
-                raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
-                                "a new one with --model_file")
+                raise UserError(f"{path} has no '{key}', so the run cannot be resumed from it; "
+                                "start a new run with --model_file")
         check_generator(state["generator"], self._generator, f"{path}: 'generator'")
         check_like({name: state.get(name, 1) for name in ("batches", "wall_time", "ranks")},
                    {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
-        rows, figures = state["unlogged"], dict.fromkeys(self._figures, torch.zeros(()))
-        check_like(rows, [figures] * (len(rows) if isinstance(rows, list) else 0),
+        rows, metrics = state["unlogged"], dict.fromkeys(self._metric_names, torch.zeros(()))
+        check_like(rows, [metrics] * (len(rows) if isinstance(rows, list) else 0),
                    f"{path}: 'unlogged'")
         self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                         "state": state["optimizer_state_dict"]})
@@ -199,7 +202,7 @@ class SimulatorTraining:
         self.batches, self._elapsed = state["batches"], state["wall_time"]
 
     def _load_trained_weights(self, weights: object, path: Path) -> None:
-        """Restore the trained weights; the file's simulator has their moving average instead."""
+        """Restore the trained weights; the simulator in the checkpoint has their moving average."""
         shapes = [parameter.shape for parameter in self._parameters]
         if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
             raise UserError(f"the run cannot be resumed from {path}: 'trained_weights' is missing "
@@ -207,15 +210,15 @@ class SimulatorTraining:
         _copy(weights, self._parameters)
 
     @property
-    def _figures(self) -> tuple[str, ...]:
+    def _metric_names(self) -> tuple[str, ...]:
         """Names of the logged metrics of a batch."""
         return "gradient_norm", *measures_of(self.settings.simulator)
 
     @contextlib.contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Give the simulator its averaged weights, in evaluation mode, inside the block."""
+        """Use the averaged weights, if there are any, and evaluation mode inside the block."""
         self.simulator.eval()
-        trained = _cloned(self._parameters) if self._average is not None else []
+        trained = _clone(self._parameters) if self._average is not None else []
         try:
             _copy(self._average or [], self._parameters)
             yield
@@ -225,6 +228,7 @@ class SimulatorTraining:
 
     @property
     def epoch(self) -> int:
+        """Number of complete epochs."""
         return self.batches // self._order.batches_per_epoch
 
     @property
@@ -241,11 +245,12 @@ class SimulatorTraining:
         return checkpoints(self.folder)[-1]
 
     def train(self) -> int:
-        """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
+        """Train until the end of the run or until a signal of
+        :data:`common.signals.STOP_SIGNALS` arrives.
 
         Returns:
             0 if the run is finished, 128 + the signal's number if any process received a signal. In
-            both cases, the state is saved.
+            both cases, a checkpoint has been written.
 
         Raises:
             NonFiniteLoss: if the gradient became infinite or NaN; the last checkpoint is kept.
@@ -256,8 +261,8 @@ class SimulatorTraining:
                              world.local_slice(self._order.batch_size))
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch, stopped = -1, 0
-        if self.batches and world.is_main and not self._film.exists():
-            self._write_film()  # the run was killed between a checkpoint and its video
+        if self.batches and world.is_main and not self._video.exists():
+            self._write_video()  # the run was killed between a checkpoint and its video
         try:
             with (deferred_signals("batch", second_acts=not world.is_distributed) as received,
                   Progress(self.num_batches, "batch", self.batches) as progress):
@@ -269,7 +274,7 @@ class SimulatorTraining:
                     self.batches += 1
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
-                        row = {**self._row(), **speed.since_last_time()}
+                        row = {**self._row(), **speed.since_last_call()}
                         if self._lock is not None and self.log is not None:
                             self._lock.check()
                             self.log.append(row)
@@ -289,8 +294,16 @@ class SimulatorTraining:
 
     def _forward(self, windows: AlignedBatch, generator: torch.Generator, num: int
                  ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
-        """Compute losses of this process's part of a batch of ``num`` windows, and metrics of the
-        whole batch."""
+        """Run the training pass.
+
+        Args:
+            windows: this process's windows of a batch.
+            generator: source of the random numbers.
+            num: number of windows in the whole batch.
+
+        Returns:
+            Losses of this process's windows, and metrics of the whole batch.
+        """
         world, config, training = self.world, self.settings.simulator, self.settings.training
         own = world.local_slice(num)
         part = (own, num) if world.is_distributed else None
@@ -315,11 +328,11 @@ class SimulatorTraining:
                                   vectors, camera, acting)
         if training.until_end:
             losses = losses.until_end(windows.terminals)
-        figures = measure(simulation, losses, vectors)
-        return losses, world.mean(figures, self._share(num))
+        metrics = measure(simulation, losses, vectors)
+        return losses, world.mean(metrics, self._share(num))
 
     def _vector_noise(self, generator: torch.Generator, num: int) -> Tensor:
-        """Draw noise (num, V) of the same norm for every second vector, 0 for the others."""
+        """Draw noise (num, V): rows of norm ``vector_noise``, and zeros in every second row."""
         noise = torch.randn(num, self.settings.simulator.bottleneck_vec_size,
                             device=self.compute.device, generator=generator)
         noise = noise * (self.settings.training.vector_noise
@@ -328,8 +341,8 @@ class SimulatorTraining:
         return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
-        """Mask of the windows simulated from the prior, in this process's part of a batch of
-        ``num`` windows."""
+        """Mask of this process's windows that are simulated from the prior, in a batch of ``num``
+        windows; None if there are none in any batch."""
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)
@@ -356,23 +369,23 @@ class SimulatorTraining:
             else:
                 group["lr"] = rate
         values = self._graph(self._step, windows) if self._graph else self._step(windows)
-        figures = dict(zip(self._figures, values))
-        norm = float(figures["gradient_norm"])
+        metrics = dict(zip(self._metric_names, values))
+        norm = float(metrics["gradient_norm"])
         if not math.isfinite(norm):
             raise NonFiniteLoss(f"the gradient became {norm}, the loss "
-                                f"{float(figures['loss'])}, after {self.batches} batches; training "
-                                f"stopped, and what was saved before in {self.folder} was kept")
+                                f"{float(metrics['loss'])}, after {self.batches} batches; training "
+                                f"stopped, and earlier checkpoints in {self.folder} were kept")
         if self._average is not None:
             # The decay is smaller at first, so that the average forgets the initial weights.
             decay = min(training.average_decay, (1 + self.batches) / (10 + self.batches))
             torch._foreach_lerp_(self._average, [parameter.detach() for parameter
                                                  in self._parameters], 1 - decay)
-        return figures
+        return metrics
 
     def _step(self, windows: Windows) -> Tensor:
-        """Take one optimiser step and return the values of the metrics in ``_figures`` (F,)."""
+        """Take one optimiser step and return the metrics (number of ``_metric_names``,)."""
         num = self._order.batch_size
-        losses, figures = self._forward(align(windows, self.settings.simulator), self._generator,
+        losses, metrics = self._forward(align(windows, self.settings.simulator), self._generator,
                                         num)
         self.optimizer.zero_grad(set_to_none=True)
         losses.share_of_total(self._share(num)).backward()
@@ -380,10 +393,12 @@ class SimulatorTraining:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters,
                                               self.settings.training.gradient_norm_limit)
         self.optimizer.step()
-        return torch.stack([norm, *(figures[name] for name in self._figures[1:])])
+        return torch.stack([norm, *(metrics[name] for name in self._metric_names[1:])])
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
+        """Compute a row of the log: means over the batches since the last row, and metrics of one
+        held-out batch."""
         number = self.batches // self.settings.training.log_interval
         num = self._held_out.batch_size
         own = self._held_out[number][self.world.local_slice(num)]
@@ -391,12 +406,12 @@ class SimulatorTraining:
         generator = torch.Generator(self.compute.device).manual_seed(number)
         with self._evaluation_mode():
             held_out = self._forward(align(windows, self.settings.simulator), generator, num)[1]
-        means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
+        means = {name: float(torch.stack([metrics[name] for metrics in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []
         return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
                 **means, **{f"held_out_{name}": float(held_out[name])
-                            for name in self._figures[1:]}}
+                            for name in self._metric_names[1:]}}
 
     def _save(self) -> None:
         """Write a checkpoint and a video, and delete old checkpoints."""
@@ -415,17 +430,17 @@ class SimulatorTraining:
             save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
                            self._unused, self.optimizer.state_dict(), more)
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
-        self._write_film()
+        self._write_video()
         self._saved_at = time.monotonic()
 
     @property
-    def _film(self) -> Path:
+    def _video(self) -> Path:
         return self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4"
 
     @torch.no_grad()
-    def _write_film(self) -> None:
-        """Write a video of held-out windows: truth, reconstruction, and imagination with the true
-        actions."""
+    def _write_video(self) -> None:
+        """Write a video of held-out windows: recorded frames, their reconstruction, and imagination
+        with the recorded actions."""
         config = self.settings.simulator
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
@@ -436,11 +451,11 @@ class SimulatorTraining:
             steps = self.simulator.imagine(start, draw, true_actions=batch.actions)
         columns = {"truth": batch.images, "reconstruction": reconstruction,
                    "imagination": stack(start, steps).images}
-        films = {title: as_frames(images) for title, images in columns.items()}
-        write_video(self._film, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
+        videos = {title: as_frames(images) for title, images in columns.items()}
+        write_video(self._video, side_by_side(videos, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
 
 
-def _cloned(parameters: Sequence[Tensor]) -> list[Tensor]:
+def _clone(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
 
 
@@ -451,7 +466,7 @@ def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
 
 
 class _Speed:
-    """Measures frames per second, and the share of time spent waiting for data."""
+    """Measures training speed: frames per second, and the share of time spent waiting for data."""
 
     def __init__(self, reader: BatchReader, frames_per_batch: int):
         self._reader, self._frames_per_batch = reader, frames_per_batch
@@ -461,7 +476,7 @@ class _Speed:
         self.batches = 0
         self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
 
-    def since_last_time(self) -> dict[str, float]:
+    def since_last_call(self) -> dict[str, float]:
         """Return the measurements since the last call, by column name."""
         seconds = time.perf_counter() - self._start
         speed = {"frames_per_second": self.batches * self._frames_per_batch / seconds,

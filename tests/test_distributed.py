@@ -255,7 +255,7 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
 
     monkeypatch.setattr(train_gen_model, "init_distributed", four)
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
-    assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
+    assert "4 processes cannot share a batch of 3 windows" in capsys.readouterr().err
     assert {"agent_file", "seed", "training"} <= compared[0].keys()
 
 

@@ -320,7 +320,7 @@ def test_recording_must_not_have_grown(undisturbed, agent_path, tmp_path, capsys
     (folder / "hyperparameters.yml").write_text(
         re.sub("num_episodes: [0-9]+", "num_episodes: 8", settings))
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder)]) == 2
-    assert "begun with 8; others would be held out" in capsys.readouterr().err
+    assert "started with 8, so it would hold out different ones" in capsys.readouterr().err
 
 
 def test_training_goes_on_from_a_simulator_file_and_keeps_its_unused_tensors(
