@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import itertools
+import json
 import os
 import pickle
 import shutil
@@ -44,7 +45,7 @@ from common.parameters import ParameterSet
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
-from generative.runs import SimulatorRunSettings, checkpoint_name
+from generative.runs import SimulatorRunSettings, checkpoint_name, open_simulator
 from generative.simulator import Simulator
 from interventions.controls import matched_sets
 from interventions.hidden_states_folder import hidden_state_results
@@ -142,6 +143,27 @@ def write_recording(path, lengths):
             rng.normal(size=(length, 15)).astype(np.float32), steps))
         writer.add(number, episodes[-1])
     return episodes
+
+
+def random_frames(number, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
+
+
+def simulator_settings(name, agent_file, data, training=None, simulator=None, **changes):
+    """Settings of a run of train_gen_model.py on 6 episodes, with the parameter set of a name."""
+    parameters = ParameterSet(name)
+    return dataclasses.replace(SimulatorRunSettings(
+        "t", str(agent_file), sha256(agent_file), "", str(data), 4, "float32", 6,
+        dataclasses.replace(parameters.get(SimulatorConfig), **(simulator or {})),
+        dataclasses.replace(parameters.get(TrainingConfig),
+                            **{"log_interval": 2, **(training or {})}),
+        LossScales()), **changes)
+
+
+def progress_of(folder: Path) -> pd.DataFrame:
+    """The log of a simulator's run without what depends on the machine."""
+    return pd.read_csv(folder / "progress.csv").drop(
+        columns=["wall_time", "frames_per_second", "waiting_for_data"])
 
 
 def tiny_config(**changes):
@@ -345,6 +367,31 @@ def simulator_file(agent_path, shared) -> Path:
             parameters.get(TrainingConfig), LossScales()))
         return path
     return shared("simulator", make)
+
+
+@pytest.fixture
+def simulator(simulator_file, agent_path) -> Simulator:
+    """That simulator, which a test may alter."""
+    return open_simulator(simulator_file, agent_path, SimulatorConfig(), FLOAT32)
+
+
+@pytest.fixture(scope="session")
+def published_agent(shared) -> Path:
+    """An agent file in the published layout, by the recipe of the golden numbers."""
+    def make(folder):
+        layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
+        path = folder / "model_80412672.pth"
+        torch.save({"model_state_dict": {key: golden_weight(key, shape)
+                                         for key, shape in layout.items()},
+                    "optimizer_state_dict": {}}, path)
+        return path
+    return shared("published_agent", make)
+
+
+@pytest.fixture(scope="session")
+def matrices(shared) -> Path:
+    """A folder with the matrices of the golden projector, found in states of that agent."""
+    return shared("matrices", lambda folder: save_projector(folder / "m", golden_projector()))
 
 
 @pytest.fixture(scope="session")

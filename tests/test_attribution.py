@@ -87,7 +87,7 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
     assert not is_cut("embedder.inner.block2.res2.resadd") and is_cut("gru")
 
 
-@pytest.mark.parametrize("embedder", ("wide", "clear"))
+@pytest.mark.parametrize("embedder", ("wide", "nature", "clear"))
 def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
     """The centre of mass of |d cell / d pixel| over channels and random frames."""
     policy = agent(embedder, False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, killed_at, record_arguments, small_policy
+from conftest import FLOAT32, bytes_of_files, killed_at, record_arguments, small_policy
 
 import record
 from agents.acting import run_policy
@@ -73,11 +73,6 @@ def made(agent, data, found, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("attribution") / "out"
     assert attribute.main(attribution_arguments(agent, data, found, folder, *MADE)) == 0
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
-            if path.is_file()}
 
 
 def test_features_of_a_recording_are_written_and_read(found, data):
@@ -147,14 +142,14 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     assert run(output, "--shard", "2/2", "--features_dir", str(other)) == 2
     assert "with another features" in capsys.readouterr().err
     assert run(output, "--shard", "2/2") == run(output, "--join") == 0
-    assert contents(output) == contents(alone)
+    assert bytes_of_files(output) == bytes_of_files(alone)
     # Shards also divide what a finished folder lacks.
     (output / "hidden_state" / "value" / "memory_2" / "trajectory_00002.npz").unlink()
     assert run(output, "--shard", "2/2") == 0
     assert run(output, "--join") == 2
     assert "out lacks shards 1/2, which" in capsys.readouterr().err
     assert run(output, "--shard", "1/2") == run(output, "--join") == 0
-    assert contents(output) == contents(alone)
+    assert bytes_of_files(output) == bytes_of_files(alone)
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path):
@@ -278,12 +273,12 @@ def test_what_does_not_belong_together_is_refused(file, changes, words, agent, d
         (tmp_path / file).write_text(json.dumps({**content, **changes}))
     elif file:
         np.save(tmp_path / file, np.load(tmp_path / file) - 1 if changes is None else changes)
-    before = contents(tmp_path / "made")
+    before = bytes_of_files(tmp_path / "made")
     more = () if file else changes
     assert attribute.main(attribution_arguments(agent, tmp_path / "data", tmp_path / "found",
                                                 tmp_path / "made", *more)) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]
-    assert {name: content for name, content in contents(tmp_path / "made").items()
+    assert {name: content for name, content in bytes_of_files(tmp_path / "made").items()
             if name in before} == before
 
 
@@ -305,4 +300,4 @@ def test_a_killed_run_resumes_and_ends_with_the_same_files(script, agent, data, 
     assert script is features or kept
     assert run("killed") == 0
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert bytes_of_files(tmp_path / "killed") == bytes_of_files(tmp_path / "whole")

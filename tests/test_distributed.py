@@ -19,6 +19,7 @@ from conftest import (
     FLOAT32,
     ROOT,
     log_of,
+    progress_of,
     start,
     tiny_config,
     tiny_policy,
@@ -97,11 +98,6 @@ def by_two(agent_path, recording, tmp_path_factory):
 def simulator_run(folder):
     (run,) = (folder / "results" / "t").iterdir()
     return run
-
-
-def progress_of(folder):
-    return pd.read_csv(folder / "progress.csv").drop(
-        columns=["wall_time", "frames_per_second", "waiting_for_data"])
 
 
 def weights(path):

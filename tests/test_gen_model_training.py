@@ -17,7 +17,9 @@ from conftest import (
     FLOAT32,
     assert_same,
     figures_drawn,
+    progress_of,
     read_video,
+    simulator_settings,
     tiny_policy,
 )
 
@@ -28,7 +30,6 @@ from agents.provenance import agent_sha256
 from common import parameters
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
-from common.files import sha256
 from common.parameters import ParameterSet
 from generative import export
 from generative.batches import BatchOrder, BatchReader, align
@@ -39,7 +40,6 @@ from generative.networks import LatentSampler
 from generative.published import published_state, save_published
 from generative.runs import (
     COLUMNS,
-    SimulatorRunSettings,
     checkpoints,
     open_simulator,
     prune_checkpoints,
@@ -58,23 +58,13 @@ def arguments(agent_path, recording, root, *more):
             "--precision", "float32", "--device", "cpu", *more]
 
 
-def settings_for(agent_path, recording, training=None, simulator=None, **changes):
-    settings = SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", str(recording / "data"), 4, "float32", 6,
-        dataclasses.replace(TINY.get(SimulatorConfig), **(simulator or {})),
-        dataclasses.replace(TINY.get(TrainingConfig), **{"log_interval": 2, **(training or {})}),
-        LossScales())
-    return dataclasses.replace(settings, **changes)
+def settings_for(agent_path, recording, **changes):
+    return simulator_settings("tiny", agent_path, recording / "data", **changes)
 
 
 def run_folder(root):
     (folder,) = (root / "results" / "t").iterdir()
     return folder
-
-
-def progress_of(folder):
-    return pd.read_csv(folder / "progress.csv").drop(
-        columns=["wall_time", "frames_per_second", "waiting_for_data"])
 
 
 def newest(folder):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn, golden_projector, save_projector, tiny_policy
+from conftest import figures_drawn, golden_projector, tiny_policy
 from PIL import Image
 from torch import nn
 
@@ -613,16 +613,14 @@ def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
     assert found[0, 1] > 0.3
 
 
-def test_read_out_weights_are_listed(agent_path, tmp_path):
-    golden = golden_projector()
-    matrices = save_projector(tmp_path / "matrices", golden)
+def test_read_out_weights_are_listed(agent_path, matrices, tmp_path):
     assert plot_value_and_action_weights.main([
         "--agent_file", str(agent_path), "--interpreting_params_name", "tiny",
         "--precomputed_analysis_data_path", str(matrices), "--num_episodes", str(EPISODES),
         "--output_dir", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "read_out_weights.csv").read_text().splitlines()
     assert lines[0].startswith("output,kind,IC 0,IC 1,") and len(lines) == 1 + 15 + 15 + 1
-    logits, value = plot_value_and_action_weights.readout(tiny_policy(), golden)
+    logits, value = plot_value_and_action_weights.readout(tiny_policy(), golden_projector())
     assert lines[2].split(",")[:2] == ["left", "logit"]
     np.testing.assert_allclose([float(x) for x in lines[2].split(",")[2:]], logits[1], rtol=1e-4)
     np.testing.assert_allclose([float(x) for x in lines[-1].split(",")[2:]], value, rtol=1e-4)

@@ -55,11 +55,6 @@ from stats.significance import holm, sign_flip_p
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
 
 
-@pytest.fixture(scope="module")
-def matrices(tmp_path_factory):
-    return save_projector(tmp_path_factory.mktemp("golden") / "m", golden_projector())
-
-
 @pytest.mark.parametrize(("taken", "put", "more"), [
     ([10, 5], [12, None], []), ([3], [None], ["--alter_from_step", 2]),
     ([0], [None], ["--random_directions", 7])])

@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import (
-    FLOAT32,
-    figures_drawn,
-    golden_projector,
-    save_projector,
-)
+from conftest import FLOAT32, figures_drawn, golden_projector
 from scipy.integrate import quad
 
 import record
@@ -23,15 +18,12 @@ from agents.hooks import cached
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
-from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
 from generative import optimise_start
-from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import play_from
 from generative.frozen_agent import FrozenAgent
 from generative.networks import LatentSampler, on_unit_sphere
-from generative.published import load_published
 from generative.sample_files import SampleFolder
 from generative.start_optimisation import evaluation
 from generative.start_optimisation.objectives import (
@@ -52,22 +44,6 @@ from tools.compare_outputs import digests
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
 TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
            "embedder.block3.res2.resadd:3", "from_left_to_up"]
-
-
-def load(simulator_file, agent_path):
-    config = ParameterSet("tiny").get(SimulatorConfig)
-    return load_published(simulator_file, config,
-                          load_agent(agent_path)).simulator.requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def simulator(simulator_file, agent_path):
-    return load(simulator_file, agent_path)
-
-
-@pytest.fixture(scope="module")
-def matrices(tmp_path_factory):
-    return save_projector(tmp_path_factory.mktemp("matrices") / "m", golden_projector())
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +140,9 @@ def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulat
 # A planted target: hidden unit 0 rises with the vector's projection on a direction
 
 @pytest.fixture
-def planted(simulator_file, agent_path):
+def planted(simulator):
     """A simulator whose agent keeps its state, of which unit 0 is told by the start vector alone;
     and the direction along which it rises."""
-    simulator = load(simulator_file, agent_path)
     direction = vectors(1, seed=9)[0]
     with torch.no_grad():
         gru = simulator.agent.policy.gru.gru

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from page_data import array_of, picture_of, read_script
+from page_exports import HOSTILE_NAME
 from panel_run import (
     BEHAVIOURS,
     LACKING,
@@ -34,7 +35,6 @@ from common.step_results import StepResults
 from interventions.hidden_states_folder import hidden_state_results
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
-NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
 
 
 @pytest.fixture
@@ -43,13 +43,9 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(panel_export):
     """A run and its panel, which no test may change."""
-    folder = tmp_path_factory.mktemp("panel")
-    run = write_run(folder / "run")
-    assert export_panel.main(run.arguments("--output_dir", str(folder / "panel"), "--exp_name",
-                                           NAME)) == 0
-    return run, PanelFolder(folder / "panel")
+    return panel_export.run, PanelFolder(panel_export.page_file.parent)
 
 
 def content(folder: PanelFolder, name: str) -> dict:
@@ -100,7 +96,7 @@ def test_images_are_the_steps_from_left_to_right(exported):
 
 def test_manifest_names_what_there_is(exported):
     manifest = content(exported[1], "manifest")
-    assert manifest["experiment"] == NAME
+    assert manifest["experiment"] == HOSTILE_NAME
     assert manifest["sets"] == [
         {"name": UNALTERED, "numbers": [*range(NUM_SAMPLES)], "num_steps": NUM_STEPS,
          "unaltered": None},

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, small_policy
+from conftest import FLOAT32, random_frames, record_arguments, small_policy
 
 import evaluate
 import record
@@ -37,10 +37,6 @@ from maze.level.state import MazeState, draw, stock_state
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy
 ONE = (4,)  # a channel
-
-
-def random_frames(number, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
 
 
 def rows_of(number):

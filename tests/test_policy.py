@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    FLOAT32,
-    GOLDEN,
-    ROOT,
-    assert_same,
-    golden_weight,
-    tiny_policy,
-)
+from conftest import FLOAT32, GOLDEN, ROOT, assert_same, tiny_policy
 
 from agents.acting import draw_actions, run_policy
 from agents.agent_file import load_agent, save_agent
@@ -39,20 +32,10 @@ def golden():
             for name, array in np.load(GOLDEN / "agent_policy.npz", allow_pickle=False).items()}
 
 
-@pytest.fixture(scope="module")
-def published_file(tmp_path_factory):
-    layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
-    path = tmp_path_factory.mktemp("published") / "model_80412672.pth"
-    torch.save({"model_state_dict": {key: golden_weight(key, shape)
-                                     for key, shape in layout.items()},
-                "optimizer_state_dict": {}}, path)
-    return path
-
-
 @torch.no_grad()
-def test_published_file_gives_the_golden_numbers(golden, published_file):
+def test_published_file_gives_the_golden_numbers(golden, published_agent):
     """Step by step, and in one call."""
-    policy, hidden = load_agent(published_file), golden["hx0"]
+    policy, hidden = load_agent(published_agent), golden["hx0"]
     for t in range(len(golden["obs"])):
         output = policy(golden["obs"][t].float() / 255, hidden, golden["masks"][t])
         hidden = output.hidden_states

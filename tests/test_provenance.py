@@ -7,13 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    golden_projector,
-    record_arguments,
-    save_projector,
-    tiny_policy,
-    write_recording,
-)
+from conftest import record_arguments, tiny_policy, write_recording
 
 import compare_interventions
 import loss_over_time_experiment
@@ -35,12 +29,6 @@ def other_agent(tmp_path_factory):
     path = tmp_path_factory.mktemp("other") / "model_1.pth"
     save_agent(path, tiny_policy(1), {})
     return path
-
-
-@pytest.fixture(scope="module")
-def directions(tmp_path_factory):
-    """Directions that say that they were found in states of the agent of ``agent_path``."""
-    return save_projector(tmp_path_factory.mktemp("directions") / "hx", golden_projector())
 
 
 def damage(path, old_times):
@@ -86,14 +74,14 @@ def test_a_recording_without_digests_is_read_with_a_warning(recording, tmp_path,
     assert len(folder.sha256()) == 64 and "no digests" in caplog.text
 
 
-def commands(agent, recording, directions, simulator, folder):
+def commands(agent, recording, matrices, simulator, folder):
     """Commands that combine an agent with data, directions or a simulator of ``agent_path``."""
     tiny = ["--agent_file", str(agent), "--interpreting_params_name", "tiny"]
     on_cpu = ["--device", "cpu", "--precision", "float32"]
     data = ["--data_dir", str(recording / "data")]
     train = [*tiny, *on_cpu, "--max_batches", "1", "--batch_size", "4", "--num_sim_steps", "4",
              "--log_dir_base", str(folder)]
-    found = ["--precomp_dir", str(directions)]
+    found = ["--precomp_dir", str(matrices)]
     alone = folder / "published.pt"  # does not say which agent is inside
     shutil.copy(simulator, alone)
     write_recording(folder / "published", [12, 9])  # does not say whose it is
@@ -126,9 +114,9 @@ COMMANDS = ("train on a recording", "train from a simulator", "sample", "evaluat
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_data_of_another_agent_is_refused(name, other_agent, recording, directions,
-                                          simulator_file, tmp_path, capsys):
-    script, argv = commands(other_agent, recording, directions, simulator_file, tmp_path)[name]
+def test_data_of_another_agent_is_refused(name, other_agent, recording, matrices, simulator_file,
+                                          tmp_path, capsys):
+    script, argv = commands(other_agent, recording, matrices, simulator_file, tmp_path)[name]
     assert script.main(argv) == 2
     said = capsys.readouterr().err
     assert "another agent than" in said or "is not the agent of this simulator" in said, said

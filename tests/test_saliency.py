@@ -21,11 +21,9 @@ from PIL import Image
 
 import record_gen_samples
 import saliency_experiments
-from agents.agent_file import load_agent
 from common.parameters import ParameterSet
-from generative.config import SaliencyConfig, SimulatorConfig
+from generative.config import SaliencyConfig
 from generative.networks import LatentSampler, on_unit_sphere
-from generative.published import load_published
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.saliency.gradients import (
     FRAME_SHARE,
@@ -61,11 +59,6 @@ def recorded(simulator_file, agent_path, tmp_path_factory):
     return folder / "rand_init"
 
 
-@pytest.fixture(scope="module")
-def matrices(tmp_path_factory):
-    return save_projector(tmp_path_factory.mktemp("matrices") / "m", golden_projector())
-
-
 @pytest.fixture
 def samples(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "informed_init")
@@ -89,13 +82,6 @@ def arguments(simulator_file, agent_path, matrices, tmp_path):
 def run(arguments):
     """Runs the script with flags, and gives the exit status."""
     return lambda samples, *more: saliency_experiments.main(arguments(samples, *more))
-
-
-@pytest.fixture(scope="module")
-def simulator(simulator_file, agent_path):
-    config = ParameterSet("tiny").get(SimulatorConfig)
-    return load_published(simulator_file, config,
-                          load_agent(agent_path)).simulator.requires_grad_(False)
 
 
 def vectors(num, seed=0):

@@ -32,13 +32,10 @@ from attribution.checking.saliency_comparison import (
 from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import RecordedFrames
 from common.files import sha256
-from common.parameters import ParameterSet
 from envs.objects import objects_of, undrawn
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
-from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
-from generative.published import load_published
 from generative.saliency.gradients import SaliencyFunction
 
 (VALUE,) = outputs_named(["value"])
@@ -73,12 +70,6 @@ def data(policy, agent_path, tmp_path_factory):
                           "done": np.arange(ROWS) == ROWS - 1, "reward": 0.0, "value": 0.0,
                           "action": actions})))
     return folder
-
-
-@pytest.fixture(scope="module")
-def simulator(simulator_file, agent_path):
-    return load_published(simulator_file, ParameterSet("tiny").get(SimulatorConfig),
-                          load_agent(agent_path)).simulator.requires_grad_(False)
 
 
 def rows_of(folder, places):

@@ -6,27 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    bytes_of_files,
-    error_line,
-    golden_projector,
-    killed_at,
-    read_video,
-    save_projector,
-)
+from conftest import bytes_of_files, error_line, golden_projector, killed_at, read_video
 
 import record_gen_samples
-from agents.agent_file import load_agent
 from agents.hooks import patched
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
-from common.parameters import ParameterSet
 from common.video import mark_reward, mark_terminal
-from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler, PresetDraw
-from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.simulator import stack
 from interventions.patches import ChangeState
@@ -59,12 +48,6 @@ def informed(run, tmp_path_factory):
     save_dir = tmp_path_factory.mktemp("informed")
     assert run(save_dir) == 0
     return SampleFolder(save_dir / "informed_init")
-
-
-@pytest.fixture
-def simulator(simulator_file, agent_path):
-    config = ParameterSet("tiny").get(SimulatorConfig)
-    return load_published(simulator_file, config, load_agent(agent_path)).simulator
 
 
 def assert_same(found, expected, atol=1e-4, frames=1):
@@ -253,11 +236,6 @@ def test_videos_show_the_sample(simulator_file, agent_path, recording, tmp_path)
 
 
 # Swaps
-
-@pytest.fixture
-def matrices(tmp_path):
-    return save_projector(tmp_path / "matrices", golden_projector())
-
 
 def swap_flags(matrices, taken, put):
     return ["--precomputed_analysis_data_path", matrices, "--swap_directions_from", *taken,

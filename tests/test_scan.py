@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, tiny_policy
+from conftest import FLOAT32, planted_policy, random_frames, tiny_policy
 
 import compare_interventions
 from agents.acting import run_policy
@@ -33,10 +33,6 @@ LAYER = "embedder.block2.res1.resadd"
 PLANTED = 7  # channel of that layer
 WORLD = 16  # squares a side, each as large as a cell of that layer
 LEFT, RIGHT = 1, 7  # actions
-
-
-def random_frames(num, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (num, 64, 64, 3), dtype=np.uint8)
 
 
 def assert_equal_outputs(a, b, **tolerance):

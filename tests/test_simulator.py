@@ -41,15 +41,6 @@ def golden():
             np.load(GOLDEN / "simulator_small.npz", allow_pickle=False).items()}
 
 
-@pytest.fixture(scope="module")
-def agent_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("agent") / "model_80412672.pth"
-    torch.save({"model_state_dict": {key: golden_weight(key, shape)
-                                     for key, shape in LAYOUT["agent"].items()},
-                "optimizer_state_dict": {}}, path)
-    return path
-
-
 def write_published(path, layout, **changes):
     """A published file by the golden recipe; a change of None leaves a tensor out."""
     state = {key: golden_weight(key, shape) for key, shape in LAYOUT[layout].items()}
@@ -67,8 +58,8 @@ def small_file(tmp_path_factory):
 
 
 @pytest.fixture
-def simulator(small_file, agent_file):
-    return load_published(small_file, SMALL, load_agent(agent_file)).simulator
+def simulator(small_file, published_agent):
+    return load_published(small_file, SMALL, load_agent(published_agent)).simulator
 
 
 @pytest.fixture(scope="module")
@@ -306,9 +297,9 @@ def test_layer_norm_can_be_left_out():
 
 # Published files
 
-def test_published_file_at_default_sizes_loads_and_is_written_back(tmp_path, agent_file):
+def test_published_file_at_default_sizes_loads_and_is_written_back(tmp_path, published_agent):
     path = write_published(tmp_path / "model_epoch9_batch0.pt", "simulator_defaults")
-    read = load_published(path, SimulatorConfig(), load_agent(agent_file))
+    read = load_published(path, SimulatorConfig(), load_agent(published_agent))
     size = sum(parameter.numel() for parameter in read.simulator.trainable_parameters())
     never_used = sum(tensor.numel() for key, tensor in read.unused.items()
                      if key.startswith("agent_env_stepper.decoder.vecobs."))
@@ -366,16 +357,16 @@ def test_published_scripts_go_on_from_our_simulator_files(simulator, batch, tmp_
 
 
 def test_the_optimiser_of_a_published_simulator_is_read_and_of_our_older_files(
-        simulator, batch, agent_file, tmp_path):
+        simulator, batch, published_agent, tmp_path):
     optimizer = trained_a_step(simulator, batch)
     path = tmp_path / "model.pt"
     save_published(path, simulator, optimizer_state=optimizer.state_dict())
     content = torch.load(path, weights_only=True)
-    published = load_published(path, SMALL, load_agent(agent_file))
+    published = load_published(path, SMALL, load_agent(published_agent))
     assert_same(published.moments, dict(optimizer.state_dict()["state"]))
 
     torch.save({**content, "optimizer_state_dict": optimizer.state_dict()}, path)
-    older = load_published(path, SMALL, load_agent(agent_file))
+    older = load_published(path, SMALL, load_agent(published_agent))
     assert_same(older.moments, published.moments)
 
     first, *others = content["optimizer_state_dict"]["state"]
@@ -383,7 +374,7 @@ def test_the_optimiser_of_a_published_simulator_is_read_and_of_our_older_files(
     torch.save({**content, "optimizer_state_dict": {**content["optimizer_state_dict"],
                                                     "state": swapped}}, path)
     with pytest.raises(UserError, match=r"does not fit the tensor 'conv_in\..*weight'"):
-        load_published(path, SMALL, load_agent(agent_file))
+        load_published(path, SMALL, load_agent(published_agent))
 
 
 KEY = "agent_env_stepper.post_mlp_e.weight"
@@ -395,8 +386,8 @@ KEY = "agent_env_stepper.post_mlp_e.weight"
     ({"encoder.extra": torch.zeros(1)}, "the tensor 'encoder.extra' belongs to no"),
 ])
 def test_files_of_other_simulators_are_refused_naming_the_tensor(
-        tmp_path, agent_file, changes, message):
+        tmp_path, published_agent, changes, message):
     path = write_published(tmp_path / "model.pt", "simulator_small", **changes)
     with pytest.raises(UserError, match=message) as error:
-        load_published(path, SMALL, load_agent(agent_file))
+        load_published(path, SMALL, load_agent(published_agent))
     assert str(path) in str(error.value)

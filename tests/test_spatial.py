@@ -7,12 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, assert_same, record_arguments
+from conftest import (
+    FLOAT32,
+    ROOT,
+    assert_same,
+    progress_of,
+    record_arguments,
+    simulator_settings,
+)
 
 import record
 from agents.agent_file import load_agent
 from common.errors import UserError
-from common.files import sha256
 from common.parameters import ParameterSet
 from generative import export, fit_camera
 from generative.batches import align, true_camera, true_phase
@@ -23,12 +29,12 @@ from generative.camera import (
     phase_maps,
     shift,
 )
-from generative.config import SimulatorConfig, TrainingConfig
+from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.fit_camera import CameraTraining
-from generative.losses import LossScales, simulator_losses
+from generative.losses import simulator_losses
 from generative.networks import LatentSampler
-from generative.runs import PROGRESS_NAME, SimulatorRunSettings, open_simulator
+from generative.runs import PROGRESS_NAME, open_simulator
 from generative.simulator import Simulator, stack
 from generative.spatial import PatchBasis, split_state
 from generative.training import SimulatorTraining
@@ -36,21 +42,15 @@ from generative.training import SimulatorTraining
 TINY = ParameterSet("tiny-spatial")
 CONFIG = dataclasses.replace(TINY.get(SimulatorConfig), pixels_per_square=64 / 13)
 MODE = LatentSampler("mode")
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"  # solves levels, so episodes are short
 COINRUN = ("--env_name", "coinrun", "--no_videos")
 
 
 @pytest.fixture(scope="module")
-def agent_file():
-    """An agent whose episodes are short, because it solves them."""
-    return AGENT
-
-
-@pytest.fixture(scope="module")
-def recording(agent_file, tmp_path_factory):
+def recording(tmp_path_factory):
     """Episodes of CoinRun with the player's positions."""
     logdir = tmp_path_factory.mktemp("positions")
-    assert record.main(record_arguments(agent_file, logdir, 6, *COINRUN, "--positions")) == 0
+    assert record.main(record_arguments(AGENT, logdir, 6, *COINRUN, "--positions")) == 0
     return logdir / "data"
 
 
@@ -77,13 +77,8 @@ def simulator(dataset):
     return simulator.eval()
 
 
-def settings_for(agent_file, recording, training=None, simulator=None, **changes):
-    settings = SimulatorRunSettings(
-        "t", str(agent_file), sha256(agent_file), "", str(recording), 4, "float32", 6,
-        dataclasses.replace(TINY.get(SimulatorConfig), **(simulator or {})),
-        dataclasses.replace(TINY.get(TrainingConfig), **{"log_interval": 2, **(training or {})}),
-        LossScales())
-    return dataclasses.replace(settings, **changes)
+def settings_for(recording, **changes):
+    return simulator_settings("tiny-spatial", AGENT, recording, **changes)
 
 
 # The camera
@@ -353,17 +348,15 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
 
 # Training
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(agent_file, recording, tmp_path):
-    settings = settings_for(agent_file, recording, max_batches=8)
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(recording, tmp_path):
+    settings = settings_for(recording, max_batches=8)
     whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)
     assert whole.train() == 0
     first = dataclasses.replace(settings, max_batches=4)
     assert SimulatorTraining(tmp_path / "parts", first, FLOAT32).train() == 0
     resumed = SimulatorTraining(tmp_path / "parts", settings, FLOAT32)
     assert resumed.train() == 0
-    logs = [pd.read_csv(folder / PROGRESS_NAME).drop(
-        columns=["wall_time", "frames_per_second", "waiting_for_data"])
-        for folder in (tmp_path / "whole", tmp_path / "parts")]
+    logs = [progress_of(tmp_path / name) for name in ("whole", "parts")]
     pd.testing.assert_frame_equal(*logs, check_exact=True)
     assert {"loss_camera", "held_out_loss_camera"} <= set(logs[0])
     saved = []
@@ -374,9 +367,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(agent_file, recordin
     assert_same(*saved)
 
 
-def test_checkpoints_hold_the_average_of_the_weights(agent_file, recording, tmp_path):
+def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
     run = SimulatorTraining(tmp_path, settings_for(
-        agent_file, recording, {"average_decay": 0.2}, max_batches=3), FLOAT32)
+        recording, training={"average_decay": 0.2}, max_batches=3), FLOAT32)
     average = [parameter.detach().clone() for parameter in run.simulator.trainable_parameters()]
     step, decays = run._step, (1 / 10, 2 / 11, 0.2)  # the third one is the limit
 
@@ -388,7 +381,7 @@ def test_checkpoints_hold_the_average_of_the_weights(agent_file, recording, tmp_
 
     run._step = averaging
     assert run.train() == 0
-    opened = open_simulator(run.newest_checkpoint, agent_file, CONFIG, FLOAT32)
+    opened = open_simulator(run.newest_checkpoint, AGENT, CONFIG, FLOAT32)
     names = [name for name, parameter in run.simulator.named_parameters()
              if parameter.requires_grad]
     for name, expected, trained in zip(names, average, run.simulator.trainable_parameters()):
@@ -396,22 +389,22 @@ def test_checkpoints_hold_the_average_of_the_weights(agent_file, recording, tmp_
         assert not torch.equal(trained, expected)
 
 
-def test_an_exported_simulator_is_the_same(agent_file, recording, tmp_path):
-    settings = settings_for(agent_file, recording, max_batches=2)
+def test_an_exported_simulator_is_the_same(recording, tmp_path):
+    settings = settings_for(recording, max_batches=2)
     run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
     assert run.train() == 0
     small = tmp_path / "shipped" / "model.pt"
     assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
     assert small.stat().st_size < 0.3 * run.newest_checkpoint.stat().st_size
-    states = [open_simulator(path, agent_file, SimulatorConfig(), FLOAT32).state_dict()
+    states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()
               for path in (run.newest_checkpoint, small)]
     for name, exact in states[0].items():
         torch.testing.assert_close(states[1][name], exact, rtol=1e-3, atol=1e-5, msg=name)
     assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
 
 
-def test_it_learns_how_the_camera_moves(agent_file, recording, tmp_path):
-    settings = settings_for(agent_file, recording, max_batches=60, training={
+def test_it_learns_how_the_camera_moves(recording, tmp_path):
+    settings = settings_for(recording, max_batches=60, training={
         "log_interval": 10, "true_camera_share": 1.0, "batch_size": 8, "lr": 3e-3,
         "agent_every": 8})
     assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
@@ -435,18 +428,18 @@ def test_the_camera_alone_sees_what_it_sees_in_the_simulator(simulator, dataset,
                                atol=5e-3, rtol=0)
 
 
-def test_the_camera_alone_is_trained(agent_file, recording, tmp_path, capsys):
-    settings = settings_for(agent_file, recording, max_batches=1)
+def test_the_camera_alone_is_trained(recording, tmp_path, capsys):
+    settings = settings_for(recording, max_batches=1)
     run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
     assert run.train() == 0
     fitted = tmp_path / "fitted" / "model.pt"
     assert fit_camera.main([
-        "--agent_file", str(agent_file), "--model_file", str(run.newest_checkpoint), "--data_dir",
+        "--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
         str(recording), "--num_windows", "200", "--num_batches", "60", "--output", str(fitted),
         "--device", "cpu"]) == 0
     before, after = re.findall(r"median ([\d.]+)|, ([\d.]+) after", capsys.readouterr().out)
     assert float(after[1]) < 0.8 * float(before[0])
-    states = [open_simulator(path, agent_file, SimulatorConfig(), FLOAT32).state_dict()
+    states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()
               for path in (run.newest_checkpoint, fitted)]
     changed = {name.rsplit(".", 2)[0] for name in states[0]
                if not torch.equal(states[0][name], states[1][name])}
@@ -455,11 +448,11 @@ def test_the_camera_alone_is_trained(agent_file, recording, tmp_path, capsys):
 
 # What is refused
 
-def test_recordings_without_positions_are_refused(agent_file, recording, tmp_path):
-    assert record.main(record_arguments(agent_file, tmp_path, 3, *COINRUN)) == 0
+def test_recordings_without_positions_are_refused(recording, tmp_path):
+    assert record.main(record_arguments(AGENT, tmp_path, 3, *COINRUN)) == 0
     with pytest.raises(UserError, match=r"no positions .* record it with --positions"):
-        SimulatorTraining(tmp_path / "run", settings_for(agent_file, tmp_path / "data"), FLOAT32)
-    still = settings_for(agent_file, tmp_path / "data", simulator={"pixels_per_square": 0.0},
+        SimulatorTraining(tmp_path / "run", settings_for(tmp_path / "data"), FLOAT32)
+    still = settings_for(tmp_path / "data", simulator={"pixels_per_square": 0.0},
                          max_batches=1)
     assert SimulatorTraining(tmp_path / "still", still, FLOAT32).train() == 0
 
@@ -473,6 +466,6 @@ def test_impossible_sizes_are_refused(change, message):
         dataclasses.replace(CONFIG, **change)
 
 
-def test_a_simulator_whose_camera_is_open_is_refused(agent_file):
+def test_a_simulator_whose_camera_is_open_is_refused():
     with pytest.raises(UserError, match="pixels_per_square must be a number"):
-        Simulator(TINY.get(SimulatorConfig), load_agent(agent_file))
+        Simulator(TINY.get(SimulatorConfig), load_agent(AGENT))

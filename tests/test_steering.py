@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, golden_projector, save_projector, tiny_policy
+from conftest import FLOAT32, tiny_policy
 
 import compare_interventions
 import record
@@ -204,8 +204,7 @@ def test_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
 
 
 def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, agent_path,
-                                                              recording, tmp_path):
-    matrices = save_projector(tmp_path / "m", golden_projector())
+                                                              recording, matrices, tmp_path):
     (tmp_path / "arms.yml").write_text(
         f"- {{kind: multiply, layer: {MAP}, channels: [3, 8], value: -1}}\n")
     assert compare_interventions.main([*map(str, (

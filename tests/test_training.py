@@ -138,9 +138,11 @@ def test_what_a_run_cannot_go_on_from_is_refused_in_a_sentence(name, undisturbed
     assert {path.name for path in folder.iterdir()} <= files | {"hyperparameters.yml"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
-def test_signal_saves_and_stops(number, tmp_path):
-    whole = TrainingRun(tmp_path / "whole", _settings(3 * SHORT_UPDATE), FLOAT32)
+@pytest.mark.parametrize(("number", "changes"), [
+    (signal.SIGTERM, {}), (signal.SIGINT, {}),
+    (signal.SIGUSR2, {"recurrent": False, "architecture": "clear"})])
+def test_signal_saves_and_stops(number, changes, tmp_path):
+    whole = TrainingRun(tmp_path / "whole", _settings(3 * SHORT_UPDATE, **changes), FLOAT32)
     assert whole.train() == 0
     run = TrainingRun(tmp_path / "stopped", whole.settings, FLOAT32)
     update = run._one_update
@@ -273,18 +275,6 @@ def test_feed_forward_nature_and_clear_agents_train(tmp_path):
         assert run.train() == 0
         after = run.policy.state_dict()
         assert all(not torch.equal(before[key], after[key]) for key in before)
-
-
-def test_a_feed_forward_run_goes_on_exactly_where_it_was(tmp_path):
-    settings = _settings(num_timesteps=2 * SHORT_UPDATE, recurrent=False, architecture="clear")
-    whole = TrainingRun(tmp_path / "whole", settings, FLOAT32)
-    assert whole.train() == 0
-    half = TrainingRun(tmp_path / "half", settings, FLOAT32)
-    half._one_update()
-    half.save()
-    again = TrainingRun(tmp_path / "half", settings, FLOAT32)
-    assert again.timesteps == SHORT_UPDATE and again.train() == 0
-    assert_same(dict(again.policy.state_dict()), dict(whole.policy.state_dict()))
 
 
 def _settings(num_timesteps=4 * SHORT_UPDATE, model_file="", **changes):

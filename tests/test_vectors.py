@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, random_frames, tiny_policy
 
 from agents.acting import run_policy
 from agents.agent_file import weights_sha256
@@ -42,10 +42,6 @@ def policy_of(architecture, recurrent, seed=0):
     return policy
 
 
-def pictures(number, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
-
-
 def logits_with(policy, frames, *patches):
     with patched(policy, patches):
         return run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames))).logits
@@ -55,7 +51,7 @@ def logits_with(policy, frames, *patches):
 @pytest.mark.parametrize("architecture", ["impala", "nature"])
 def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(architecture,
                                                                              recurrent):
-    policy, (shown, lacking) = policy_of(architecture, recurrent), pictures(2)
+    policy, (shown, lacking) = policy_of(architecture, recurrent), random_frames(2)
     layers = [*LAYERS[architecture], "gru" if recurrent else "fc_policy"]
     vectors = vectors_of_pairs(policy, layers, shown[None], lacking[None], [(5, 5)],
                                "noise")
@@ -71,14 +67,14 @@ def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(arc
 
 def test_vectors_have_the_names_of_the_innermost_modules():
     found = vectors_of_pairs(tiny_policy(), ["embedder.block2.res1", f"{MAP}_out", "embedder"],
-                             pictures(1), pictures(1, 1), [(0, 0)], "noise")
+                             random_frames(1), random_frames(1, 1), [(0, 0)], "noise")
     assert [(name, vector.layer) for name, vector in found.items()] == [
         (MAP, MAP), ("embedder.relufc", "embedder.relufc")]
 
 
 def test_squares_of_a_level_are_averaged_before_levels():
     policy = tiny_policy()
-    shown, lacking = pictures(5), pictures(5, 1)
+    shown, lacking = random_frames(5), random_frames(5, 1)
     pairs = [(4, 4), (2, 3), (4, 4), (4, 4), (2, 3)]
     found = vectors_of_pairs(policy, [MAP], shown, lacking, pairs, "noise", ["easy"])[MAP]
     single = np.stack([vectors_of_pairs(policy, [MAP], shown[[i]], lacking[[i]], [(0, 0)],
@@ -92,7 +88,7 @@ def test_squares_of_a_level_are_averaged_before_levels():
 
 def test_class_means_are_those_of_the_states_as_they_entered():
     policy, number = tiny_policy(), 70  # two passes
-    frames, rng = pictures(number), np.random.default_rng(3)
+    frames, rng = random_frames(number), np.random.default_rng(3)
     entering = rng.normal(size=(number, 64)).astype(np.float32)
     is_in = rng.random(number) < 0.3
     found = vectors_of_classes(policy, [MAP, "gru"], frames, entering, is_in,
@@ -109,7 +105,7 @@ def test_class_means_are_those_of_the_states_as_they_entered():
 
 @pytest.fixture(scope="module")
 def vectors():
-    return vectors_of_pairs(tiny_policy(), [MAP, "gru"], pictures(3), pictures(3, 1),
+    return vectors_of_pairs(tiny_policy(), [MAP, "gru"], random_frames(3), random_frames(3, 1),
                             [(k, k + 1) for k in range(3)], "noise", ["easy"])
 
 

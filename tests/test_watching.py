@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, read_video, tiny_policy
 from PIL import Image
 
 import evaluate
@@ -14,11 +14,6 @@ import render
 from agents.episodes import play_episodes
 from common.video import enlarge
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
-
-
-def frames_of(path):
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
@@ -31,7 +26,7 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
     for episode in play_episodes(tiny_policy(), FLOAT32, config, levels, 9, 1):
         line = printed.splitlines()[episode.number]
         assert line.startswith(f"episode {episode.number}: level {episode.level_seed}, return")
-        videos = [frames_of(tmp_path / f"episode_{episode.number:05d}_{view}.mp4")
+        videos = [read_video(tmp_path / f"episode_{episode.number:05d}_{view}.mp4")
                   for view in ("person", "agent")]
         assert videos[0].shape == videos[1].shape
         assert videos[0].shape[1:] == (512, 512, 3)
