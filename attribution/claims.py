@@ -29,40 +29,56 @@ from stats.bootstrap import ClusterBootstrap
 from stats.claims import Claim, ClaimsTable, Finding
 
 CLAIMS = ClaimsTable({
-    1: Claim("value attribution lies on objects: coins raise the value, enemies and saws lower it",
-             "share of |attribution| in the cells that an object touches, by their share of the "
-             "grid; mean sign"),
-    2: Claim("sparse: 10 pairs of cell and feature hold more than 80 % in one chosen frame",
-             "the same share in all frames: median (quartiles)"),
-    3: Claim("directions of features are near one-hot, and more salient than those of activations",
-             "largest entry of a direction by its sum; object score of the features"),
-    4: Claim("the output of a layer that is all zero is of the order of the mean value (8.9 and "
-             "9.56 of 10)", "mean of G(0) beside that of V"),
-    5: Claim("fails about 1 of 200 levels, for reasons that one can see",
-             "rate of failure by cause, by counterfactual replay; Wilson's interval"),
-    6: Claim("hallucinations: the value jumps by .03 and .09 for one step",
-             "|V(t) - (V(t-1) + V(t+1)) / 2|, in deviations of V; frames in which a feature is "
-             "in its top 1 % in a cell away from its object"),
-    7: Claim("edits are targeted (10 000 levels; failures by saw, enemy moving left, right, other "
-             "in %): .37, .16, .12, .08; blind to saws 12.76, .16, .08, .05; blind to enemies "
-             "moving left .36, 4.69, .97, .07",
-             "failures by a cause, edited beside original on the same levels; exact McNemar test, "
-             "Holm over edits and causes; random directions as controls"),
-    8: Claim("not blind entirely: with saws invisible 32.20 % fail by them (blindness .39)",
-             "(edited - original) by (invisible - original)"),
-    9: Claim("interpretable features appear with many levels of training (Spearman .91 over 14 "
-             "models)", "object score by number of levels"),
-    10: Claim("trained on 100 levels the value is a clock, and features look at the background",
-              "share of V's variance that the steps left in the level explain; share of the "
-              "residual"),
-    11: Claim("the third of five convolutions is the most interpretable",
-              "object score of each layer"),
-    12: Claim("odd frames have a large residual", "rank correlation of its share with |advantage|"),
+    1: Claim("The value's attribution lies on objects; coins raise the value, enemies and saws "
+             "lower it",
+             "density (share of |attribution| in the cells that an object touches, divided by "
+             "their share of the grid) and mean sign of the attribution in these cells; the "
+             "verdict is about the densities of coins and saws, not about signs"),
+    2: Claim("Attribution is sparse: in one chosen frame, 10 pairs of cell and feature hold more "
+             "than 80 %",
+             "share of |attribution| in the 10 largest pairs, median and quartiles over frames"),
+    3: Claim("Directions of features are nearly one-hot, and more salient than those found in "
+             "activations",
+             "largest entry of a direction divided by the sum of its entries, mean over features; "
+             "object score (see R11) minus that of features found in activations"),
+    4: Claim("With a layer at zero, the value is of the order of the mean value: 8.9 and 9.56 of "
+             "10", "mean of G(0), the value with the layer at zero, and of the value V"),
+    5: Claim("The agent fails for visible reasons: about 1 of 200 levels",
+             "share of levels failed, by cause; causes are found by counterfactual replay"),
+    6: Claim("The agent hallucinates: the value jumps by 0.03 and 0.09 for one step",
+             "value spike |V(t) - (V(t-1) + V(t+1)) / 2|, in standard deviations of V; frames in "
+             "which a feature's activation exceeds its 99 % quantile in a cell away from its "
+             "object"),
+    7: Claim("Edits are targeted: failures by saw, enemy moving left, enemy moving right and other "
+             "causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, 0.16, 0.08, "
+             "0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving left)",
+             "change of the share of levels failed, edited minus original agent on the same "
+             "levels, by cause; the verdict is about failures by the hazard, not about all others"),
+    8: Claim("Edited agents are not entirely blind: with saws invisible, 32.20 % of levels fail by "
+             "saws (blindness 0.39)",
+             "blindness, (edited - original) / (invisible - original), of the share of levels "
+             "failed by the hazard"),
+    9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
+             "over 14 models", "object score by number of training levels"),
+    10: Claim("If trained on 100 levels, the value is a clock, and features look at the background",
+              "share of V's variance explained by the number of steps left in the level; share of "
+              "|attribution| that the features leave as a residual"),
+    11: Claim("The third of five convolutions is the most interpretable",
+              "object score of each layer: area under the ROC curve of a feature's activation in a "
+              "cell against the presence of an object, for its best kind of object, mean over "
+              "features; reference: masks of other frames"),
+    12: Claim("Odd frames have a large residual",
+              "Spearman correlation, over frames, of the residual's share of |attribution| with "
+              "|advantage|"),
 }, "python -m attribution.table", (
-    "Brackets hold 95 % intervals: Wilson's for rates, otherwise a bootstrap over episodes or "
-    "levels; in R2 quartiles, in R4 one standard deviation, in R6 the range over features. The "
-    "number of an effect is the change that the edit causes. A finding holds if its interval "
-    "does; in row R7 also p (McNemar, Holm's correction) and the comparison with random edits.",),
+    "Brackets hold 95 % intervals: Wilson's for shares of levels, otherwise a bootstrap over "
+    "episodes or levels. The exceptions are R2 (quartiles), R4 (one standard deviation to either "
+    "side) and R6 (range over features). A number with a sign is a change caused by an edit; "
+    "*reference* is the number of the original agent, or chance level.",
+    "R1 *holds* if the interval of the density lies above 1, which is chance. R7 *holds* if the "
+    "change is claimed: its interval excludes 0, and p (McNemar's test, Holm's correction over "
+    "edits and causes) and the share of random edits with as large a change are at most 0.05. The "
+    "other rows are not tested."),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",
@@ -160,7 +176,7 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
         for fact, measure in (("baseline", f"mean of G(0), {name}"),
                               *([("value", "mean of V")] if name == layer else [])):
             mean, deviation = features.facts[f"{fact}_mean"], features.facts[f"{fact}_deviation"]
-            yield Finding("observations", f"{measure} (one deviation to either side)", mean,
+            yield Finding("observations", f"{measure} (± one standard deviation)", mean,
                           mean - deviation, mean + deviation, features.facts["observations"],
                           shown=name == layer)
 
@@ -168,15 +184,17 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "rates")
     for row in table[table["arm"] == ORIGINAL].itertuples():
-        yield Finding("levels", "fails" if row.cause == ANY else f"fails by {row.cause}", row.rate,
-                      row.low_95, row.high_95, row.levels, shown=True)
+        measure = "all failures" if row.cause == ANY else f"failures by {row.cause}"
+        yield Finding("levels", measure, row.rate, row.low_95, row.high_95, row.levels, shown=True)
 
 
 def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     steps = studies.attributions.trajectories()
     sizes = value_spikes(steps) / max(steps.value.std(), _TINY)
-    for measure, size in (("99 % quantile", np.quantile(sizes, 0.99)), ("largest", sizes.max())):
+    for measure, size in (("value spike, 99 % quantile", np.quantile(sizes, 0.99)),
+                          ("largest value spike", sizes.max())):
         yield Finding("steps", measure, size, *_NO_INTERVAL, len(sizes), shown=True)
+    away = "frames per 1 000 with strong activation away from its object"
     for name in studies.objects.keys("names"):
         rates = []
         for number, feature in enumerate(read_names(studies.objects, name)["features"], start=1):
@@ -184,11 +202,9 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
             if rate is not None:
                 rates.append(rate)
                 yield Finding("observations", f"{name}, feature {number} ({feature['name']}): "
-                              "frames in 1 000 with it strongly active away from one", rate, low,
-                              high, 0)
+                              f"{away}", rate, low, high, 0)
         if rates:
-            yield Finding("features", f"{name}: frames in 1 000 with a feature strongly active "
-                          "away from its object, median of the features (lowest to highest)",
+            yield Finding("features", f"{name}: {away}, median over features",
                           np.median(rates), min(rates), max(rates), len(rates),
                           shown=name == layer)
 
@@ -197,7 +213,7 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "effects")
     for row in table[~table["control"].astype(bool)].itertuples():
         tested = np.isfinite(row.p_holm)  # conditions without controls are not part of the row
-        yield Finding.of_effect("levels", f"{row.label}: fails by {row.outcome}", row,
+        yield Finding.of_effect("levels", f"{row.label}: failures by {row.outcome}", row,
                                 shown=tested and max(row.unaltered, row.altered) > 0,
                                 holds=True if row.claimed else None)
 
@@ -212,10 +228,10 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     value, episode, left = _steps_left(studies.attributions.trajectories())
     if len(value) > 2:
         share = explained(left, value, episode, ClusterBootstrap(episode, seed))
-        yield Finding("steps of episodes that end", "share of V's variance by the steps left",
+        yield Finding("steps of episodes that end", "share of V's variance explained by steps left",
                       share.value, share.low, share.high, len(value), shown=True)
     for name, features in studies.features.items():
-        yield Finding("observations", f"share of the residual, {name}",
+        yield Finding("observations", f"residual share of |attribution|, {name}",
                       features.facts["residual_share"], *_NO_INTERVAL,
                       features.facts["observations"], shown=name == layer)
 
@@ -251,7 +267,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
         totals = np.concatenate([np.abs(cells).sum(axis=(1, 2))
                                  for cells in studies.value_cells(name)])  # (N, F + 1)
         shares = totals[:, -1] / np.maximum(totals.sum(axis=1), _TINY)
-        yield Finding("steps", f"rank correlation, {name}",
+        yield Finding("steps", f"Spearman correlation, {name}",
                       float(spearmanr(shares, sizes).statistic), *_NO_INTERVAL, len(shares),
                       shown=name == layer)
 

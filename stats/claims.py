@@ -8,6 +8,7 @@ one number per agent and whether the claim holds, followed by all numbers of eac
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,8 @@ class Claim:
     """A published claim, one row of the table.
 
     Attributes:
-        published: the claim, with its numbers and their number of levels.
-        measured: description of our measurement.
+        published: the claim; its numbers and their number of levels follow a colon.
+        measured: description of our measurement, and limits of the verdict.
         tested: whether the primary number tests the claim itself.
         is_null: whether the claim is that there is no effect.
     """
@@ -176,19 +177,27 @@ class ClaimsTable:
                 cells.append(_headline(claim, own))
                 rows += [[name, *cells_of] for cells_of in _numbers(own)]
             summary.append([f"{self.letter}{row}", _escaped(claim.published), *cells])
-            details += ["", f"## {self.letter}{row}. {_escaped(claim.published)}", "",
-                        f"Measured here as: {_escaped(claim.measured)}."]
-            details += [f"\n{name}: no number, because "
-                        f"{reasons[agent].get(row, 'it has not been run')}."
-                        for agent, name in names.items()
-                        if table[(table["agent"] == agent) & (table["row"] == row)].empty]
+            title, _, numbers = _escaped(claim.published).partition(": ")
+            details += ["", f"## {self.letter}{row}. {title}", "",
+                        *([f"Published: {numbers}.", ""] if numbers else []),
+                        f"Measured here: {_escaped(claim.measured)}."]
+            missing: dict[str, list[str]] = {}  # agents by reason
+            for agent, name in names.items():
+                if table[(table["agent"] == agent) & (table["row"] == row)].empty:
+                    missing.setdefault(reasons[agent].get(row, "it has not been run"),
+                                       []).append(name)
+            details += [f"\n{', '.join(agents)}: no number, because {reason}."
+                        for reason, agents in missing.items()]
             if rows:
-                details += ["", *markdown_table(_NUMBER_COLUMNS, rows)]
+                filled = [any(column) for column in zip(*rows)]
+                header, *rows = ([*itertools.compress(cells, filled)]
+                                 for cells in (_NUMBER_COLUMNS, *rows))
+                details += ["", *markdown_table(header, rows)]
         return "\n".join([*markdown_table(["#", "published", *names.values()], summary),
                           *(f"{note}\n" for note in self.notes), *details, ""])
 
 
-_NUMBER_COLUMNS = ("agent", "measure", "number", "95 %", "without", "p (Holm)", "controls", "")
+_NUMBER_COLUMNS = ("agent", "measure", "number", "95 %", "reference", "verdict")
 
 
 def _escaped(text: str) -> str:
@@ -225,11 +234,10 @@ def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
     for _, row in rows[rows["shown"].astype(bool)].iterrows():
         verdict = "" if pd.isna(row["holds"]) else "holds" if row["holds"] else "does not hold"
         if row["primary"]:
-            verdict = "claimed" if row["claimed"] else "not claimed"
+            verdict = (f"{'claimed' if row['claimed'] else 'not claimed'} (p {row['p_table']:.2g}, "
+                       f"controls {row['p_control']:.2g})")
         yield [_escaped(row["measure"]), _value(row), _interval(row).strip(" ()"),
-               _short(row["base"]) if np.isfinite(row["base"]) else "",
-               f"{row['p_table']:.2g}" if row["primary"] else "",
-               f"{row['p_control']:.2g}" if row["primary"] else "", verdict]
+               _short(row["base"]) if np.isfinite(row["base"]) else "", verdict]
 
 
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:

@@ -86,19 +86,20 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
                                    np.quantile(share, (0.5, 0.25, 0.75)), rtol=1e-4)
         advantages = advantages_of(steps, 0.5, 0.9, 0.8)
         residual = sizes[..., -1].sum((1, 2)) / sizes.sum((1, 2, 3))
-        assert found.loc[12, f"rank correlation, {layer}"]["value"] == pytest.approx(
+        assert found.loc[12, f"Spearman correlation, {layer}"]["value"] == pytest.approx(
             spearmanr(residual, np.abs(advantages)).statistic, rel=1e-4)
-    assert found.loc[4, "mean of G(0), block2 (one deviation to either side)"]["low_95"] == 3.5
+    assert found.loc[4, "mean of G(0), block2 (± one standard deviation)"]["low_95"] == 3.5
     assert found.loc[3, "largest entry, block3"]["value"] == pytest.approx(0.7)
-    assert found.loc[10, "share of the residual, block3"]["value"] == 0.125
+    assert found.loc[10, "residual share of |attribution|, block3"]["value"] == 0.125
     known = slice(0, EPISODES[1])
     left = np.tile(np.arange(15)[::-1], 2)
-    assert found.loc[10, "share of V's variance by the steps left"]["value"] == pytest.approx(
+    assert found.loc[10, "share of V's variance explained by steps left"]["value"] == pytest.approx(
         np.corrcoef(steps.value[known], left)[0, 1] ** 2, rel=1e-5)
     value = steps.value.astype(float)
     jump = max(abs(value[t] - (value[t - 1] + value[t + 1]) / 2) for t in range(1, len(value) - 1)
                if len({*steps.episode[t - 1:t + 2]}) == 1)
-    assert found.loc[6, "largest"]["value"] == pytest.approx(jump / value.std(), rel=1e-4)
+    assert found.loc[6, "largest value spike"]["value"] == pytest.approx(jump / value.std(),
+                                                                         rel=1e-4)
 
 
 @pytest.mark.parametrize(("layers", "shown"), [
@@ -149,20 +150,20 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
     assert ("| object score minus that of features of activations, block2 | 0.030 "
             "| -0.010 to 0.070 |" in lines[2])
-    assert lines[5].count("in 1 000") == 1
-    assert "median of the features (lowest to highest) | 8 | 7.500 to 8.500 |" in lines[5]
-    one = found.loc[(6, "block2, feature 2 (coin): frames in 1 000 with it strongly active away "
-                        "from one")]
+    assert lines[5].count("per 1 000") == 1
+    assert "median over features | 8 | 7.500 to 8.500 |" in lines[5]
+    one = found.loc[(6, "block2, feature 2 (coin): frames per 1 000 with strong activation away "
+                        "from its object")]
     assert one[["value", "low_95", "high_95"]].tolist() == [7.5, 5, 9]
     found, lines = made(path, tmp_path, "--labels", "mine")
     assert "block2" not in lines[2] + lines[5]
     assert (found["agent"] == "mine").all()
-    assert "| coin, block3: density | 2.250 | 1.100 to 3.500 |  |  |  | holds |" in lines[0]
-    assert "| saw, block3: density | 1.200 | 0.900 to 3.500 |  |  |  | does not hold |" in lines[0]
+    assert "| coin, block3: density | 2.250 | 1.100 to 3.500 | holds |" in lines[0]
+    assert "| saw, block3: density | 1.200 | 0.900 to 3.500 | does not hold |" in lines[0]
     assert "lava" not in lines[0] and "enemy" not in lines[0]
-    assert "| fails by saw | 0.060 | 0.010 to 0.200 |" in lines[4] and "0.300" not in lines[4]
-    assert lines[6].count("fails by saw") == 1 and len(found.loc[7]) == 2
-    assert ("| no saw: fails by saw | +0.240 | 0.100 to 0.400 | 0.060 |  |  | holds |"
+    assert "| failures by saw | 0.060 | 0.010 to 0.200 |" in lines[4] and "0.300" not in lines[4]
+    assert lines[6].count(": failures by saw |") == 1 and len(found.loc[7]) == 2
+    assert ("| no saw: failures by saw | +0.240 | 0.100 to 0.400 | 0.060 | holds |"
             in lines[6])
     assert "| no saw: blindness for saw | 0.400 | 0.200 to 0.600 |" in lines[7]
     assert "| object score, block2 | 0.800 | 0.700 to 0.900 | 0.500 |" in lines[10]

@@ -246,7 +246,7 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
         [forks[GOT].mean(), *ends], 1e-4)
     assert exact.value == pytest.approx(forks[EXACT_CHEESE].mean())
     assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were chosen
-    firsts = [row.value for row in found if row.measure.startswith("first is")]
+    firsts = [row.value for row in found if row.measure.startswith("first reached")]
     assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
     scores = [row for row in found if row.row == 4 and row.levels == "target: got the cheese"]
     assert len(scores) == 2 * len(FEATURES) and {row.row for row in found} == {2, 4, 5}

@@ -231,7 +231,7 @@ def read_findings(path: Path) -> list[Finding]:
         add(2, levels, SUCCESS, rows, GOT, True)
         add(2, levels, EXACT_LABEL, rows[rows[EXACT_CHEESE].notna()], EXACT_CHEESE)
         for name in (CHEESE, REGION, NEITHER) if levels == FORKS_OUTSIDE else ():
-            add(2, levels, f"first is {name}", rows, "first", name, name != NEITHER)
+            add(2, levels, f"first reached: {name}", rows, "first", name, name != NEITHER)
         add(2, levels, "P(cheese) at the decision square", rows[rows["p_cheese"].notna()],
             "p_cheese", shown=False)
     if store.has("regressions"):

@@ -34,6 +34,7 @@ from maze.studies.channels import (
 from maze.studies.retargeting import ALL, MOVED_CHEESE, RETARGETING_FILES
 from maze.studies.scrubbing import CONDITION_COLUMNS, CONTRAST_COLUMNS, SCRUBBING_FILES
 from maze.studies.steering import STEERING_FILES
+from maze.studies.vectors import LAYER
 from stats.claims import Claim, ClaimsTable, Finding, read_rows
 
 EVALUATED = "evaluated"
@@ -55,67 +56,90 @@ LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
 _NO_ENDS = (math.nan, math.nan)  # ends of a missing interval
 
 CLAIMS = ClaimsTable({
-    1: Claim("a trained agent reaches the cheese in nearly every episode of its region (a curve)",
-             "success on unseen levels, Wilson's interval"),
-    2: Claim("cheese anywhere: reached in 69.1 % of 2 000 levels; in 71.4 % of 5 239 forks with "
-             "the cheese outside 5 x 5; R = 7: 84.8 % of 1 000",
-             "forks, cheese outside the region: episodes played to their end, and exact "
-             "probabilities"),
-    3: Claim("R = 1 never leaves its way for the cheese, R = 2 rarely, all others do (15 agents)",
-             "row 2 for each R"),
-    4: Claim("one feature predicts it: accuracy of C–5x5 .775, C–T .773, C–D .761 (Euclidean), C–D "
-             ".754, C–5x5 .735, C–T .732 (steps); base rate .714 (5 239 forks)",
-             "logistic regression on each of 16 features, 10-fold over levels; the best three, "
-             "with the base rate's score"),
-    5: Claim("together: C–T −1.405 and C–D −.516 (Euclidean), C–D −.577 (steps), intercept "
-             "1.355, accuracy .824 (10 000 runs)",
-             "L1 logistic regression on standardised features; bootstrap intervals"),
-    6: Claim("less the level's own cheese vector: median P(cheese) .81 to .03, P(corner) rises, "
-             "P(other) is unchanged (52 forks)",
-             "probabilities at the decision square, c = −1; controls: vectors with permuted cells, "
-             "Gaussian vectors of the same norm"),
-    7: Claim("plus it: nothing much", "the same, c = +1; the primary number is the log-odds",
-             is_null=True),
-    8: Claim("a random vector ruins the field (pictures)",
-             "whole fields; 20 Gaussian vectors with the norm of the cheese vector, with the range "
-             "of the 20 means", tested=False),
-    9: Claim("another level's vector acts if its cheese is at the same square, often at 2 squares "
-             "or fewer off, else not; the mean of 100 levels does nothing (pictures)",
-             "row 6 with vectors of other levels"),
-    10: Claim("patched with cheese is nearly the field without cheese, often (pictures)",
-              "mean total variation from the field of the level without cheese, before and after"),
-    11: Claim("it works for every agent, with all layers at once and c = −0.05, too; the last "
-              "layers differ", "row 6 at every layer, and at all at once"),
-    12: Claim("the vector to the corner draws the mouse there: a little at 0.5, strongly at 1 and "
-              "5, less at 10, garbage at 20; less in small mazes (pictures)",
-              "P(corner) at the decision square by coefficient"),
-    13: Claim("both vectors act together (pictures)",
-              "cheese −1, corner +1, both; the interaction is the departure of the log-odds from "
-              "the sum", tested=False),
-    14: Claim("11 of 128 channels follow the cheese; one is +0.6 at the cheese and −0.2 elsewhere "
-              "(by eye)", "channels chosen on 100 levels that follow it on 100 others; mean at the "
-              "cheese, after the mean elsewhere"),
-    15: Claim("that channel times more than 1: slightly more cheese; 0: slightly less; below −1: "
-              "avoids it (pictures)",
-              "P(cheese) at the decision square; controls: random channels"),
-    16: Claim("one cell set to 5.5 draws the mouse there: success about .9 on the way to the "
-              "corner, below .3 at 25 squares off it, .2 at 50; moving the cheese works best",
-              "path probability of every free square, cheese removed, by distance from that way; "
-              "controls: other channels, other cells"),
-    17: Claim("resampling the channels from a level with the same cheese square changes .88, from "
-              "another 1.26; random channels .60 and .54 (published norm, %, 30 seeds)",
-              "mean total variation; double contrast"),
-    18: Claim("probes find squares, cheese and mouse well; whether it will get the cheese with .78 "
-              "to .85 at a base rate of .68 (1 000 forks)",
-              "best layer of each probe on held-out levels; base: without features"),
+    1: Claim("A trained agent reaches cheese in its training region in nearly every episode (a "
+             "curve)", "success rate on unseen levels, by place of the cheese"),
+    2: Claim("With the cheese anywhere, the agent often reaches it: 69.1 % of 2 000 levels; 71.4 % "
+             "of 5 239 forks with the cheese outside the region; trained with R = 7: 84.8 % of "
+             "1 000 levels",
+             "forks with the cheese outside the region: share of episodes that reach the cheese, "
+             "mean exact probability of reaching it, and what is reached first"),
+    3: Claim("Agents trained in a larger region leave their way for the cheese: never with R = 1, "
+             "rarely with R = 2, in all other agents; 15 agents", "claim 2 for each R"),
+    4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
+             "Euclidean distances C-5x5 0.775, C-T 0.773, C-D 0.761; with path lengths C-D 0.754, "
+             "C-5x5 0.735, C-T 0.732; base rate 0.714; 5 239 forks",
+             "accuracy of logistic regression on each of 16 features, 10-fold cross-validation "
+             "over levels; the best three features, next to the base rate. Distances: euc "
+             "(Euclidean), taxi (city block), steps (path); between the cheese C, the decision "
+             "square D, the corner T and the region 5x5"),
+    5: Claim("Three features together predict the same: coefficients -1.405 (C-T, Euclidean), "
+             "-0.516 (C-D, Euclidean), -0.577 (C-D, path), intercept 1.355, accuracy 0.824; 10 000 "
+             "runs",
+             "L1 logistic regression on the standardised features, cross-validated accuracy"),
+    6: Claim("Subtracting a level's own cheese vector makes the agent ignore the cheese: median "
+             "P(cheese) falls from 0.81 to 0.03, P(corner) rises, P(other) is unchanged; 52 forks",
+             "changes at the decision square with coefficient -1; controls: vectors with permuted "
+             "cells, and Gaussian vectors of the same norm"),
+    7: Claim("Adding the cheese vector changes little",
+             "claim 6 with coefficient +1; tested by the log-odds", is_null=True),
+    8: Claim("A random vector ruins the field (pictures)",
+             "changes of the whole field by 20 Gaussian vectors with the norm of the cheese "
+             "vector (mean, range of the 20 means), next to its own; p belongs to the cheese "
+             "vector", tested=False),
+    9: Claim("The vector of another level acts if its cheese is on the same square: often also up "
+             "to 2 squares away, else not; the mean vector of 100 levels does nothing (pictures)",
+             "claim 6 with vectors of other levels, by distance of the cheeses in squares"),
+    10: Claim("With the vector subtracted, the field is often nearly that without cheese "
+              "(pictures)",
+              "change, by the vector, of the mean total variation between the field and that of "
+              "the level without cheese"),
+    11: Claim("Subtraction works in every agent: also at all layers at once with coefficient "
+              "-0.05; the last layers differ",
+              "claim 6 at each layer alone (the strongest is shown), and at all layers at once"),
+    12: Claim("The vector to the corner draws the mouse there: a little at coefficient 0.5, "
+              "strongly at 1 and 5, less at 10, nonsense at 20; less in small mazes (pictures)",
+              "change of P(corner) at the decision square, by coefficient"),
+    13: Claim("Both vectors act together (pictures)",
+              "cheese vector at -1, vector to the corner at +1, both; interaction: change of the "
+              "log-odds by both, minus the sum of the single changes", tested=False),
+    14: Claim("Some channels follow the cheese: 11 of 128; one is +0.6 at the cheese and -0.2 "
+              "elsewhere (by eye)",
+              "channels chosen on 100 levels that follow the cheese on 100 others; the best "
+              "channel's mean at the cheese minus its mean elsewhere (reference)"),
+    15: Claim("Scaling the best channel changes P(cheese): slightly up for factors above 1, "
+              "slightly down for 0; below -1 the mouse avoids the cheese (pictures)",
+              "change of P(cheese) at the decision square when the best channel of claim 14 is "
+              "multiplied; controls: random channels"),
+    16: Claim("One cell set to 5.5 draws the mouse to its square: success about 0.9 on the way to "
+              "the corner, below 0.3 at 25 squares off it, 0.2 at 50; moving the cheese works best",
+              "change of the path probability of every free square as the target, without "
+              "cheese, by distance from the path to the corner. *With controls*: targets that "
+              "were also run with other channels and other cells. *All channels*: all chosen "
+              "channels set to 1"),
+    17: Claim("The channels carry the square of the cheese: resampling changes the field by 0.88 "
+              "if the source has the same cheese square, else 1.26; random channels 0.60 and 0.54 "
+              "(published norm, %, 30 seeds)",
+              "mean total variation after resampling (causal scrubbing). Tested: the difference "
+              "between sources with another and with the same square, chosen minus random "
+              "channels. The published norm, also in findings.csv, shrinks with the size of a "
+              "maze"),
+    18: Claim("Probes find squares, cheese and mouse well, and predict whether the cheese is "
+              "reached: accuracy 0.78 to 0.85 at a base rate of 0.68; 1 000 forks",
+              "best layer of each linear probe on held-out levels: area under the ROC curve (auc), "
+              "R² (r2), accuracy; reference: without features"),
 }, "python -m maze.table", (
-    "Brackets hold 95 % intervals: Wilson's for shares, otherwise a bootstrap over levels. The "
-    "number of an effect is the change that the patch causes. A claim holds if its tested number "
-    "does: the interval excludes 0, and p (paired sign flips, Holm's correction over the agent's "
-    "column) and the share of matched controls with as large an effect are at most 0.05.",
-    "Agents that share a teacher share part of what it knows; their model cards say how much.",
-    "Row 17: the published numbers are a norm that shrinks with the size of a maze; findings.csv "
-    "has it, too."))
+    "A level's *cheese vector* is the layer's output with the cheese minus that without it; the "
+    "*vector to the corner* is the same for a path from the maze's corner to the world's. Without "
+    f"another name, the layer is `{LAYER}`. R: side of the region at the top right in which the "
+    "cheese lay in training. P(cheese), P(corner), P(other): probabilities of the first "
+    "step towards cheese and corner, and of all other moves, at the decision square.",
+    "Brackets hold 95 % intervals: Wilson's for shares, otherwise a bootstrap over levels. A "
+    "number with a sign is a change caused by the intervention; *reference* is the number "
+    "without intervention, or the base rate. An effect is *claimed* if its interval excludes 0, "
+    "and *p* (paired sign flips, Holm's correction over the agent's column) and *controls* (share "
+    "of controls with as large an effect) are at most 0.05. A tested claim *holds* if its effect "
+    "is claimed; claim 7, of no effect, then does not hold.",
+    "Agents with a common teacher share part of what it knows; their model cards say how much."))
 
 
 class StudiesFolder:
@@ -247,9 +271,9 @@ def _sources(folder: StudiesFolder) -> Iterator[Finding]:
     table, num = folder.steering(SOURCES)
     for label in _own_rows(table)["label"].unique():
         source = label.removesuffix(" -1")
-        words = {"own": "its own", "same_square": "cheese at the same square",
-                 "other": "cheese anywhere else", "mean": "mean of other levels"}.get(
-            source, source.replace("offset_", "cheese ") + " squares off")
+        words = {"own": "own vector", "same_square": "cheese at the same square",
+                 "other": "cheese anywhere else", "mean": "mean vector of other levels"}.get(
+            source, source.replace("offset_", "cheese at distance "))
         yield from _effect(table, label, P_CHEESE, f"P(cheese), {words}", num,
                            source == "same_square")
 
@@ -266,7 +290,7 @@ def _layers(folder: StudiesFolder) -> Iterator[Finding]:
     table, num = folder.steering(LAYERS)
     own = _own_rows(table)
     own = own[own["outcome"] == P_CHEESE]
-    yield Finding("layers", f"layers at which P(cheese) falls, claimed, of {len(own)}",
+    yield Finding("layers", f"layers of {len(own)} with a claimed fall of P(cheese)",
                   float((own["claimed"] & (own["effect"] < 0)).sum()), *_NO_ENDS, num, shown=True)
     for place, label in enumerate(own.sort_values("effect")["label"]):
         yield from _effect(own, label, P_CHEESE, f"P(cheese), {label.partition(' at ')[2]}", num,
@@ -311,11 +335,11 @@ def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
         chosen = rows[rows["chosen"]]
         kept, num = chosen[chosen["tracks"]], int(rows["num_levels"].iloc[0])
         numbers = ", ".join(map(str, kept.sort_values("contrast", ascending=False)["channel"]))
-        yield Finding(layer, f"of {len(chosen)} chosen of {len(rows)} channels, those that "
-                      f"follow the cheese{f' ({numbers})' if numbers else ''}",
+        yield Finding(layer, f"channels that follow the cheese, of {len(chosen)} chosen among "
+                      f"{len(rows)}{f' ({numbers})' if numbers else ''}",
                       float(len(kept)), *_NO_ENDS, num, shown=layer == main_layer)
         for channel in kept.itertuples() if layer == main_layer else ():
-            yield Finding(layer, f"channel {channel.channel}, mean elsewhere and at the cheese",
+            yield Finding(layer, f"channel {channel.channel}, mean at the cheese minus elsewhere",
                           channel.at - channel.elsewhere, *_NO_ENDS, num, channel.elsewhere,
                           altered=channel.at, shown=channel.contrast == kept["contrast"].max())
 
@@ -337,7 +361,9 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
         parts = store.read("parts", arm)
         name = "moved cheese" if arm == MOVED_CHEESE else patch
         for row in parts.itertuples():
-            where = "" if row.by == ALL else f", {row.by} {row.part}"
+            where = "" if row.by == ALL else (
+                f", {row.part} steps {row.by}" if row.by.startswith("off")
+                else f", {row.by} {row.part}")
             yield Finding(
                 f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
                 row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
@@ -346,7 +372,7 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
                                       and arm != MOVED_CHEESE)))
         if store.has("effects", arm):  # of the two kinds of controls, the weaker evidence counts
             yield Finding.of_effect(
-                "targets with controls", f"path probability, {name}, tested",
+                "targets with controls", f"path probability, {name}, with controls",
                 _own_rows(store.read("effects", arm)).sort_values("p_control").iloc[-1],
                 int(parts["levels"].max()), primary=is_primary, shown=True)
 
@@ -357,14 +383,14 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
     contrasts, _ = folder.table(SCRUBBING, SCRUBBING_FILES, "contrasts", CONTRAST_COLUMNS)
     sizes = {"total_variation": "total variation", "published_size": "published norm"}
     for row in conditions[conditions["outcome"].isin(sizes)].itertuples():
-        channels = "these channels" if row.channels == "hypothesis" else "random channels"
+        channels = "chosen channels" if row.channels == "hypothesis" else "random channels"
         yield Finding("forks", f"{sizes[row.outcome]}, {channels}, cheese at "
                       f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
                       row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
     own = _own_rows(contrasts)
     for row in own[own["outcome"] == "total_variation"].itertuples():
         yield dataclasses.replace(Finding.of_effect(
-            "forks", "(another - same square) of these less of random channels", row, num,
+            "forks", "total variation, another - same square, chosen - random channels", row, num,
             primary=True, shown=True), base=math.nan, altered=math.nan)  # without meaning
 
 
@@ -375,8 +401,8 @@ def _probes(folder: StudiesFolder) -> Iterator[Finding]:
         (table["target"] == GOT_CHEESE) & (table["metric"] == "accuracy"))]
     best = set(table.groupby(["target", "metric"], sort=False)["score"].idxmax())
     for row in table.itertuples():
-        yield Finding(row.layer, f"{row.target}, {row.metric}, {row.layer}, shuffled labels "
-                      f"{row.shuffled:.3f}", row.score, row.low_95, row.high_95, row.num_levels,
+        yield Finding(row.layer, f"{row.target}, {row.metric}, {row.layer} (shuffled labels "
+                      f"{row.shuffled:.3f})", row.score, row.low_95, row.high_95, row.num_levels,
                       row.base, shown=row.Index in best)
 
 
