@@ -34,7 +34,7 @@ def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
 
 
 def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
-    """Embed uint8 frames (M, H, W, C) in chunks; returns float32 (M, E)."""
+    """Embed uint8 frames (M, H, W, C) as float32 (M, E), in chunks to limit memory."""
     size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
     embeddings = []
     with compute.autocast():
@@ -91,8 +91,8 @@ class ActionNoise:
 
     def __post_init__(self):
         if not set(self.fixed_logits) <= set(range(NUM_ACTIONS)):
-            raise UserError(f"{ACTION_NOISE_FILE.name}: the actions of fixed_logits are numbered 0 "
-                            f"to {NUM_ACTIONS - 1}")
+            raise UserError(f"{ACTION_NOISE_FILE.name}: the keys of fixed_logits must be actions "
+                            f"from 0 to {NUM_ACTIONS - 1}")
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Apply the noise to logits (N, A)."""
@@ -105,10 +105,12 @@ class ActionNoise:
 
 
 def load_action_noise(env_name: str) -> ActionNoise:
-    """Read a game's action noise from ``action_noise.yml``; games without a section share one.
+    """Read a game's action noise from ``hyperparams/action_noise.yml``.
+
+    Games without a section of their own use the section ``other_games``.
 
     Raises:
-        UserError: if there is neither the game's nor the shared section, or it is invalid.
+        UserError: if both sections are missing, or the section is invalid.
     """
     path, sections = ACTION_NOISE_FILE, read_yaml(ACTION_NOISE_FILE)
     name = env_name if env_name in sections else _OTHER_GAMES

@@ -66,11 +66,12 @@ class AgentOrigin:
 
 
 def agent_file_name(timesteps: int) -> str:
+    """Return the name of the agent file written after ``timesteps`` environment steps."""
     return f"model_{timesteps}.pth"
 
 
 def agent_title(path: Path) -> str:
-    """Return an agent's name for titles: that of its file, or of its folder if the file is called
+    """Return an agent's name for titles: its file name, or its folder's name if the file is called
     model.pth."""
     return path.parent.name or path.name if path.name == "model.pth" else path.name
 
@@ -89,7 +90,7 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     Args:
         optimizer_state: state dict of an Adam over ``policy.parameters()``; if None, the state of
             a new Adam is written.
-        origin: facts about the training.
+        origin: facts about the training; if None, none are written.
     """
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
@@ -110,10 +111,10 @@ def _published_order(names: Iterable[str]) -> list[str]:
 
 
 def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
-    """Load the policy from an agent file, ours or a published one.
+    """Load the policy from an agent file of this project or a published one.
 
     A published recurrent agent starts its episodes from zeros, because it was trained that way,
-    whether or not its file has an ``init_hx``.
+    even if its file has an ``init_hx``.
 
     Raises:
         UserError: if the file is missing, truncated, or not an agent file; or if a tensor is
@@ -122,7 +123,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
     if not isinstance(state, dict):
-        raise UserError(f"{path} is not an agent file: it has no 'model_state_dict', nor a "
+        raise UserError(f"{path} is not an agent file: it has neither a 'model_state_dict' nor a "
                         "'state_dict'")
     checked_weights(state, f"the agent file {path}")
     learned_initial_state = content.get("learned_initial_state", False) is True
@@ -159,7 +160,7 @@ def _weights_of(content: dict) -> Any:
 
 
 def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tensor]]:
-    """Read Adam's moments from an agent file, ours or a published one.
+    """Read Adam's moments from an agent file of this project or a published one.
 
     Args:
         policy: agent with the architecture of the agent in the file.
@@ -187,7 +188,10 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
-    """Build a policy with the sizes of the given tensors.
+    """Build an untrained policy whose architecture and sizes fit the tensors of a state dict.
+
+    Args:
+        path: the agent file, for messages.
 
     Raises:
         UserError: if the tensors do not belong to an agent.
@@ -209,7 +213,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
             hidden = state["gru.gru.weight_hh_l0"].shape[1]
             _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
     except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{path} holds no IMPALA, Nature or clear agent: {error!r}") from None
+        raise UserError(f"{path} is not an IMPALA, Nature or clear agent: {error!r}") from None
     return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
 
 
@@ -276,6 +280,9 @@ def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
 def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None:
     """Load weights into a policy.
 
+    Args:
+        path: the agent file, for messages.
+
     Raises:
         UserError: if a tensor is missing, unknown or of the wrong shape; the message names it.
     """
@@ -284,8 +291,8 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
         _check_shape(weights, key, tuple(tensor.shape), path)
     for key in weights:
         if key not in expected:
-            raise UserError(f"the agent file {path} has a tensor '{key}' that belongs to no "
-                            "agent of this kind")
+            raise UserError(f"the agent file {path} has a tensor '{key}', which agents of this "
+                            "architecture do not have")
     policy.load_state_dict(weights)
 
 

@@ -27,7 +27,35 @@ level_seed = whole(0, MAX_LEVEL)
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """Parameter set of an agent. The YAML file documents meaning and unit of each value."""
+    """Parameter set of an agent: architecture and hyperparameters of PPO.
+
+    Attributes:
+        algo: algorithm; always "ppo".
+        architecture: embedder, one of ``ARCHITECTURES``.
+        recurrent: whether the agent has a GRU.
+        n_envs: number of environments.
+        n_steps: steps per environment in a rollout.
+        epoch: passes over a rollout per update.
+        mini_batch_per_epoch: gradient steps per pass.
+        mini_batch_size: maximum number of frames per micro-batch, which limits memory.
+        gamma, lmbda: discount factor, and lambda of the advantage estimates.
+        use_gae: whether ``lmbda`` is used; otherwise lambda is 1.
+        learning_rate: learning rate of Adam, which falls linearly to 0.
+        grad_clip_norm: maximum norm of the gradient.
+        eps_clip: half width of the clip range of probability ratios and values.
+        value_coef, entropy_coef: weights of the value loss and of the entropy.
+        normalize_adv: normalise the advantages of a rollout to mean 0 and standard deviation 1.
+        normalize_rew: divide rewards by the standard deviation of the discounted return.
+        hidden_state_size: size of the GRU's state, and of IMPALA embeddings that feed a GRU.
+        learned_initial_state: whether the GRU's initial state is trained; otherwise it is 0.
+        kickstart_coef, kickstart_value_coef: initial weights of the distillation loss and of the
+            value distance to a teacher.
+        kickstart_until: fraction of the run after which both weights are 0.
+        width: factor of the numbers of channels of the IMPALA blocks.
+
+    Raises:
+        UserError: if a value is out of range; the message names it.
+    """
 
     algo: str
     architecture: str
@@ -70,16 +98,16 @@ class AgentConfig:
                             f"{self.width} for {self.architecture}")
         units = self.n_envs if self.recurrent else self.n_envs * self.n_steps
         if units % self.mini_batch_per_epoch:
-            raise UserError(f"the number of environments (or frames, without memory), {units}, "
+            raise UserError(f"{'n_envs' if self.recurrent else 'n_envs * n_steps'} is {units}, but "
                             "must be a multiple of mini_batch_per_epoch, "
                             f"{self.mini_batch_per_epoch}")
 
 
 def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentConfig:
-    """Return the parameter set ``param_name``.
+    """Read the parameter set ``param_name`` from a YAML file.
 
     Raises:
-        UserError: if there is no such set (the message names the nearest), or the file is invalid.
+        UserError: if the file has no such set (the message names a similar one), or is invalid.
     """
     sets = {name: value for name, value in read_yaml(path).items() if not name.startswith("x-")}
     if param_name not in sets:
@@ -92,21 +120,21 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
     """Add flags for the game and its levels.
 
     Args:
-        of_agent: whether defaults of game, mode and backgrounds come from the agent's training.
+        of_agent: take the defaults of game, mode and backgrounds from the agent's training.
     """
-    def described(text: str, name: str) -> dict:
+    def options(text: str, name: str) -> dict:
         default = _UNTRAINED[name]
         if not of_agent:
             return {"default": default, "help": text}
         return {"default": None,
                 "help": f"{text} (default: as in the agent's training, or {default} if unknown)"}
 
-    parser.add_argument("--env_name", **described("one of Procgen's 16 games", "env_name"))
-    parser.add_argument("--distribution_mode", **described(
+    parser.add_argument("--env_name", **options("one of Procgen's 16 games", "env_name"))
+    parser.add_argument("--distribution_mode", **options(
         "easy, hard, extreme, memory or exploration", "distribution_mode"))
     parser.add_argument("--start_level", type=level_seed, default=0, help="seed of the first level")
     parser.add_argument("--num_levels", type=level_seed, default=0,
-                        help="number of consecutive level seeds; 0: all of them")
+                        help="number of consecutive level seeds; 0 for all seeds")
     backgrounds = parser.add_mutually_exclusive_group()
     backgrounds.add_argument("--use_backgrounds", action="store_true",
                              default=None if of_agent else False,
@@ -117,11 +145,12 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
 
 
 def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvConfig:
-    """Return the game and levels that the flags select.
+    """Return the game and levels that the flags of :func:`add_env_flags` select.
 
     Args:
-        agent_file: agent whose training provides the defaults. In a game that it was not trained
-            on, only the flags and the published defaults apply.
+        args: parsed flags.
+        agent_file: agent whose training provides the defaults. If the flags select another game,
+            the published defaults apply instead.
 
     Raises:
         UserError: if there is no such game or mode, or the agent file is missing or damaged.

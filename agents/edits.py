@@ -33,7 +33,7 @@ class Edit:
 
     Attributes:
         layer: path of the layer.
-        directions: float32 (F, M), none of them zero; only their span matters.
+        directions: nonzero directions, one per row, float32 (F, M); only their span matters.
         strength: factor s; 1 removes the directions.
 
     Raises:
@@ -84,8 +84,8 @@ class Edit:
         cells = exact.movedim(dim, -1)
         slots = (torch.cat([cells.relu(), (-cells).relu()], dim=-1) if self.signed(channels)
                  else cells)
-        taken = (slots @ basis) @ back.T
-        return (exact - self.strength * taken.movedim(-1, dim)).to(values.dtype)
+        projected = (slots @ basis) @ back.T
+        return (exact - self.strength * projected.movedim(-1, dim)).to(values.dtype)
 
     def _hook(self, _module, _inputs, output: Tensor) -> Tensor:
         """Apply the edit to maps (N, C, H, W) or units (…, C), as a forward hook."""

@@ -244,6 +244,7 @@ class Evaluation:
     """Summary of episodes, one per level, with 95 % confidence intervals.
 
     Attributes:
+        num_episodes: number of episodes.
         success_rate, success_interval: fraction of levels that the game counts as solved, and its
             Wilson interval (Wilson 1927).
         mean_return, return_interval: mean sum of raw rewards, and its normal interval (None for a
@@ -270,7 +271,7 @@ class Evaluation:
 
 
 def evaluate(episodes: Iterable[Episode]) -> Evaluation:
-    """Summarise one or more episodes."""
+    """Compute success rate, mean return and mean length of one or more episodes."""
     episodes = list(episodes)
     n = len(episodes)
     successes = int(sum(episode.level_complete for episode in episodes))
@@ -286,13 +287,22 @@ def evaluate(episodes: Iterable[Episode]) -> Evaluation:
 
 
 def small_film(episode: Episode, max_steps: int) -> np.ndarray:
-    """Return resized 512-pixel views with actions marked, uint8 (T, FILM_SIZE, FILM_SIZE, 3)."""
+    """Resize an episode's 512-pixel views and mark the actions in them.
+
+    Args:
+        episode: episode played with ``keep_person_views``.
+        max_steps: maximum number of frames T, from the first step on.
+
+    Returns:
+        Frames, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
+    """
     return np.stack([small_picture(view, action) for view, action in zip(
         episode.person_views[:-1][:max_steps], episode.actions)])
 
 
 def small_picture(view: np.ndarray, action: int) -> np.ndarray:
-    """Return a resized 512-pixel view with the action marked, uint8 (FILM_SIZE, FILM_SIZE, 3)."""
+    """Resize a 512-pixel view (512, 512, 3) and mark the action in it, uint8 (FILM_SIZE, FILM_SIZE,
+    3)."""
     image = Image.fromarray(view).resize((FILM_SIZE, FILM_SIZE), Image.Resampling.BOX)
     return mark_action(np.asarray(image), action)
 

@@ -43,11 +43,11 @@ _ATTRIBUTE = "_hook_stack"  # attribute of a policy while blocks are active
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSize:
-    """Size of the change that a patch made to an output: means over the frames it acted on.
+    """Size of the change that a patch made to a layer's output: means over the changed frames.
 
     Attributes:
-        layer: layer that the patch acted on.
-        pictures: number of frames on which it acted.
+        layer: name of the layer.
+        pictures: number of changed frames.
         in_std: Euclidean norm of the change in standard deviations of the units, excluding units
             that do not vary; None if no standard deviations were given.
         norm: Euclidean norm of the change.
@@ -114,8 +114,8 @@ class _BoundPatch:
         """Return the indices of the rows to change, or None for all rows."""
         if info is None:
             if self.patch.needs_info:
-                raise UserError(f"the patch of {self.layer.name} depends on the step, level, "
-                                "square or the like of each frame, which this forward pass does "
+                raise UserError(f"the patch of {self.layer.name} needs metadata of each frame "
+                                "(such as step, level or square), which this forward pass does "
                                 "not have; run it inside batch_info")
             return None
         _check_size(info, batch_size)
@@ -249,7 +249,10 @@ class ActivationCache(Mapping):
 
 
 class _HookStack:
-    """Active blocks of one policy, outermost first, and the metadata of the current batch."""
+    """Active blocks of one policy, outermost first, and the metadata of the current batch.
+
+    A block is what one ``patched`` or ``cached`` context manager adds to the policy.
+    """
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -296,8 +299,8 @@ class _HookStack:
             if isinstance(block, ActivePatches):
                 if layer in RECURRENT and output.ndim == 3 and len(output) > 1:
                     raise UserError(
-                        f"a patch of {layer} changes what enters the next step, so it needs steps "
-                        f"that run one by one, not a sequence of {len(output)} at once")
+                        f"a patch of {layer} changes the state that enters the next step, so the "
+                        f"agent must run step by step, not {len(output)} steps at once")
                 output = block.apply(layer, output, self.info,
                                      inputs[0] if layer == STATE else None)
         for cache in caches:
@@ -327,8 +330,8 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
     for number, (patch, layer) in enumerate(pairs):
         if any(layer == other_layer and patch.overwrites(other, layer)
                for other, other_layer in pairs[:number]):
-            raise UserError(f"two patches set the same entries of {layer.name}; the second "
-                            "one wins if it is given 'override'")
+            raise UserError(f"two patches set the same entries of {layer.name}; to let the second "
+                            "replace the first, give it 'override'")
     with disabled(policy):  # patches precompute their values on the unpatched network
         block = ActivePatches([_BoundPatch(patch, policy, layer, (std or {}).get(layer.name))
                                for patch, layer in pairs])
@@ -375,7 +378,11 @@ def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextMan
 
 def chunk_of_batch(policy: Policy, begin: int, end: int,
                    batch_size: int) -> contextlib.AbstractContextManager[None]:
-    """Declare that forward passes inside the ``with`` block process rows ``begin`` to ``end``.
+    """Declare that forward passes inside the ``with`` block process only a part of a batch.
+
+    Args:
+        begin, end: first row of the part, and the row after its last.
+        batch_size: number of rows of the whole batch.
 
     Raises:
         UserError: if the attached metadata has another number of frames than the batch.
@@ -407,7 +414,7 @@ def refuse_patches(policy: Policy, where: str) -> None:
         where: name of the operation that does not support patches, for the message.
     """
     if active_patches(policy):
-        raise UserError(f"{where} takes no patches; leave the block of patched first")
+        raise UserError(f"{where} does not support patches; leave the `patched` block first")
 
 
 def _check_size(info: BatchInfo, batch_size: int) -> None:

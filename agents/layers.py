@@ -118,25 +118,25 @@ def all_layers(policy: Policy) -> tuple[Layer, ...]:
 
 
 def find_layer(policy: Policy, name: str) -> Layer:
-    """Find a layer by its name, the name of an enclosing module, or the published name with the
-    suffix ``_out``.
+    """Find a layer by its name, the name of an enclosing module (which selects its last layer), or
+    the published name with the suffix ``_out``.
 
     Raises:
         UserError: if there is no such layer; the message names the nearest one.
     """
     layers = all_layers(policy)
     path = name.removesuffix(PUBLISHED_SUFFIX)
-    found = [layer for layer in layers if layer.name == path
-             or (path and layer.name.startswith(f"{path}."))]
-    if found:
-        return found[-1]
+    matches = [layer for layer in layers if layer.name == path
+               or (path and layer.name.startswith(f"{path}."))]
+    if matches:
+        return matches[-1]
     raise UserError(f"the agent has no layer '{name}'"
                     f"{nearest(name, [layer.name for layer in layers])}")
 
 
 def layers_named(policy: Policy, name: str) -> tuple[Layer, ...]:
-    """Return the layers that a patch applies to: one, or for ``all`` every layer except the heads
-    and ``hidden_state``, which repeats the output of the preceding layer.
+    """Return the layers with a name: one layer, or for ``all`` every layer except the heads and
+    ``hidden_state``, which repeats the output of the preceding layer.
 
     Raises:
         UserError: see ``find_layer``.

@@ -28,7 +28,7 @@ from common.game_constants import NUM_ACTIONS
 
 ARCHITECTURES = ("impala", "nature", "clear")
 HiddenChange = Callable[[Tensor, Tensor], Tensor]
-"""Map the states that enter and leave a step, each (B, D), to the state that is to leave."""
+"""Map the states that enter and leave a step, each (B, D), to a replacement of the latter."""
 
 
 class ResidualAdd(nn.Module):
@@ -244,6 +244,7 @@ class Policy(nn.Module):
     Args:
         embedder: network that maps images to embeddings.
         hidden_state_size: size D of the GRU's state, or None for a feed-forward agent, where D = E.
+        num_actions: number of actions A.
         learned_initial_state: whether a GRU starts an episode from the trainable vector
             ``init_hx``; otherwise from zeros, as the published agents effectively did. A
             feed-forward agent has no such vector and ignores its initial state.

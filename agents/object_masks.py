@@ -67,7 +67,9 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
     """Render consecutive frames of a recorded episode without each kind of object.
 
     Args:
-        painter: painter for the game of the recording and K kinds of object.
+        folder: the recording.
+        painter: renderer for the game of the recording and K kinds of object.
+        episode: number of the episode.
         first: row of the first frame.
         frames: recorded frames, excluding the terminal frame, uint8 (T, C, H, W).
 

@@ -105,6 +105,8 @@ class Selection:
     """Entries of a layer's output that a patch acts on.
 
     Attributes:
+        policy: the agent.
+        layer: the layer.
         channels: int64 (K,), or None for all.
         cells: cell numbers in reading order, int64 (M,), or None for all.
     """

@@ -69,7 +69,7 @@ class ParallelMaxPool(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> np.ndarray:
-    """Return the bits of images (N, C, H, W) as int16 (N, H, W * C)."""
+    """Return the bits of bfloat16 images (N, C, H, W) as int16 (N, H, W * C)."""
     return x.permute(0, 2, 3, 1).flatten(2).view(torch.int16).numpy()
 
 

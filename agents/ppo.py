@@ -58,9 +58,14 @@ class Collector:
     """Collector of rollouts: environments, and the policy's hidden state in each of them.
 
     Args:
+        env_config: game and levels.
+        policy: the agent.
+        compute: device and precision.
         num_envs: total number of environments, which the processes share.
         seed: seed of the levels and actions, whose draws do not depend on the number of processes.
+        num_threads: number of threads that step the environments.
         edit: optional edit of new levels.
+        world: the group of training processes.
     """
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
@@ -133,8 +138,10 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
 
     Args:
         rewards: (T, N).
-        values: value estimates (T + 1, N).
+        values: value estimates of all frames and of the frame after the last step (T + 1, N).
         ended: (T, N), 1 where step t ended its episode.
+        gamma: discount factor.
+        lmbda: lambda, the weight of longer estimates.
         use_gae: if false, use the discounted return minus the value, which equals lambda = 1.
 
     Returns:
@@ -238,9 +245,14 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
     frames, summed, and then clipped.
 
     Args:
+        policy: the agent, which is updated in place.
+        optimizer: optimiser of the policy's parameters.
         rollout: steps of this process's environments.
+        config: parameter set.
+        compute: device and precision.
         generator: random generator of the minibatches, in the same state in all processes.
-        guidance: a teacher's outputs for the rollout.
+        guidance: a teacher's outputs for the rollout; None without a teacher.
+        world: the group of training processes.
 
     Returns:
         Means over all gradient steps, by name: ``PPO_METRICS`` (see :func:`ppo_losses`); with a

@@ -38,14 +38,15 @@ def agent_sha256(path: Path) -> str:
 
 
 def agent_digests(path: Path) -> frozenset[str]:
-    """Return the digests by which results may identify an agent, including earlier versions.
+    """Return the digests by which results may identify an agent, including the checksum of its file
+    and the checksums of earlier files with the same weights.
 
     Raises:
         UserError: if the file is missing, damaged or not an agent file.
     """
     earlier = load_tensors(path, "agent file").get(EARLIER_FILES, [])
-    if not isinstance(earlier, list) or not all(isinstance(each, str) for each in earlier):
-        raise UserError(f"in the agent file {path} '{EARLIER_FILES}' is no list of checksums")
+    if not isinstance(earlier, list) or not all(isinstance(item, str) for item in earlier):
+        raise UserError(f"in the agent file {path} '{EARLIER_FILES}' is not a list of checksums")
     return frozenset({agent_sha256(path), sha256(path, "agent file"), *earlier})
 
 
@@ -61,12 +62,12 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
     Raises:
         UserError: if the data were created with another agent.
     """
-    named = agent if isinstance(agent, Path) else "the one that it is used with"
+    name = agent if isinstance(agent, Path) else "the one that it is used with"
     if found is None or agent is None:
         logger.warning("it is not known whether %s with this agent: there is no digest to compare",
                        made)
     elif found not in (agent_digests(agent) if isinstance(agent, Path) else {agent}):
-        raise UserError(f"{made} with another agent than {named}; {way_out}")
+        raise UserError(f"{made} with another agent than {name}; {way_out}")
 
 
 def file_sha256(paths: Iterable[Path]) -> str:

@@ -101,10 +101,12 @@ class ReferenceSet:
         return variance.sqrt().unsqueeze(1)
 
     def drawn(self, number: int, size: int, seed: int) -> np.ndarray:
-        """Draw frames for one target, with replacement: uint8 (size, H, W, 3).
+        """Draw frames with replacement: uint8 (size, H, W, 3).
 
         Args:
-            number: number of the target, such as its level seed; seeds the draw with ``seed``.
+            number: number of the level or simulation that the frames are drawn for.
+            size: number of frames.
+            seed: seed; together with ``number`` it determines the draw.
         """
         rng = np.random.default_rng([seed, number])
         return self.frames[rng.integers(len(self.frames), size=size)]
@@ -125,15 +127,18 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
     """Create a reference set from random frames of a recording.
 
     Args:
+        folder: the recording.
         without: numbers of the measured episodes, which are excluded.
+        size: number of frames; each is drawn from a random episode.
+        seed: seed of the draws.
 
     Raises:
-        UserError: if the recording is missing or damaged, or has no other episodes.
+        UserError: if the recording is missing or damaged, or has no episodes left.
     """
     episodes = sorted(set(folder.finished()) - set(without))
     if not episodes:
-        raise UserError(f"all episodes of {folder.path} are simulated from, so it has none left "
-                        "for a reference set; record more, or simulate fewer")
+        raise UserError(f"simulations start from all episodes of {folder.path}, so none is left "
+                        "for a reference set; record more episodes, or simulate fewer")
     rng = np.random.default_rng(seed)
     chosen = map(folder.episode, map(int, sorted(rng.choice(episodes, size))))
     return _reference(((episode, rng.integers(max(len(episode.frames) - 1, 1)))
@@ -146,17 +151,20 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
 
     Args:
         policy: the agent, without patches.
+        compute: device and precision.
+        env: the game; its range of levels is ignored.
         measured: seeds of the measured levels, which are excluded.
+        size: number of levels and frames.
         seed: seed of levels, actions and steps.
         edit: edit of every level, as in the measured episodes.
 
     Raises:
-        UserError: if the mode has no other levels.
+        UserError: if the game has too few levels that are not measured.
     """
     anywhere = dataclasses.replace(env, start_level=0, num_levels=0)
     if len(anywhere.levels) < size + len(measured):
-        raise UserError(f"the mode {env.distribution_mode} has one level alone, so there are no "
-                        "others for a reference set")
+        raise UserError(f"the mode {env.distribution_mode} has only one level, so none is left for "
+                        "a reference set")
     excluded = set(measured)
     drawn = anywhere.draw_levels(size + len(excluded), seed)
     levels = list(enumerate([level for level in drawn if level not in excluded][:size]))
@@ -175,12 +183,16 @@ def _reference(steps: Iterable[tuple[Episode | EpisodeArrays, int]],
 def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
                  levels: Sequence[tuple[int, int]], seed: int, what: str,
                  edit: LevelEdit | None = None) -> Iterator[tuple[Episode, int]]:
-    """Yield the agent's episode on each level and a random step of it, sorted by episode number.
+    """Play one episode on each level, and yield each episode with a random step of it.
 
     Args:
-        levels, edit: see ``play_episodes``.
+        levels: pairs of episode number and level seed.
         seed: seed of actions and steps.
         what: kind of episode, for the progress bar.
+        edit: optional edit of every level before it is played.
+
+    Yields:
+        Episode and step, sorted by episode number.
     """
     episodes = play_episodes(policy, compute, env, levels, seed, _NUM_SLOTS,
                              PlayOptions(edit=edit))

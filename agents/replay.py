@@ -1,4 +1,4 @@
-"""Replay recorded episodes in the real game, for their level states.
+"""Replay recorded episodes in the real game, to get their level states.
 
 Every replayed frame is compared with the recorded one.
 """
@@ -27,8 +27,9 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
     """
     description = folder.description()
     if description.get(_EDITED):
-        raise UserError(f"{folder.description_file} says that levels were edited before they were "
-                        "played, so that they cannot be played again from their seeds")
+        raise UserError(f"the levels of {folder.path} were edited before they were played "
+                        f"({folder.description_file.name}: {_EDITED}), so they cannot be replayed "
+                        "from their seeds")
     try:
         return EnvConfig(**description["env"])
     except (KeyError, TypeError):
@@ -41,10 +42,14 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
     """Replay a recorded episode in a slot.
 
     Args:
+        slots: environments of the recorded game.
+        slot: number of the slot.
+        folder: the recording.
+        episode: number of the episode.
         last: last row to replay, before the terminal row.
 
     Yields:
-        Each row up to ``last``, while the slot shows its frame.
+        Number of each row up to ``last``; at this moment the slot shows the row's frame.
 
     Raises:
         UserError: if a frame or the end of the episode differs from the recording (the message
@@ -52,8 +57,8 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
     """
     steps = folder.steps(episode)
     if last >= len(steps) - 1:
-        raise UserError(f"episode {episode} of {folder.path} has {len(steps) - 1} frames that show "
-                        f"its level, so there is none in row {last}")
+        raise UserError(f"episode {episode} of {folder.path} has {len(steps) - 1} frames before "
+                        f"its terminal frame, so row {last} cannot be replayed")
     recorded = np.moveaxis(folder.array_files(episode).frames.rows(0, last + 1), 1, -1)
     slots.start(slot, int(steps["level_seed"].iloc[0]))
     for row, action in enumerate(steps["action"].iloc[:last + 1]):
@@ -93,8 +98,8 @@ def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:
     changed = [f"{name} {recorded[name]} then and {version} now"
                for name, version in versions().items()
                if name in recorded and recorded[name] != version]
-    reason = (f"it was made with other versions: {', '.join(changed)}" if changed else
-              "its frames, actions or level seeds were changed, or its recording.json has other "
-              "options of the game than it was made with")
-    return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
+    reason = (f"it was recorded with other versions: {', '.join(changed)}" if changed else
+              "its frames, actions or level seeds were changed, or the game options in its "
+              "recording.json are not those it was recorded with")
+    return UserError(f"{folder.path} cannot be replayed: episode {episode} differs from the "
                      f"real game at step {row}; likely {reason}")

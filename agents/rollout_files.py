@@ -2,7 +2,8 @@
 
 Layout, as published::
 
-    data/episode_00000/{ob,hx,lp}.npy    frames uint8 (L, 3, 64, 64), states (L + 1, D), (L, A)
+    data/episode_00000/{ob,hx,lp}.npy    frames, hidden states and log-probabilities, see
+                                         ``EpisodeArrays``; frames are channels-first
     data/data_gen_model_00000.csv        one row per frame, see STEP_COLUMNS; in some recordings
                                          with the player's position in cells, POSITION_COLUMNS: x
                                          to the right, y upwards from the lower left corner of the
@@ -11,6 +12,9 @@ Layout, as published::
     data/idx_to_episode.csv              global_step, episode: one row per frame, in order
     data/recording.json                  settings of the recording and, once it is complete,
                                          digests of its episodes, see ``agents.provenance``
+
+Letters in shape comments: L frames of an episode, the terminal frame included; D hidden state; A
+actions.
 
 Episodes are numbered in the order in which they start. When an episode ends, its folder is created,
 which marks it as finished; its rows stay in ``.steps_00000.csv`` until all earlier episodes are in
@@ -93,7 +97,13 @@ class EpisodeArrays:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeFiles:
-    """Array files of one episode; frames are stored as (L, 3, 64, 64)."""
+    """Array files of one episode, from which any rows can be read.
+
+    Attributes:
+        frames: uint8 (L, 3, 64, 64).
+        hidden_states: float32 (L + 1, D), see ``EpisodeArrays``.
+        log_probs: float32 (L, A).
+    """
 
     frames: ArrayFile
     hidden_states: ArrayFile
@@ -152,13 +162,15 @@ class RolloutFolder(ResultStore):
 
     def digests(self, numbers: Iterable[int], stored: dict, stored_at: int
                 ) -> dict[str, list[int | str]]:
-        """Return size in bytes and digest of each episode, in the format of CONTENTS.
+        """Return size in bytes and digest of each episode, ``{number: [bytes, sha256]}``.
 
-        Episodes that differ from their stored digests are reported in a warning.
+        Logs a warning for each episode that differs from its stored digest.
 
         Args:
-            stored: stored digests, which are trusted for episodes with this size.
-            stored_at: time in nanoseconds; files that are newer are read. Negative: all files are.
+            numbers: numbers of the episodes.
+            stored: stored digests. An episode's digest is used if its size is unchanged and none of
+                its files is newer than ``stored_at``; otherwise its files are read.
+            stored_at: time in nanoseconds; -1 to read all files.
         """
         result: dict[str, list[int | str]] = {}
         for number in numbers:
@@ -257,8 +269,8 @@ class RolloutFolder(ResultStore):
                             f"{(length, *FRAME_SHAPE)}")
         for file, rows in ((files.hidden_states, length + 1), (files.log_probs, length)):
             if file.shape[0] != rows:
-                raise UserError(f"{file.path} has {file.shape[0]} rows, not {rows}, as the "
-                                f"{length} of ob.npy ask for")
+                raise UserError(f"{file.path} has {file.shape[0]} rows, but ob.npy has {length}, "
+                                f"so it must have {rows}")
         return files
 
     def episode(self, number: int) -> EpisodeArrays:
@@ -291,8 +303,8 @@ class RolloutWriter:
         num_episodes: total number of episodes of all shards.
 
     Raises:
-        UserError: if the folder cannot be used (see ``ResultStore.open``), or a finished episode is
-            damaged.
+        UserError: if the folder contains a recording with other settings (see
+            ``ResultStore.open``), or a finished episode is damaged.
     """
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False,
@@ -345,7 +357,8 @@ class RolloutWriter:
         self.folder.finish()
 
     def _place_finished(self) -> str:
-        """Write the CSVs of episodes up to the first missing one; returns their index rows."""
+        """Write the CSVs of finished episodes up to the first missing one; returns their rows of
+        the index."""
         rows = []
         while self.has(self._num_indexed):
             number = self._num_indexed
@@ -374,7 +387,9 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
     """Write the CSV of a finished episode if it is missing; returns the episode's length.
 
     Args:
-        through: passed to ``atomic_path``.
+        number: number of the episode.
+        global_step: global step of the episode's first row.
+        through: folder for temporary files, see ``atomic_path``.
 
     Raises:
         UserError: if the episode is damaged.
@@ -419,7 +434,7 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
         numbers = range(settings.pop(DIVIDED)["num_episodes"])
         if num_episodes not in (None, len(numbers)):
             raise UserError(f"the shards in {path} have recorded {len(numbers)} episodes, not "
-                            f"{num_episodes}; give the --num_episodes that they had")
+                            f"{num_episodes}; use --num_episodes {len(numbers)}")
         global_step = 0
         with (atomic_path(folder.index_file, through=through) as temporary,
               open(temporary, "w") as index):

@@ -35,8 +35,10 @@ class TrainSettings:
     """Settings of a training run. All except ``num_threads`` affect its results.
 
     Attributes:
+        exp_name: name of the experiment, for the folder and titles.
+        param_name: name of the parameter set.
         env: game and training levels; validation uses the remaining levels.
-        agent: parameter set, named ``param_name`` in the YAML file.
+        agent: the parameter set.
         seed: seed of the weights, the levels drawn, the actions and the minibatches.
         num_timesteps: number of environment steps; the learning rate falls to 0 at the end.
         num_checkpoints: number of agent files kept, evenly spaced.
@@ -74,14 +76,18 @@ class TrainSettings:
 
 
 def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:
-    """Return maximum, mean and minimum of the recent returns and lengths, by column name."""
-    figures = {}
+    """Return maximum, mean and minimum of the recent returns and lengths, by column name.
+
+    Args:
+        prefix: prefix of the column names, "val_" for validation.
+    """
+    columns = {}
     for name, values in (("episode_rewards", statistics.recent_returns),
                          ("episode_len", statistics.recent_lengths)):
         for kind, function in (("max", max), ("mean", lambda v: sum(v) / len(v)), ("min", min)):
-            figures[f"{prefix}{kind}_{name}"] = (float(function(values)) if len(values)
+            columns[f"{prefix}{kind}_{name}"] = (float(function(values)) if len(values)
                                                  else math.nan)
-    return figures
+    return columns
 
 
 def read_log(folder: Path) -> pd.DataFrame:
@@ -94,7 +100,8 @@ def read_log(folder: Path) -> pd.DataFrame:
 
 
 def newest_run(folder: Path) -> Path:
-    """Return ``folder`` if it is a run's folder, else the newest run of this experiment.
+    """Return ``folder`` if it is the folder of a run, or else the newest run in its folders
+    ``seed_*``.
 
     Raises:
         UserError: if the folder contains no run.
@@ -103,8 +110,8 @@ def newest_run(folder: Path) -> Path:
         return folder
     logs = sorted(folder.glob(f"seed_*/{LOG_NAME}"), key=lambda path: path.stat().st_mtime)
     if not logs:
-        raise UserError(f"{folder} is no training run: there is no {LOG_NAME} in it, nor in a "
-                        "folder seed_* below it")
+        raise UserError(f"{folder} is not a training run: neither the folder nor a folder seed_* "
+                        f"inside contains {LOG_NAME}")
     return logs[-1].parent
 
 

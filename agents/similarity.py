@@ -51,7 +51,6 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
         ``same_action``: fraction of frames with the same most likely action;
         ``value_correlation``: correlation of the values; ``cka``: :func:`linear_cka` of each layer
         that both agents have.
-
     """
     other_layers = {layer.name for layer in all_layers(other)}
     names = [layer.name for layer in all_layers(policy)
@@ -78,6 +77,10 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
     The hidden state of each agent results from the preceding frames of the episode.
 
     Args:
+        policy, other: the agents.
+        compute: device and precision.
+        env: game and levels.
+        num_levels: number of levels that are drawn.
         seed: seed of levels, actions and steps.
         edit: edit of every level before it is played.
 
@@ -106,6 +109,6 @@ def _state_after(policy: Policy, compute: Compute, frames: np.ndarray) -> np.nda
 def format_similarity(measures: dict) -> str:
     """Format the measures of :func:`similarity` as one line."""
     layers = ", ".join(f"{name} {value:.3f}" for name, value in measures["cka"].items())
-    return (f"KL {measures['kl']:.3f} and {measures['kl_of_other']:.3f} nats, the same likeliest "
+    return (f"KL {measures['kl']:.3f} and {measures['kl_of_other']:.3f} nats, same most likely "
             f"action in {100 * measures['same_action']:.1f} %, correlation of values "
             f"{measures['value_correlation']:.3f}; CKA: {layers}")

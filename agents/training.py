@@ -55,13 +55,15 @@ class TrainingRun:
 
     Args:
         folder: the run's folder. If it holds a resumable run, that run is resumed. Otherwise the
-            run is new, and a number is appended to its ``folder`` if the name is taken.
+            run is new, and the attribute ``folder`` has a number appended if another run has this
+            name.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
         compute: device and precision.
-        edit, val_edit: edits of new levels in training and in validation, as the settings require.
-        world: the processes that train together. Each creates a ``TrainingRun`` for the same
-            folder, and rank 0 writes the files.
+        edit, val_edit: edits of new levels in training and in validation; needed if
+            ``cheese_region`` or ``val_cheese_region`` is set.
+        world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,
+            and rank 0 writes the files.
 
     Raises:
         FolderInUse: if another process uses the folder.
@@ -75,7 +77,8 @@ class TrainingRun:
         for size, level_edit in ((settings.cheese_region, edit),
                                  (settings.val_cheese_region, val_edit)):
             if bool(size) != (level_edit is not None):
-                raise ValueError("the edits of levels are not those that the settings ask for")
+                raise ValueError("edits of levels must be given exactly if the settings have a "
+                                 "cheese region")
         agent = settings.agent
         if agent.n_envs % world.world_size:
             raise UserError(f"{world.world_size} processes cannot share the {agent.n_envs} "
@@ -99,8 +102,8 @@ class TrainingRun:
         if source is not None:
             start = load_agent(source)
             if start.edits:
-                raise UserError(f"{source} is an edited agent, and training would leave its edits "
-                                "out; begin with the agent that it was edited from")
+                raise UserError(f"{source} is an edited agent, and training does not support "
+                                "edits; start from the agent that was edited")
             load_weights(self.policy, start.state_dict(), source)
         compute.place(self.policy)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=agent.learning_rate,
@@ -152,8 +155,8 @@ class TrainingRun:
         path = Path(settings.teacher_file)
         policy = load_agent(path)
         if sha256(path) != settings.teacher_sha256:
-            raise UserError(f"the teacher {path} is not the file that this run began with: its "
-                            "checksum is another one")
+            raise UserError(f"the teacher {path} is not the file that this run started with: its "
+                            "checksum differs")
         teacher = Teacher(policy, len(self.collector.hidden), self.compute)
         if state is not None and "teacher_hidden" in state:
             check_like(state["teacher_hidden"], policy.initial_states(settings.agent.n_envs).cpu(),
@@ -166,7 +169,7 @@ class TrainingRun:
         return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
 
     def state_dict(self) -> dict:
-        """Return all state that is needed to resume exactly here; complete on rank 0 only."""
+        """Return everything that is needed to resume the run here; complete on rank 0 only."""
         optional: dict = {"ranks": self.world.world_size} if self.world.is_distributed else {}
         if self.teacher is not None:
             optional["teacher_hidden"] = self.world.gather(self.teacher.hidden.cpu(),
@@ -190,12 +193,12 @@ class TrainingRun:
         expected = {
             "timesteps": 0, "updates": 0, "wall_time": 0.0, "ranks": 1,
             "model_state_dict": self.policy.state_dict(),
-            "optimizer_state_dict": lambda found, name: check_optimizer(
-                found, self.optimizer, name),
-            "minibatch_generator": lambda found, name: check_generator(
-                found, self.minibatch_generator, name),
-            "train": lambda found, name: _check_collector(self.collector, found, name),
-            "val": lambda found, name: _check_collector(self.val_collector, found, name, False)}
+            "optimizer_state_dict": lambda value, name: check_optimizer(
+                value, self.optimizer, name),
+            "minibatch_generator": lambda value, name: check_generator(
+                value, self.minibatch_generator, name),
+            "train": lambda value, name: _check_collector(self.collector, value, name),
+            "val": lambda value, name: _check_collector(self.val_collector, value, name, False)}
         state = {"ranks": 1, **state}
         check_like({name: state[name] for name in expected if name in state}, expected, where)
         return {name: state[name] for name in (*expected, "teacher_hidden") if name in state}
@@ -246,8 +249,8 @@ class TrainingRun:
                     stopped = self.world.max(max(received, default=0))
                     if stopped:
                         break
-                    figures = self._one_update()
-                    progress.update(self.timesteps, figures)
+                    message = self._one_update()
+                    progress.update(self.timesteps, message)
                     if self._is_checkpoint:
                         self.save()
                     elif self._is_save_due:
@@ -299,12 +302,12 @@ class TrainingRun:
         if self.log is not None and self._lock is not None:
             self._lock.check()
             self.log.append({name: row[name] for name in COLUMNS}, metrics)
-        figures = [_recent_mean("return", row["mean_episode_rewards"], train),
-                   _recent_mean("on unseen levels", row["val_mean_episode_rewards"], val)]
+        parts = [_recent_mean("return", row["mean_episode_rewards"], train),
+                 _recent_mean("on unseen levels", row["val_mean_episode_rewards"], val)]
         if "teacher_kl" in metrics:
-            figures.append(f"distillation loss {metrics['distillation_loss']:.3f}, "
-                           f"KL to the teacher {metrics['teacher_kl']:.3f}")
-        return ", ".join(figures)
+            parts.append(f"distillation loss {metrics['distillation_loss']:.3f}, "
+                         f"KL to the teacher {metrics['teacher_kl']:.3f}")
+        return ", ".join(parts)
 
     def save(self) -> Path:
         """Write the resume file and then an agent file; returns the path of the agent file.
@@ -389,7 +392,7 @@ def _check_collector(collector: Collector, state, where: str, normalizes: bool =
         if not isinstance(levels, list) or not all(
                 isinstance(level, Tensor) and level.dtype == torch.uint8 and level.ndim == 1
                 for level in levels):
-            raise UserError(f"{name} is no list of states of environments")
+            raise UserError(f"{name} is not a list of environment states")
         if len(levels) != collector.num_envs:
             raise UserError(f"{name}: there are {len(levels)} states for {collector.num_envs} "
                             "environments")
@@ -400,7 +403,7 @@ def _check_collector(collector: Collector, state, where: str, normalizes: bool =
 
     expected = {
         "env": check_levels,
-        "generator": lambda found, name: check_generator(found, collector.generator, name),
+        "generator": lambda value, name: check_generator(value, collector.generator, name),
         "hidden": collector.policy.initial_states(collector.num_envs).cpu(),
         "statistics": collector.statistics.check_state_dict}
     if normalizes or (isinstance(state, dict) and "normalizer" in state):

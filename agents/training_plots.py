@@ -25,7 +25,13 @@ TITLES = {
 
 
 def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
-    """Draw a quantity against time steps, for training and, where it exists, validation."""
+    """Plot a quantity against time steps, for training levels and, if it was logged, unseen levels.
+
+    Args:
+        axes: the axes to draw on.
+        log: the run's ``log.csv``.
+        name: quantity, a key of ``TITLES``.
+    """
     steps = log["timesteps"]
     if name in ("episode_rewards", "episode_len"):
         for prefix, colour, label in (("", TRAINING, "training levels"),
@@ -53,7 +59,7 @@ def _finish(axes: plt.Axes) -> None:
 
 
 def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
-    """Write a figure with one panel per quantity."""
+    """Write a figure with one panel per quantity in ``TITLES``."""
     figure, grid = plt.subplots(2, 4, figsize=(18, 9), layout="constrained")
     for axes, name in zip(grid.flat, TITLES):
         draw(axes, log, name)
@@ -77,7 +83,7 @@ def plot_comparison(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
     """Write a figure that compares the returns of two runs on training levels.
 
     Args:
-        logs: training logs by run name.
+        logs: training logs of two runs by run name.
     """
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for (name, log), colour in zip(logs.items(), (TRAINING, VALIDATION), strict=True):

@@ -61,8 +61,12 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def hide(self, *names: str) -> None:
-        """Leave flags, given by attribute, out of ``--help``: those that are accepted only because
-        published commands pass them."""
+        """Leave flags out of ``--help`` that are accepted only because published commands pass
+        them.
+
+        Args:
+            names: attributes of the flags in the parsed namespace.
+        """
         for action in self._actions:
             if action.dest in names:
                 action.help = argparse.SUPPRESS
@@ -128,7 +132,8 @@ def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
 
 
 class OneText(argparse.Action):
-    """argparse action: join the values of a flag into one text, as in ``--sample_ids 0 to 100``."""
+    """argparse action: join the words after a flag, as in ``--sample_ids 0 to 100``, with spaces.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, " ".join(values))

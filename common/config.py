@@ -28,6 +28,8 @@ def typed(cls: type, values: object, source: str):
     A key whose field has a default may be missing: files of older runs lack it.
 
     Args:
+        cls: dataclass; its annotations are the expected types.
+        values: values by name of the field.
         source: file or section that the values come from, for messages.
 
     Raises:

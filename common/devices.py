@@ -114,8 +114,8 @@ def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = 
     """
     count = torch.cuda.device_count()
     if device == "gpu" and count == 0:
-        raise UserError("--device gpu was asked for, but torch finds no CUDA GPU here; "
-                        "use --device cpu or --device auto")
+        raise UserError("--device gpu needs a CUDA GPU, but torch finds none; use --device cpu or "
+                        "--device auto")
     use_gpu = device == "gpu" or (device == "auto" and count > 0)
     index = gpu_device + local_rank
     if use_gpu and index >= count:

@@ -46,7 +46,7 @@ class LostProcess(UserError):
 
     def __init__(self):
         super().__init__("another process of this training has ended or cannot be reached, so "
-                         "this one ends, too; what was saved before is kept")
+                         "this process ends, too; files saved earlier are kept")
 
 
 class Distributed:
@@ -188,14 +188,15 @@ class Distributed:
         """Sum tensors over all ranks in place; small tensors are sent in one message."""
         large = [tensor for tensor in tensors if tensor.numel() >= _LARGE]
         small = [tensor for tensor in tensors if tensor.numel() < _LARGE]
-        joined = torch.cat([tensor.flatten() for tensor in small])
+        concatenated = torch.cat([tensor.flatten() for tensor in small])
         with _communicating():
-            group = self._group(joined)
+            group = self._group(concatenated)
             messages = [dist.all_reduce(tensor, group=group, async_op=True)
-                        for tensor in (joined, *large)]
+                        for tensor in (concatenated, *large)]
             for message in messages:
                 message.wait()
-        for tensor, summed in zip(small, joined.split([tensor.numel() for tensor in small])):
+        sizes = [tensor.numel() for tensor in small]
+        for tensor, summed in zip(small, concatenated.split(sizes)):
             tensor.copy_(summed.view_as(tensor))
 
     def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
@@ -257,20 +258,21 @@ class Distributed:
         all_settings: list = [None] * self.world_size
         with _communicating():
             dist.all_gather_object(all_settings, flattened(settings))
-        for rank, others in enumerate(all_settings):
+        for rank, rank_settings in enumerate(all_settings):
             for name, expected in all_settings[0].items():
-                if others.get(name) != expected:
+                if rank_settings.get(name) != expected:
                     raise UserError(
-                        f"the processes of one training must have the same settings, but {name} "
-                        f"is {expected} in process 0 and {others.get(name)} in process {rank}; "
+                        f"the processes of one training must have the same settings, but {name} is "
+                        f"{expected} in process 0 and {rank_settings.get(name)} in process {rank}; "
                         "start all of them with the same command, from the same files")
 
     def warn_if_world_size_changed(self, saved_by: int, file: Path) -> None:
-        """Warn that results are rounded differently if the world size changed.
+        """Log a warning if a resumed run has another world size, because results are then rounded
+        differently.
 
         Args:
-            saved_by: world size of the run that saved the file.
-            file: saved state, for the message.
+            saved_by: world size of the run that saved the state.
+            file: file of the saved state.
         """
         if saved_by != self.world_size:
             logger.warning("%s was saved by %d process%s and is resumed with %d: levels, random "

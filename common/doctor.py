@@ -36,7 +36,7 @@ def packages(requirements: Path) -> str:
     from packaging.requirements import Requirement
 
     lines = [line for line in requirements.read_text().splitlines() if line[:1] not in ("", "#")]
-    found = []
+    entries = []
     for required in map(Requirement, lines):
         if required.marker is None or required.marker.evaluate():
             try:
@@ -44,9 +44,9 @@ def packages(requirements: Path) -> str:
                 is_pinned = required.specifier.contains(version)
             except metadata.PackageNotFoundError:
                 version, is_pinned = "missing", False
-            found.append(f"{required.name} {version}"
-                         + ("" if is_pinned else f" (required: {required.specifier})"))
-    return ", ".join(found)
+            entries.append(f"{required.name} {version}"
+                           + ("" if is_pinned else f" (required: {required.specifier})"))
+    return ", ".join(entries)
 
 
 def _commit() -> str:
@@ -55,9 +55,9 @@ def _commit() -> str:
 
 
 def _processor() -> str:
-    found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    return (f"{found[1] if found else platform.machine()}, {len(os.sched_getaffinity(0))} of "
+    return (f"{match[1] if match else platform.machine()}, {len(os.sched_getaffinity(0))} of "
             f"{os.cpu_count()} processors for this process, {memory:.1f} GiB of memory")
 
 
@@ -76,8 +76,8 @@ def _precision() -> str:
 
     compute = resolve_compute()
     features = bfloat16_features(torch.cpu.get_capabilities())
-    return (f"{compute.precision} on {compute.device.type} where none is chosen; bfloat16 features "
-            f"of the processor: {', '.join(features) or 'none'}")
+    return (f"{compute.precision} on {compute.device.type} by default; bfloat16 features of the "
+            f"processor: {', '.join(features) or 'none'}")
 
 
 def _threads() -> str:
@@ -99,13 +99,13 @@ def _procgen() -> str:
 
 def _disk() -> str:
     usage = shutil.disk_usage(".")
-    return f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free where this is run"
+    return f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free in the current folder"
 
 
 def _browser() -> str:
     program = chromium()
     if program is None:
-        return "none: the tests of the pages are skipped; apt-get install chromium"
+        return "none, so tests of web pages are skipped; install it with apt-get install chromium"
     return subprocess.run([program, "--version"], text=True, capture_output=True,
                           timeout=60).stdout.strip()
 

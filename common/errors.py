@@ -22,7 +22,8 @@ class NonFiniteLoss(UserError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return a hint such as ``" (did you mean 'coinrun'?)"``, or the list of choices."""
+    """Return a hint for the message about an unknown name: ``" (did you mean 'coinrun'?)"``, or the
+    list of choices if none is similar."""
     choices = sorted(choices)
     name = name.replace("clarity", "attribution")  # former name of a package and its presets
     match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
@@ -59,7 +60,7 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
             if not _is_about_memory(error):
                 raise
             reason = " ".join(str(error).split()).rpartition("] . ")[2]
-            message = ("there is not enough memory for so much at a time"
+            message = ("there is not enough memory; use smaller batches"
                        + (f": {reason}" if reason else ""))
         print(f"error: {shortened(message)}", file=sys.stderr)
         return 2

@@ -38,7 +38,10 @@ MAX_REASON = 200  # characters that an error message quotes from a library's mes
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Add the name of the file that the block writes and the free space to "disk full" errors.
+    """Add file name and free space to the message of a "disk full" error raised in the block.
+
+    Args:
+        path: file that the block writes.
 
     Raises:
         OSError: if the block raises one.
@@ -117,11 +120,11 @@ def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
     Args:
         patterns: patterns for ``Path.glob``.
     """
-    named = {path for pattern in patterns for path in folder.glob(pattern)}
+    matches = {path for pattern in patterns for path in folder.glob(pattern)}
     for path in sorted(folder.rglob("*")):
         temporary = any(part.startswith(".") and TEMPORARY_SUFFIX in part
                         for part in path.relative_to(folder).parts)
-        if path not in named and not temporary and (path.is_symlink() or not path.is_dir()):
+        if path not in matches and not temporary and (path.is_symlink() or not path.is_dir()):
             return path
     return None
 
@@ -146,7 +149,10 @@ def remove_folder(path: Path) -> None:
 
 
 def save_tensors(path: Path, content: dict) -> None:
-    """Save with ``torch.save`` atomically, via memory so that a full disk gives an ``OSError``."""
+    """Write a file with ``torch.save``, atomically.
+
+    The content is serialised in memory first, so that a full disk raises an ``OSError``.
+    """
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with atomic_path(path) as temporary:
@@ -211,16 +217,19 @@ def read_description(path: Path) -> dict:
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it holds no mapping of names to values")
+        raise UserError(f"{path} is damaged: it does not hold a mapping of names to values")
     return content
 
 
 def check_nested(content: Any, path: Path) -> list:
-    """Return all values in nested mappings, lists, tuples and sets, and the keys of the mappings.
+    """Check the nesting and size of untrusted content.
 
     Args:
-        content: contents of a file.
+        content: contents of a file: nested mappings, lists, tuples and sets.
         path: the file, for the message.
+
+    Returns:
+        All values at all levels, including the containers and the keys of mappings.
 
     Raises:
         UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES values, or an integer has
@@ -286,8 +295,8 @@ def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
     """Check the weights of a network and return them by name.
 
     Args:
-        state: entry of a file from ``load_tensors``.
-        where: name of the file in messages: "the agent file x.pth".
+        state: weights by name, read from a file by ``load_tensors``.
+        where: name of the file in messages, such as "the agent file x.pth".
 
     Raises:
         UserError: if an entry is not a floating-point tensor, or holds NaN or an absolute value
@@ -298,8 +307,8 @@ def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
                 and tensor.is_floating_point()):
             raise UserError(f"in {where} the entry '{name}' is not a tensor of weights")
         if not (tensor.detach().float().abs() <= MAX_WEIGHT).all():
-            raise UserError(f"in {where} the tensor '{name}' holds NaN, infinity or a number "
-                            f"beyond {MAX_WEIGHT:.0e}; no network computes anything with it")
+            raise UserError(f"in {where} the tensor '{name}' holds NaN, infinity or an absolute "
+                            f"value above {MAX_WEIGHT:.0e}; use an undamaged file")
     return state
 
 
@@ -309,12 +318,18 @@ class ArrayFile:
 
     Unlike a memory map, it keeps no file descriptor open (a data set has more files than a process
     may open), and it returns contiguous arrays.
+
+    Attributes:
+        path: path of the ``.npy`` file.
+        dtype: type of the array.
+        shape: shape of the array; the first dimension counts the rows.
+        offset: bytes before the first row.
     """
 
     path: Path
     dtype: np.dtype
     shape: tuple[int, ...]
-    offset: int  # bytes before the first row
+    offset: int
 
     def rows(self, begin: int, end: int) -> np.ndarray:
         """Read the rows from ``begin`` up to ``end``, or up to the last row.
@@ -412,7 +427,7 @@ def read_arrays(path: Path, what: str, written_by: str = "") -> dict[str, np.nda
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # files of other kinds raise almost any exception
-        raise UserError(f"the {what} {path} is truncated or no .npz file of arrays "
+        raise UserError(f"the {what} {path} is truncated or not a .npz file of arrays "
                         f"({type(error).__name__})") from None
 
 
@@ -430,10 +445,10 @@ def sha256(path: Path, what: str = "file") -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect numerical results."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__),
-             "numpy": np.__version__}
+    result = {"python": platform.python_version(), "torch": str(torch.__version__),
+              "numpy": np.__version__}
     for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
                  "pynndescent", "hdbscan", "numba", "llvmlite", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            result[name] = metadata.version(name)
+    return result

@@ -15,9 +15,11 @@ CAMERA_STANDS_STILL = frozenset({
 
 
 def pixels_per_square(game: str, mode: str) -> float | None:
-    """Return the camera movement in pixels when the player moves by one square.
+    """Return the camera's movement in pixels of the agent's frame when the player moves by one
+    square.
 
     Args:
+        game: name of the game.
         mode: the game's distribution mode.
 
     Returns:

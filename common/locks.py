@@ -43,10 +43,10 @@ class FolderLock:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        held = _held.get(folder.resolve())
-        if held is None or not held.is_there():
-            held = _held[folder.resolve()] = _LockFile(folder)
-        self._file = held
+        file = _lock_files.get(folder.resolve())
+        if file is None or not file.is_there():
+            file = _lock_files[folder.resolve()] = _LockFile(folder)
+        self._file = file
 
     def check(self) -> None:
         """Raise if the locked folder no longer exists under its path.
@@ -55,8 +55,8 @@ class FolderLock:
             UserError: if the folder was deleted or moved.
         """
         if not self._file.is_there():
-            raise UserError(f"{self.folder} was deleted or moved while this process was at work "
-                            "in it, which cannot go on")
+            raise UserError(f"{self.folder} was deleted or moved while this process was writing "
+                            "to it, so the process stops")
 
 
 def open_lock(path: Path, create: bool = True) -> TextIO:
@@ -99,10 +99,12 @@ class _LockFile:
         weakref.finalize(self, _release, self._path, self._file)
 
     def is_there(self) -> bool:
+        """Return whether the file still exists under its path."""
         return _is_at(self._file, self._path)
 
 
-_held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
+# Lock files of this process, by folder.
+_lock_files: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
 
 
 def check_unlocked(folder: Path) -> None:
@@ -112,7 +114,7 @@ def check_unlocked(folder: Path) -> None:
         FolderInUse: if the folder is locked; the message names process and host.
         UserError: if the lock file is not a regular file.
     """
-    if folder.resolve() in _held:
+    if folder.resolve() in _lock_files:
         return
     with contextlib.suppress(FileNotFoundError), open_lock(folder / LOCK_NAME, False) as file:
         _lock(file, folder, fcntl.LOCK_SH)
@@ -124,12 +126,12 @@ def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
     except OSError as error:
         if error.errno in _IN_USE:
             file.seek(0)
-            raise FolderInUse(f"{file.read() or 'another process'} is at work in {folder}; wait "
-                              "until it has ended, or choose another folder") from None
+            raise FolderInUse(f"{file.read() or 'another process'} is using {folder}; wait until "
+                              "it has ended, or choose another folder") from None
         if error.errno not in UNSUPPORTED:
             raise
-        logger.warning("%s is on a file system without locks: see that no other process writes "
-                       "there", folder)
+        logger.warning("%s is on a file system without locks; make sure that no other process "
+                       "writes to it", folder)
 
 
 def _is_at(file: TextIO, path: Path) -> bool:

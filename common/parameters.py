@@ -106,8 +106,8 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
     if bounds:
         begin, end = int(bounds[1]), int(bounds[2])
         if end - begin > MAX_IDS or end >= 2**31:
-            raise UserError(f"{what} is a range of more than {MAX_IDS} numbers, or of larger ones "
-                            f"than there are: '{text}'")
+            raise UserError(f"{what} must be a range of at most {MAX_IDS} numbers below 2^31, not "
+                            f"'{text}'")
         return tuple(range(begin, end))
     words = text.split()
     if not words or not all(re.fullmatch(r"\d+", word) for word in words):
@@ -120,7 +120,15 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CommonConfig:
-    """Device to compute on, and folders that the stages share."""
+    """Device to compute on, and folders that the stages share.
+
+    Attributes:
+        device: auto (a GPU if available), gpu or cpu.
+        gpu_device: index of the GPU.
+        data_dir: recorded rollouts.
+        log_dir_base: folder whose subfolder ``results`` contains the trained simulators.
+        generated_data_dir: simulated rollouts.
+    """
 
     section: ClassVar[str] = ""
 

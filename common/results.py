@@ -100,9 +100,9 @@ class ResultStore:
     def keys(self, name: str) -> list[str]:
         """Return the sorted keys of all existing items of an entry whose path has one ``{}``."""
         before, after = re.split(r"{.*?}", self.schema.entry(name).path)
-        found = (str(path.relative_to(self.path)) for path in self.path.glob(before + "*" + after))
-        return sorted(text[len(before):len(text) - len(after)] for text in found
-                      if not text[len(before):].startswith("."))
+        paths = (str(path.relative_to(self.path)) for path in self.path.glob(before + "*" + after))
+        return sorted(path[len(before):len(path) - len(after)] for path in paths
+                      if not path[len(before):].startswith("."))
 
     def settings(self) -> dict:
         """Read the settings of the run that wrote the folder.
@@ -110,16 +110,18 @@ class ResultStore:
         Raises:
             UserError: if the settings file is missing or damaged.
         """
-        found = read_description(self.settings_file)
-        if not found:
+        settings = read_description(self.settings_file)
+        if not settings:
             raise UserError(f"there is no file {self.settings_file}, which {self.schema.script} "
                             "writes")
-        return found
+        return settings
 
     def read(self, name: str, *key: object, form: Format | None = None) -> Any:
         """Read and check an item or a result.
 
         Args:
+            name: name of the entry in the schema.
+            key: values for the ``{}`` in the path of the entry.
             form: format to read with instead of the entry's, for example to read only a part.
 
         Raises:
@@ -149,7 +151,8 @@ class ResultStore:
             settings: everything that the items depend on, and further facts to store.
             overwrite: delete the previous contents of the folder; an error for shards.
             shard: part of the items that this process computes.
-            divided: further settings that determine which shard computes which item.
+            divided: settings of shards only, such as the number of items, that determine which
+                shard computes which item.
             join: resume with the items of all shards, which must have finished.
             needed: entry and key of each item that must exist before joined shards count as
                 complete. It matters if items are added to a folder that already has results.
@@ -161,24 +164,24 @@ class ResultStore:
         """
         schema, growing, notes = self.schema, self.schema.growing, ShardNotes(self.path)
         before = {} if overwrite else read_description(self.settings_file).get(growing, {})
-        known = {key: made for key, made in before.items()
+        known = {key: item_settings for key, item_settings in before.items()
                  if any(self.has(name, key) for name in schema.growing_items)}
         added = settings.get(growing, {})
-        for key, made in added.items():
-            if known.get(key, made) != json.loads(json.dumps(made)):
+        for key, item_settings in added.items():
+            if known.get(key, item_settings) != json.loads(json.dumps(item_settings)):
                 raise UserError(
-                    f"{self.path} holds '{key}' of the {schema.what}, but made otherwise; "
-                    f"choose another {schema.flag}, or give --overwrite to throw it away")
+                    f"{self.path} holds '{key}' of the {schema.what} with other settings; "
+                    f"choose another {schema.flag}, or give --overwrite to delete it")
         if growing:
             settings = {**settings, growing: {**known, **added}}
         shard_settings = {**settings, DIVIDED: divided or {}}
         way_out = f"choose another {schema.flag}, or delete the folder"
         self.is_open, self._shard, self._lock = True, shard, None
         if overwrite and (join or shard != WHOLE):
-            raise UserError("--overwrite would throw away what shards have written to "
-                            f"{self.path}; leave it out, and {way_out}")
+            raise UserError(f"--overwrite would delete the files of other shards in {self.path}; "
+                            f"leave it out, and {way_out}")
         if join:
-            notes.join(lambda found, through: self._join_settings(found, shard_settings, through),
+            notes.join(lambda stored, through: self._join_settings(stored, shard_settings, through),
                        self.settings_file.exists)
         if shard == WHOLE:
             if notes.exist() and not overwrite:
@@ -187,9 +190,9 @@ class ResultStore:
             self._lock_whole(settings, overwrite)
         else:
             check_unlocked(self.path)
-            found = self._check_contents(settings, way_out)
+            stored = self._check_contents(settings, way_out)
             self.path.mkdir(parents=True, exist_ok=True)
-            if (found and not notes.exist() and known.keys() == added.keys()
+            if (stored and not notes.exist() and known.keys() == added.keys()
                     and self._has_results() and all(self.has(*item) for item in needed)):
                 self.is_open = False
                 return
@@ -208,11 +211,11 @@ class ResultStore:
         if overwrite and self.path.exists():
             other = unnamed_file(self.path, (LOCK_NAME, NOTE_PATTERN, *self.schema.patterns()))
             if other:
-                raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing "
-                                f"else; move it elsewhere, or choose another {flag}")
+                raise UserError(f"{other} does not belong to {what}, and --overwrite deletes "
+                                f"nothing else; move it elsewhere, or choose another {flag}")
             FolderLock(self.path)  # raises if another process has locked the folder
             remove_folder(self.path)
-        way_out = f"choose another {flag}, or give --overwrite to throw it away"
+        way_out = f"choose another {flag}, or give --overwrite to delete it"
         self._check_contents(settings, way_out)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
@@ -225,21 +228,25 @@ class ResultStore:
         Raises:
             UserError: if the folder holds other data, or items computed with other settings.
         """
-        found = read_description(self.settings_file)
+        stored = read_description(self.settings_file)
         files = set(os.listdir(self.path)) if self.path.exists() else set()
-        if not found and files - {LOCK_NAME, NOTES_NAME} and not ShardNotes(self.path).exist():
+        if not stored and files - {LOCK_NAME, NOTES_NAME} and not ShardNotes(self.path).exist():
             raise UserError(f"{self.path} holds other data; {way_out}")
-        if found:
-            require_equal(found, settings, self._informative,
+        if stored:
+            require_equal(stored, settings, self._informative,
                           f"{self.path} holds {self.schema.what}", way_out)
-        return found
+        return stored
 
-    def _join_settings(self, found: dict, settings: dict, through: Path) -> None:
-        """Write the settings of the shards, which must equal the requested settings."""
-        require_equal(found, settings, self._informative, f"{self.path} holds shards",
+    def _join_settings(self, stored: dict, settings: dict, through: Path) -> None:
+        """Write the settings stored by the shards, which must equal the given settings.
+
+        Args:
+            through: folder for temporary files.
+        """
+        require_equal(stored, settings, self._informative, f"{self.path} holds shards",
                       "give --join with their flags")
-        del found[DIVIDED]
-        save_json(self.settings_file, found, through=through)
+        del stored[DIVIDED]
+        save_json(self.settings_file, stored, through=through)
 
     def write(self, name: str, *key: object, value: Any) -> None:
         """Write an item or a result of the open folder.
@@ -294,9 +301,9 @@ class ResultStore:
         if not path.exists():
             self.write(name, *key, value=[])
         content = read_bytes(path)
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
+        length = content.rfind(b"\n") + 1
+        if length < len(content):
+            os.truncate(path, length)
         return self.read(name, *key)
 
     def append(self, name: str, *key: object, row: Mapping[str, Any]) -> None:

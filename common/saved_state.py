@@ -23,7 +23,7 @@ def check_like(found, expected, where: str) -> None:
     Args:
         found: saved value.
         expected: value with the expected structure. A function in it is called as a ``Check``.
-        where: name of the value in messages: "resume.pth: 'timesteps'".
+        where: name of the value in messages, such as "resume.pth: 'timesteps'".
 
     Raises:
         UserError: if the structures differ; the message names the difference.
@@ -32,7 +32,7 @@ def check_like(found, expected, where: str) -> None:
         expected(found, where)
     elif isinstance(expected, dict):
         if not isinstance(found, dict):
-            raise UserError(f"{where} is no mapping of names to values")
+            raise UserError(f"{where} is not a mapping of names to values")
         for key in expected:
             if key not in found:
                 raise UserError(f"{where} has no '{key}'")
@@ -43,24 +43,24 @@ def check_like(found, expected, where: str) -> None:
     elif isinstance(expected, Tensor):
         if not isinstance(found, Tensor) or (found.dtype, found.shape) != (expected.dtype,
                                                                            expected.shape):
-            raise UserError(f"{where} is no {expected.dtype} tensor of the shape "
+            raise UserError(f"{where} is not a {expected.dtype} tensor of the shape "
                             f"{tuple(expected.shape)}")
         if found.is_floating_point() and not torch.isfinite(found).all():
             raise UserError(f"{where} holds NaN or infinity")
     elif isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
-            raise UserError(f"{where} is no list of {len(expected)} entries")
+            raise UserError(f"{where} is not a list of {len(expected)} entries")
         for number, (item, like) in enumerate(zip(found, expected)):
             check_like(item, like, f"{where}[{number}]")
     elif type(found) is not type(expected) or not math.isfinite(found) or (
             isinstance(expected, int) and found < 0):
-        raise UserError(f"{where} is no {type(expected).__name__} that a run saves")
+        raise UserError(f"{where} is not a valid {type(expected).__name__}")
 
 
 def check_numbers(found, kind: type, limit: int, where: str) -> None:
     """Raise UserError unless a value is a list of at most ``limit`` finite numbers of a type."""
     if not isinstance(found, list) or len(found) > limit:
-        raise UserError(f"{where} is no list of at most {limit} numbers")
+        raise UserError(f"{where} is not a list of at most {limit} numbers")
     check_like(found, [kind()] * len(found), where)
 
 
@@ -70,7 +70,7 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
     try:
         torch.Generator(generator.device).set_state(found)
     except RuntimeError:
-        raise UserError(f"{where} is no state of a random generator") from None
+        raise UserError(f"{where} is not the state of a random generator") from None
 
 
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
@@ -81,7 +81,7 @@ def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
     """
     ours = optimizer.state_dict()
     if not isinstance(found, dict) or found.keys() != ours.keys():
-        raise UserError(f"{where} is no state of an optimiser")
+        raise UserError(f"{where} is not the state of an optimiser")
     groups = found["param_groups"]
     if not isinstance(groups, list) or len(groups) != len(ours["param_groups"]):
         raise UserError(f"{where} has other groups of parameters")

@@ -135,7 +135,11 @@ class Npz(_Arrays):
 
 @dataclasses.dataclass(frozen=True)
 class Npy(Format):
-    """A ``.npy`` file; values are arrays."""
+    """A ``.npy`` file; values are arrays.
+
+    Attributes:
+        array: type and shape of the array.
+    """
 
     array: Array
 
@@ -198,7 +202,11 @@ class Table(Format):
 
 @dataclasses.dataclass(frozen=True)
 class Json(Format):
-    """A JSON file; values are mappings, or dataclasses of the type ``cls``."""
+    """A JSON file; values are mappings, lists or dataclasses.
+
+    Attributes:
+        cls: type of the values: dict, list or a dataclass.
+    """
 
     cls: type = dict
 
@@ -211,7 +219,7 @@ class Json(Format):
         content = read_json(path, script)
         if self.cls in (dict, list):
             if not isinstance(content, self.cls):
-                raise UserError(f"it holds no {'mapping' if self.cls is dict else 'list'}")
+                raise UserError(f"it is not a {'mapping' if self.cls is dict else 'list'}")
             return content
         return typed(self.cls, content, path.name)
 
@@ -247,6 +255,7 @@ class Journal(Format):
     fields: Mapping[str, type]
 
     def line(self, row: Mapping[str, Any]) -> str:
+        """Format a row as one line of the file."""
         self._check(row)
         return json.dumps(dict(row), separators=(",", ":"), allow_nan=False) + "\n"
 
@@ -266,9 +275,9 @@ class Journal(Format):
         return rows
 
     def _check(self, row: Mapping[str, Any]) -> None:
-        found = {name: type(value) for name, value in row.items()}
-        if found != dict(self.fields):
-            raise ValueError(f"{found} instead of {self.fields}")
+        types = {name: type(value) for name, value in row.items()}
+        if types != dict(self.fields):
+            raise ValueError(f"{types} instead of {self.fields}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +311,7 @@ class Entry:
         except UserError as error:
             if str(path) in str(error):
                 raise
-            raise UserError(f"{path} is damaged: {error}; delete it to have it made again"
+            raise UserError(f"{path} is damaged: {error}; delete it, so that it is written again"
                             ) from None
 
     def pattern(self) -> str:
@@ -315,7 +324,7 @@ class Schema:
     """The files of one kind of result folder.
 
     Attributes:
-        what: name of the contents, for messages: "arms".
+        what: name of the contents, for messages, such as "arms".
         script: command that writes the folder, for messages.
         items: entries that are computed one by one and kept when a run is resumed.
         results: entries computed from the items; deleted when the folder is opened for writing.

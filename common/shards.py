@@ -74,7 +74,7 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --shard and --join to a script whose work can be divided.
 
     Args:
-        what: name of the work that is divided: "the episodes".
+        what: name of the work that is divided, such as "the episodes".
     """
     parser.add_argument("--shard", type=shard, default=str(WHOLE), metavar="I/N",
                         help=f"process only the I-th of N parts of {what}, counted from 1, so that "
@@ -93,14 +93,14 @@ READABLE = {"agent_sha256": "agent",
 
 
 def readable(key: str) -> str:
-    """Return the name of a setting for messages; digests are named in words."""
-    plain = key.removesuffix("_sha256")
-    return READABLE.get(key, key if plain == key else plain.replace("_", " "))
+    """Return the name of a setting for messages: the key ``agent_sha256`` gives "agent"."""
+    stem = key.removesuffix("_sha256")
+    return READABLE.get(key, key if stem == key else stem.replace("_", " "))
 
 
 def first_difference(found: dict, description: dict,
                      informative: Collection[str]) -> str | None:
-    """Return the first key in which two descriptions differ, or None.
+    """Return the first key in which two descriptions (settings of a folder) differ, or None.
 
     Args:
         found: description read from a file.
@@ -130,11 +130,11 @@ def require_equal(found: dict, description: dict, informative: Collection[str], 
 
 
 class ShardNotes:
-    """State of the shards that share a folder.
+    """State of the shards that share a folder, stored in a hidden subfolder.
 
     Args:
         folder: shared folder.
-        of: suffix of the state folder, to distinguish several divided works in one folder.
+        of: suffix of the hidden subfolder, if several kinds of work in a folder have shards.
     """
 
     def __init__(self, folder: Path, of: str = ""):
@@ -208,14 +208,14 @@ class ShardNotes:
         missing = [str(part) for part in (Shard(i + 1, parts) for i in range(parts))
                    if not notes.get(part, {}).get("finished")]
         if missing:
-            named = ", ".join(missing[:10]) + (" and others" if len(missing) > 10 else "")
-            raise UserError(f"{self.folder} lacks shards {named}, which have not been run to the "
+            listed = ", ".join(missing[:10]) + (" and others" if len(missing) > 10 else "")
+            raise UserError(f"{self.folder} lacks shards {listed}, which have not been run to the "
                             "end; run each of them with --shard")
         first = notes[Shard(1, parts)]
         for shard, note in notes.items():
             if shard.parts != parts or first_difference(note["settings"], first["settings"],
                                                         first["informative"]):
-                raise UserError(f"shard {shard} in {self.folder} has other settings than the rest; "
+                raise UserError(f"shard {shard} in {self.folder} has other settings than shard 1; "
                                 "delete the folder, and run the shards again")
         return first["settings"]
 

@@ -31,7 +31,7 @@ class SharedMemory:
 
     def __init__(self, size: int):
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system shares no memory by file descriptors")
+            raise OSError("this system does not support memfd_create")
         self.mark = os.urandom(_MARK_BYTES)
         self._descriptor = os.memfd_create("gradients", os.MFD_CLOEXEC)
         os.truncate(self._descriptor, size)
@@ -55,7 +55,7 @@ def map_memory(path: str, mark: bytes) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR)
     try:
         if os.pread(descriptor, _MARK_BYTES, 0) != mark:
-            raise OSError(f"{path} is something else here")
+            raise OSError(f"{path} is not the shared memory")
         return mmap.mmap(descriptor, 0)
     finally:
         os.close(descriptor)

@@ -46,7 +46,7 @@ def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]
             torchrun does.
 
     Yields:
-        List of the received signal's number; empty until a signal is received.
+        List that is empty until a signal is received, and then holds the signal's number.
     """
     received: list[int] = []
     previous: dict = {}
@@ -59,8 +59,8 @@ def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]
             received.append(number)
             logger.warning("stopping after this %s (signal %d)", until, number)
         elif second_acts and time.monotonic() - first > SECONDS_OF_ONE_REQUEST:
-            for each in previous:
-                signal.signal(each, previous[each])
+            for handled, handler in previous.items():
+                signal.signal(handled, handler)
             os.kill(os.getpid(), number)
 
     for number in STOP_SIGNALS:

@@ -91,8 +91,8 @@ class StepResults:
         path = self.file(name)
         value = self.schema.entry(name).read(path, self.schema.script)
         if num_rows is not None and len(value) != num_rows:
-            raise UserError(f"{path} has {len(value)} rows, not {num_rows} as the data given; give "
-                            "the data that was analysed")
+            raise UserError(f"{path} has {len(value)} rows, but the given data have {num_rows}; "
+                            "give the data that were analysed")
         return value
 
     # Writing
@@ -100,8 +100,9 @@ class StepResults:
     def check_new(self, overwrite: bool) -> None:
         """Raise UserError if results exist and ``overwrite`` is false."""
         if self.settings_file.exists() and not overwrite:
-            raise UserError(f"{self.path} holds the {self.schema.what.format(self.number)} "
-                            f"already; choose another {self.schema.flag}, or give --overwrite")
+            raise UserError(f"{self.path} already holds the "
+                            f"{self.schema.what.format(self.number)}; choose another "
+                            f"{self.schema.flag}, or give --overwrite")
 
     def start(self, settings: dict) -> None:
         """Start a run, or resume a killed one.

@@ -106,14 +106,14 @@ def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
         if not pd.api.types.is_numeric_dtype(column):  # pandas counts truth values as numbers
             column = column.astype(str).str.strip().map(_TRUTH)
         if not column.isin((0, 1)).all():
-            raise UserError(f"{what}holds something else than true and false")
+            raise UserError(f"{what}holds a value other than true and false")
         return column.astype(bool)
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
-        raise UserError(f"{what}holds something that is no number")
+        raise UserError(f"{what}holds a value that is not a number")
     values = column.to_numpy(np.float64)
     values = values[~np.isnan(values)] if gaps else values
     if not (np.abs(values) <= _LARGEST).all():
         raise UserError(f"{what}has a missing or infinite value, or a number that is too large")
     if kind is int and ((values % 1 != 0) | (np.abs(values) > 2**53)).any():
-        raise UserError(f"{what}holds something that is no whole number")
+        raise UserError(f"{what}holds a value that is not an integer")
     return column

@@ -15,6 +15,7 @@ STEPS = EngFormatter(sep="")  # 500k, 2M
 
 
 def save(figure: plt.Figure, path: Path, title: str) -> None:
+    """Set the title of a figure, write it atomically, close it and print the path."""
     figure.suptitle(title)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=DPI)

@@ -143,7 +143,7 @@ class LevelState:
         if name not in _TAILS:
             raise walk.error(f"there is no game {name[:40]!r}")
         if game not in (None, name):
-            raise walk.error(f"it is one of {name}, not of {game}")
+            raise walk.error(f"its game is {name}, not {game}")
         state = cls(
             name, walk.records(OPTIONS, "options")[0], walk.records(LEVELS, "levels")[0],
             walk.generator("level_generator"), walk.generator("game_generator"),
@@ -260,7 +260,10 @@ class LevelState:
 
 
 class _Walk:
-    """Sequential reader of a state; each method reads the next part."""
+    """Sequential reader of a serialised state; each method reads the next part.
+
+    In messages, the argument ``what`` names the part that is read.
+    """
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -332,7 +335,7 @@ class _Walk:
         if self.data[end:self.at] != _END:
             raise self.error(f"there is no end mark at byte {end}")
         if self.at != len(self.data):
-            raise self.error(f"it has {len(self.data) - self.at} bytes behind its end mark")
+            raise self.error(f"it has {len(self.data) - self.at} bytes after its end mark")
         return self.data[begin:self.at]
 
 

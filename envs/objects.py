@@ -77,17 +77,17 @@ def hazards_of(game: str) -> tuple[GameObject, ...]:
 
 
 def invisible(state: LevelState, kind: GameObject) -> LevelState:
-    """Make the entities of a kind invisible; they still act.
+    """Make the entities of a kind and their trails invisible; they still act.
 
-    They stay invisible, but moving entities with a trail add a visible piece to it at every step;
-    call the function again to hide it.
+    The change is permanent, but moving entities with a trail add a visible piece to it at every
+    step; call the function again to hide it.
 
     Raises:
         UserError: if the kind consists of cells, which cannot act while invisible.
     """
     if kind.cells:
-        raise UserError(f"{kind.name} of {state.game} is drawn from cells, which cannot be "
-                        "invisible and act")
+        raise UserError(f"{kind.name} of {state.game} consists of cells, which cannot act while "
+                        "they are invisible")
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
@@ -99,7 +99,7 @@ def undrawn(state: LevelState, kind: GameObject) -> LevelState:
 
 
 def removed(state: LevelState, kind: GameObject, within: float | None = None) -> LevelState:
-    """Remove a kind: move its entities far outside the level, and empty its cells.
+    """Remove the objects of a kind: move entities far outside the level, and empty cells.
 
     Args:
         within: remove only objects whose nearest edge is at most this many cells from the
@@ -109,7 +109,7 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
         UserError: if the kind is the player, which every level needs.
     """
     if _PLAYER in kind.entity_types:
-        raise UserError(f"{kind.name} is the player of {state.game}, which cannot be taken away")
+        raise UserError(f"{kind.name} is the player of {state.game}, which cannot be removed")
     far = {"x": _FAR_AWAY, "y": _FAR_AWAY}
     if within is None:
         state = _without_cells(state, kind, None)
@@ -152,14 +152,16 @@ def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.nd
 
 
 def _reaches(entities: np.ndarray, x: float, y: float, distance: float) -> np.ndarray:
-    """Return a mask of the entities that overlap a square of side 2 ``distance`` at a position."""
+    """Return a mask, bool (entities,), of the entities that overlap a square of side 2 ``distance``
+    centred at (x, y), in cells."""
     gap = np.maximum(abs(entities["x"] - x) - entities["rx"],
                      abs(entities["y"] - y) - entities["ry"])
     return gap <= distance
 
 
 def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.ndarray:
-    """Return a mask, bool (h, w), of the cells that overlap a square of side 2 ``distance``."""
+    """Return a mask, bool (h, w), of the cells that overlap a square of side 2 ``distance`` centred
+    at (x, y), in cells."""
     rows, columns = (np.arange(size) + 0.5 for size in state.grid.shape)
     gap = np.maximum(abs(rows - y)[:, None], abs(columns - x)) - 0.5
     return gap <= distance

@@ -25,8 +25,8 @@ with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, p
 MAX_LEVEL = 2**31 - 1
 
 LevelEdit = Callable[[bytes], bytes]
-"""Map the state of a new level to the one that is played instead. It must be a pure and idempotent
-function: the first frame of a level may be observed twice."""
+"""Map the serialised state of a new level to the state that is played instead. The function must be
+pure and idempotent, because the first frame of a level may be observed twice."""
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),
@@ -70,8 +70,7 @@ class EnvConfig:
         if self.start_level < 0 or self.num_levels < 0:
             raise UserError("start_level and num_levels must not be negative")
         if self.start_level and not self.num_levels:
-            raise UserError("start_level needs num_levels: with 0 all levels are used, whatever "
-                            "the first")
+            raise UserError("start_level needs num_levels, because num_levels 0 selects all levels")
         if self.start_level + self.num_levels > MAX_LEVEL:
             raise UserError(f"start_level + num_levels must not exceed {MAX_LEVEL}")
 
@@ -101,10 +100,10 @@ class EnvConfig:
         return drawn
 
     def unseen_levels(self) -> EnvConfig:
-        """Return the same game with the levels outside this range: all seeds above it.
+        """Return the same game with all level seeds above the current range.
 
-        If ``num_levels`` is 0, no level is outside. The result is then the same distribution, of
-        which a run sees a negligible part (2**31 levels).
+        If ``num_levels`` is 0, there are none, so the configuration is returned unchanged. A run
+        sees a negligible part of its 2**31 levels.
 
         Raises:
             UserError: if no level is left.

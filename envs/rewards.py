@@ -74,7 +74,8 @@ class RewardNormalizer:
             state = {"largest": 0.0, **state}  # missing in files of earlier versions
         check_like(state, self.state_dict(), where)
         if state["variance"] < 0 or state["count"] <= 0:
-            raise UserError(f"{where} has a variance or a count that no rewards have")
+            raise UserError(f"{where}: the variance must not be negative, and the count must be "
+                            "above 0")
 
     def load_state_dict(self, state: dict) -> None:
         self.returns = np.array(state["returns"])
@@ -117,11 +118,12 @@ class EpisodeStatistics:
         """Raise UserError, which names the entry, if ``load_state_dict`` cannot load a state."""
         check_like(state, {
             **self.state_dict(),
-            "recent_returns": lambda found, name: check_numbers(found, float, self.WINDOW, name),
-            "recent_lengths": lambda found, name: check_numbers(found, int, self.WINDOW, name),
+            "recent_returns": lambda value, name: check_numbers(value, float, self.WINDOW, name),
+            "recent_lengths": lambda value, name: check_numbers(value, int, self.WINDOW, name),
         }, where)
         if len(state["recent_returns"]) != len(state["recent_lengths"]):
-            raise UserError(f"{where} has other returns than lengths")
+            raise UserError(f"{where} has {len(state['recent_returns'])} returns, but "
+                            f"{len(state['recent_lengths'])} lengths")
 
     def load_state_dict(self, state: dict) -> None:
         self.num_episodes = state["num_episodes"]

@@ -4,8 +4,8 @@ The label of simulated step t is frame num_init_steps - 1 + t; its input is the 
 frame before. A stored hidden state is the agent's state before it sees the frame; its state after
 the frame is stored in the next row.
 
-Letters in shape comments: W frames of a window, I initial frames, T simulated steps, B batch,
-C H W a frame, D agent hidden state.
+Letters in shape comments: N windows to choose from, W frames of a window, I initial frames, T
+simulated steps, B batch, C H W a frame, D agent hidden state.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class BatchOrder:
 
     Args:
         windows: window numbers (N,).
+        batch_size: B, number of windows per batch.
+        seed: seed of the shuffling.
 
     Raises:
         UserError: if there are fewer windows than ``batch_size``.
@@ -52,7 +54,7 @@ class BatchOrder:
         self._shuffled = (-1, windows)  # an epoch and its order
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """Window numbers (B,) of a batch; batches are counted over all epochs."""
+        """Return the window numbers (B,) of a batch; batches are counted over all epochs."""
         epoch, batch = divmod(number, self.batches_per_epoch)
         if self._shuffled[0] != epoch:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._windows)
@@ -65,9 +67,11 @@ class BatchReader:
     """Reads batches ahead of time, in the background.
 
     Args:
+        dataset: the recorded windows.
+        order: window numbers of the batches.
         first: number of the first batch.
         device: device of the batches.
-        part: windows of each batch to read; None for all.
+        part: positions in each batch of the windows to read; None for all.
 
     Attributes:
         seconds_waiting: time that the consumer has waited for data, in seconds.
@@ -128,10 +132,10 @@ class AlignedBatch:
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
-    """Align a batch of windows (time first) with simulated steps, on the windows' device.
+    """Align a batch of windows, time first (W, B, …), with simulated steps, on the windows' device.
 
     Raises:
-        UserError: if the windows do not have the configuration's length.
+        UserError: if the windows do not have ``config.window_length`` frames.
     """
     length, first = config.window_length, config.num_init_steps - 1
     if len(windows.frames) != length:
@@ -149,13 +153,17 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
 
 
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
-    """Velocity and displacement of a camera that follows the player, from recorded positions.
+    """Compute velocity and displacement of a camera that follows the player, from positions.
 
     Where a position is unknown, the camera is assumed to stand still.
 
+    Args:
+        batch: batch with recorded positions.
+        pixels_per_square: size of a square in pixels.
+
     Returns:
-        Motion in each step and since the first step's label, in pixels to the right and down
-        (T, B, 4).
+        Motion in each step (2 numbers) and since the first step's label (2 numbers), in pixels to
+        the right and down (T, B, 4).
     """
     assert batch.positions is not None
     right, up = (pixels_per_square * torch.diff(batch.positions, dim=0)).nan_to_num().unbind(dim=-1)
@@ -165,7 +173,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
 
 
 def true_phase(batch: AlignedBatch) -> Tensor:
-    """Position within a square, in the last initial frame, of a camera that follows the player.
+    """Compute the phase, in the last initial frame, of a camera that follows the player: its
+    position within a square.
 
     Returns:
         Cosine and sine of the phase to the right and down (B, 4), see ``generative.camera``; NaN
@@ -182,7 +191,7 @@ def true_phase(batch: AlignedBatch) -> Tensor:
 
 
 def divide(items: Sequence | np.ndarray, batch_size: int) -> list[Any]:
-    """Divide items into batches.
+    """Divide items into batches of consecutive items; the last batch may be smaller.
 
     Rounding depends on the composition of a batch, so the division is fixed: a resumed run puts
     every item into the same batch as an uninterrupted run.

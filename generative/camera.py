@@ -5,8 +5,8 @@ square appears depends on where the pixels lie within it, so a frame cannot be c
 earlier one by interpolation alone. The *phase* describes the position of the camera within a
 square. It is estimated in the last initial frame and follows from the displacement afterwards.
 
-Letters in shape comments: N images or states of any kind, B batch, C H W an image, S pixels per
-side, A actions.
+Letters in shape comments: N images or states of any kind, B batch, I initial frames, C H W an
+image, S pixels per side, A actions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple
 
 
 def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
-    """Scale the initial weights of an output layer by 0.1, and set its biases if given."""
+    """Multiply the weights of an output layer by 0.1, and set its biases if ``bias`` is given."""
     with torch.no_grad():
         layer.get_parameter("weight").mul_(0.1)
         if bias:
@@ -69,17 +69,17 @@ def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
 
 
 def motion_costs(before: Tensor, after: Tensor) -> Tensor:
-    """Compare two consecutive frames at each possible motion of the camera between them.
+    """Compare two consecutive frames at each candidate motion of the camera between them.
 
     A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion. The player,
-    in the middle, does not count: it does not move in the view.
+    in the middle, is excluded, because it does not move in the view.
 
     Args:
         before: first frame (B, C, 64, 64).
         after: next frame (B, C, 64, 64).
 
     Returns:
-        Logarithms of mean squared errors, one for each motion (B, shifts).
+        Logarithms of mean squared errors, one for each motion (B, NUM_MOTIONS).
     """
     before, after = before.mean(dim=1), after.mean(dim=1)
     height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
@@ -93,23 +93,30 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
 
 
 def cell_patterns(like: Tensor) -> Tensor:
-    """Return orthogonal patterns of 1 and -1 over the cells, with mean 0, that encode the camera's
-    velocity (the first two) and phase (6, 8, 8)."""
+    """Return six orthogonal patterns of 1 and -1 over the cells, with mean 0, whose coefficients
+    encode the camera's velocity (the first two patterns) and phase (the last four).
+
+    Args:
+        like: any tensor on the device of the result.
+
+    Returns:
+        Patterns (6, 8, 8).
+    """
     half = torch.ones(GRID, device=like.device)
     quarter = half.clone()
     half[:GRID // 2] = -1
     quarter.unflatten(0, (4, -1))[::2] = -1
-    patterns = [pattern for one in (half, quarter)
-                for pattern in (one.expand(GRID, GRID), one[:, None].expand(GRID, GRID))]
+    patterns = [pattern for wave in (half, quarter)
+                for pattern in (wave.expand(GRID, GRID), wave[:, None].expand(GRID, GRID))]
     return torch.stack([*patterns, half * half[:, None], quarter * quarter[:, None]])
 
 
 def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -> Tensor:
-    """Phase after the camera has moved.
+    """Compute the phase after the camera has moved.
 
     Args:
-        phase: cosine and sine of the phase to the right and down, in this order (N, 4).
-        displacement: displacement in pixels to the right and down, broadcast along (N, 2).
+        phase: cosine and sine of the phase to the right, and of the phase down (N, 4).
+        displacement: displacement in pixels to the right and down, broadcast with (N, 2).
         pixels_per_square: size of a square in pixels.
 
     Returns:
@@ -122,7 +129,7 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
 
 def phase_between(before: Tensor, after: Tensor) -> Tensor:
-    """Change of phase from ``before`` to ``after`` (N, 4), as the phase after a start from 0."""
+    """Compute the change from phase ``before`` to phase ``after``, as a phase (N, 4)."""
     (cosine, sine), (next_cosine, next_sine) = (
         phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
     return torch.stack([next_cosine * cosine + next_sine * sine,
@@ -162,15 +169,23 @@ def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float) ->
 
 
 def frame_edges(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, by column and by row, relative to its mean
-    (N, 2, 63), in images (N, C, 64, 64)."""
+    """Measure vertical and horizontal edges in images (N, C, 64, 64).
+
+    Returns:
+        Mean absolute differences of neighbouring columns and of neighbouring rows, divided by their
+        mean over the image (N, 2, 63).
+    """
     edges = torch.stack([images.diff(dim=3).abs().mean(dim=(1, 2)),
                          images.diff(dim=2).abs().mean(dim=(1, 3))], dim=1)
     return edges / edges.mean(dim=-1, keepdim=True).clamp(min=1e-3)
 
 
 class PhaseEstimator(nn.Module):
-    """Estimates the camera's phase from the edges in a frame, which lie mostly between squares."""
+    """Estimates the camera's phase from the edges in a frame, which lie mostly between squares.
+
+    Args:
+        pixels_per_square: size of a square in pixels.
+    """
 
     waves: Tensor
 
@@ -196,6 +211,9 @@ class VelocityEstimator(nn.Module):
 
     Costs tell how many squares the camera has moved, phases how far within a square. The frames
     before the last two help where costs are ambiguous, because levels repeat after one square.
+
+    Args:
+        num_frames: I, number of initial frames.
     """
 
     def __init__(self, num_frames: int):
@@ -211,7 +229,7 @@ class VelocityEstimator(nn.Module):
 
         Args:
             costs: costs from ``motion_costs`` between consecutive initial frames
-                (B, I - 1, shifts).
+                (B, I - 1, NUM_MOTIONS).
             phases: phases in the initial frames (B, I, 4).
         """
         costs = costs - costs.amin(dim=-1, keepdim=True)
@@ -225,7 +243,7 @@ class CameraState:
     """Part of the environment's state that describes the camera.
 
     Attributes:
-        motion: memory of the camera's motion (B, motion).
+        motion: memory of the camera's motion (B, motion_dim).
         phase: position of the camera within a square in the last initial frame (B, 4).
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
@@ -242,7 +260,14 @@ class CameraState:
 
 
 def near_player(memory: Tensor) -> Tensor:
-    """Memory (B, memory, 8, 8) in the four cells of the player, and its mean (B, 5 · memory)."""
+    """Concatenate the memory in the four cells around the player with its mean over all cells.
+
+    Args:
+        memory: memory of the cells (B, memory_channels, 8, 8).
+
+    Returns:
+        Concatenated memory (B, 5 · memory_channels).
+    """
     middle = GRID // 2
     near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
     return torch.cat([near, memory.mean(dim=(2, 3))], dim=-1)
@@ -252,6 +277,10 @@ class CameraMotion(nn.Module):
     """Predicts the camera's motion in a step from the centre of the view, memory and action.
 
     In training mode, the motion memory is the only input that has a gradient.
+
+    Args:
+        config: sizes of the networks, and pixels per square.
+        num_actions: A, number of actions.
     """
 
     def __init__(self, config: SimulatorConfig, num_actions: int):
@@ -276,18 +305,18 @@ class CameraMotion(nn.Module):
 
         Args:
             world: image of the canvas (B, C, 64, 64).
-            near: memory near the player, see ``near_player`` (B, 5 · memory).
+            near: memory near the player, see ``near_player`` (B, 5 · memory_channels).
             state: the camera's state.
             action: one-hot action (B, A).
         """
         scale = self.pixels_per_square
-        apart = torch.detach if self.training else (lambda tensor: tensor)
-        before, velocity = apart(state.displacement), apart(state.velocity)
-        crop = torch.cat(shift(apart(world), before, CROP), dim=1)
-        phase = apart(state.phase)
+        detach = torch.detach if self.training else (lambda tensor: tensor)
+        before, velocity = detach(state.displacement), detach(state.velocity)
+        crop = torch.cat(shift(detach(world), before, CROP), dim=1)
+        phase = detach(state.phase)
         if scale:
             phase = moved_phase(phase, before, scale)
-        recalled = self.recall(torch.cat([apart(near), state.motion, velocity / FASTEST,
+        recalled = self.recall(torch.cat([detach(near), state.motion, velocity / FASTEST,
                                           with_second_harmonic(phase), action], dim=-1))
         x = self.mix(self.see(crop) + recalled)
         motion = self.gru(x, state.motion)

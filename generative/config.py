@@ -160,6 +160,15 @@ class TrainingConfig:
     """Parameters of the training of a simulator.
 
     Attributes:
+        log_interval: number of batches per row of the log.
+        save_interval: number of batches between two checkpoints.
+        keep_newest: number of newest checkpoints that are kept.
+        keep_hours: interval in hours; of older checkpoints, the first per interval is kept.
+        lr: initial learning rate.
+        batch_size: number of windows per batch.
+        epochs: number of passes over the training windows.
+        held_out_fraction: share of the episodes that is held out for validation.
+        terminal_absorbing: whether labels of the terminal stay 1 after an episode's end.
         lr_decay: ``none``; ``cosine`` for half a cosine from ``lr`` down to 0 at the end
             (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
             15 % of the batches.
@@ -212,7 +221,7 @@ class TrainingConfig:
         _within(self, 0, 1 - 1e-9, "average_decay")
 
     def lr_at(self, batch: int, num_batches: int) -> float:
-        """Learning rate of batch number ``batch`` of ``num_batches``."""
+        """Return the learning rate of batch number ``batch``, from 0, of ``num_batches``."""
         if self.lr_decay == "none":
             return self.lr
         if self.lr_decay == "tail":
@@ -222,7 +231,12 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecordConfig:
-    """Parameters of the simulated samples."""
+    """Parameters of the simulated samples.
+
+    Attributes:
+        rand_init: start from random vectors instead of recorded frames.
+        max_samples: number of samples.
+    """
 
     section: ClassVar[str] = "record"
 
@@ -232,7 +246,11 @@ class RecordConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LossOverTimeConfig:
-    """Parameters of the loss over simulated steps."""
+    """Parameters of the loss over simulated steps.
+
+    Attributes:
+        num_batches: number of batches of held-out windows.
+    """
 
     section: ClassVar[str] = "analysis.loss_over_time"
 
@@ -243,7 +261,23 @@ class LossOverTimeConfig:
 class SaliencyConfig:
     """Parameters of saliency: its samples, directions and functions.
 
-    Lists of numbers are stored as text; ``ids`` parses them.
+    Attributes:
+        num_sim_steps, num_sim_steps_manual_actions: number of steps of simulated samples, and of
+            samples with manual actions.
+        direction_type: "ica" or "pca".
+        direction_ids: directions of the hidden state; text that ``ids`` parses.
+        func_type: names of the functions whose gradients are computed.
+        common_timesteps: steps at which the functions are read, from 0.
+        sample_ids: samples to analyse; text that ``ids`` parses.
+        difference_demo_sample_ids: samples for the comparison of gradients with and without the
+            environment; text that ``ids`` parses.
+        batch_size: number of copies of a sample with perturbed start vectors.
+        perturbation_scale: standard deviation of the perturbation.
+        combine_samples_not_iterate: analyse one simulation from the samples' mean start vector
+            instead of each sample.
+        gaussian_kernel_size, sigma: size and standard deviation of the smoothing kernel, in pixels.
+        extrema_threshold: share of the samples at each end of the distribution that counts as
+            extreme.
     """
 
     section: ClassVar[str] = "analysis.saliency"

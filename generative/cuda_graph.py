@@ -39,6 +39,9 @@ class GraphedStep:
             step: function that maps windows on the GPU to a tensor, the same in every call; it may
                 only change data on the GPU, and must not synchronise.
             windows: windows on the GPU, with the same shapes in every call.
+
+        Returns:
+            A copy of the step's result.
         """
         self._calls += 1
         if self._calls <= _WARM_UP_STEPS:  # on a side stream, as graph capture requires

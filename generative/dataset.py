@@ -62,7 +62,12 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Numbers of the training and the held-out windows, int64, ascending, of separate episodes."""
+    """Division of the windows, such that no episode is in both parts.
+
+    Attributes:
+        train: numbers of the training windows, int64, ascending.
+        held_out: numbers of the held-out windows, int64, ascending.
+    """
 
     train: np.ndarray
     held_out: np.ndarray
@@ -90,15 +95,15 @@ class RolloutDataset:
     the last rows of the last episode, which has no next one.
 
     Args:
-        folder: ``data`` folder, ours or a published one.
+        folder: ``data`` folder of this project or a published one.
         num_init_steps: I, number of initial frames.
         num_sim_steps: number of simulated steps; W is I + num_sim_steps - 1.
         terminal_absorbing: whether ``terminals`` stays 1 after an episode's end; False gives
             the published labels, which return to 0.
 
     Raises:
-        UserError: if a file is missing, damaged, or inconsistent with the others (the message names
-            it); or if the data is shorter than a window.
+        UserError: if a file is missing, damaged, or inconsistent with other files (the message
+            names it); or if the data is shorter than a window.
     """
 
     def __init__(self, folder: Path, num_init_steps: int, num_sim_steps: int,
@@ -142,7 +147,7 @@ class RolloutDataset:
         self.folder.check_agent(agent_file)
 
     def _steps_file(self, row: int) -> Path:
-        """File that holds a row of the index."""
+        """Return the CSV file of the episode to which a row of the index belongs."""
         return self.folder.steps_file(self.episodes[self._row_episode[row]])
 
     def _read_steps(self, index: pd.DataFrame) -> None:
@@ -154,7 +159,7 @@ class RolloutDataset:
         if len(wrong) or len(recorded) != num_rows:
             row = min([*wrong[:1], shared, num_rows - 1])
             raise UserError(f"{self._steps_file(row)} does not fit {self.folder.index_file.name}: "
-                            f"other frames, from row {row} of the index on")
+                            f"the frames differ from row {row} of the index on")
         is_last = np.isin(np.arange(num_rows), self._first_rows + self._lengths - 1)
         wrong = np.flatnonzero(steps["done"] != is_last)
         if len(wrong):
@@ -195,8 +200,9 @@ class RolloutDataset:
                         (files.log_probs, (length, self._num_actions)))
             for file, shape in expected:
                 if file.shape != shape:
-                    raise UserError(f"{file.path} has the shape {file.shape}, not {shape} as "
-                                    f"{self.folder.index_file.name} and the other episodes say")
+                    raise UserError(f"{file.path} has the shape {file.shape}, but "
+                                    f"{self.folder.index_file.name} and the first episode require "
+                                    f"{shape}")
         wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
         if len(wrong):
             raise UserError(f"{self._steps_file(wrong[0])} has the action "
@@ -248,7 +254,7 @@ class RolloutDataset:
         return self._positions is not None
 
     def place(self, number: int) -> WindowPlace:
-        """Position of a window's last initial frame in the recorded data."""
+        """Return the position of a window's last initial frame in the recorded data."""
         episode = self.episodes[self._window_episode[number]]
         return WindowPlace(int(episode), int(self._offset[number]) + self.num_init_steps - 1)
 

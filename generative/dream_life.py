@@ -77,8 +77,10 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
     """Draw starts, half of them 4 to 12 actions before the end of a recorded episode.
 
     Args:
+        dataset: the recorded episodes.
         episodes: numbers on disk of the episodes to draw from.
         number: number of starts; each frame is drawn at most once.
+        seed: seed of the draws.
 
     Raises:
         UserError: if the episodes have too few frames.
@@ -97,12 +99,15 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
                         f"{len(near)} of them shortly before an end; lower --life_starts")
     chosen = [near[i] for i in rng.permutation(len(near))[:num_near].tolist()]
     taken = {(start.episode, start.frame) for start in chosen}
-    others = [start for start in anywhere if (start.episode, start.frame) not in taken]
-    return chosen + [others[i] for i in rng.permutation(len(others))[:number - num_near].tolist()]
+    free = [start for start in anywhere if (start.episode, start.frame) not in taken]
+    return chosen + [free[i] for i in rng.permutation(len(free))[:number - num_near].tolist()]
 
 
 def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
-    """Return the largest reward of recorded episodes, which is the reward of their coin.
+    """Return the largest reward of recorded episodes, which is the reward of a coin.
+
+    Args:
+        episodes: numbers on disk of the episodes.
 
     Raises:
         UserError: if no reward is above 0.
@@ -117,27 +122,33 @@ def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
 @torch.no_grad()
 def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute) -> list[Life]:
-    """Let the agent play in the simulator.
+    """Let the agent play in the simulator, and return one outcome per start.
 
-    A coin is a simulated reward of at least half of ``reward``, or an end with a positive reward. A
-    death is an end (probability of at least 0.5) without a positive reward.
+    The outcome is a coin if a simulated reward is at least half of ``reward``, or if the episode
+    ends with a positive reward. It is a death if the episode ends (with a probability of at least
+    0.5) without a positive reward.
 
     Args:
+        simulator: the simulator with its agent.
+        folder: the recording.
+        starts: recorded frames to start from.
+        draw: sampler of the latent variables.
         reward: reward of a recorded coin.
+        compute: device and precision.
     """
     horizon, num_init = max(HORIZONS), simulator.config.num_init_steps
-    frames, hidden, entering = [], [], []
+    frames, hidden, first_actions = [], [], []
     for start in starts:
         files = folder.array_files(start.episode)
         frames.append(files.frames.rows(start.frame - num_init + 1, start.frame + 1))
         hidden.append(files.hidden_states.rows(start.frame, start.frame + 1)[0])
-        entering.append(int(folder.steps(start.episode)["action"].iloc[start.frame - 1]))
+        first_actions.append(int(folder.steps(start.episode)["action"].iloc[start.frame - 1]))
     images = torch.from_numpy(np.stack(frames, axis=1)).to(compute.device).float() / 255
     with compute.autocast():
         begin = dataclasses.replace(
             simulator.start_from(simulator.encode(images), draw),
             agent_hidden=torch.from_numpy(np.stack(hidden)).to(compute.device),
-            action=simulator.one_hot_actions(torch.tensor(entering, device=compute.device)))
+            action=simulator.one_hot_actions(torch.tensor(first_actions, device=compute.device)))
         dream = stack(begin, simulator.imagine(begin, draw, horizon + 1))
     rewards, ends = dream.rewards.float().cpu().numpy(), dream.terminals.float().cpu().numpy()
     actions = dream.own_actions.argmax(dim=-1).cpu().numpy()  # (T + 1, N)
@@ -146,7 +157,7 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
 
 
 def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Life:
-    """Find the first outcome in a rollout whose step t shows the frame after t actions.
+    """Determine the first outcome of a rollout whose step t shows the frame after t actions.
 
     Args:
         rewards: rewards in units of the coin's reward (T + 1,).
@@ -169,12 +180,16 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
     The agent starts with the recorded hidden states.
 
     Args:
-        places: episodes and frames (N places).
+        agent: the agent.
+        compute: device and precision.
+        folder: the recording.
+        places: N episodes and frames.
+        num_actions: T, number of actions that the agent takes.
 
     Returns:
-        The outputs at the given frames and after each action, T + 1 in all, which repeat the last
-        frame of an episode that has ended; the rewards that led to these frames (T + 1, N); and
-        whether the episode ended with them, bool (T + 1, N).
+        The agent's outputs at the given frames and after each action, T + 1 in all (after the end
+        of an episode, outputs on its last frame); the rewards of the preceding actions (T + 1, N);
+        and whether these actions ended the episode, bool (T + 1, N).
 
     Raises:
         UserError: if a replay deviates from the recorded frames; the message names episode and
@@ -210,7 +225,8 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
 
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
-    """Let the agent play in the real game, which is replayed up to each start.
+    """Let the agent play in the real game, which is replayed up to each start, and return one
+    outcome per start.
 
     Raises:
         UserError: see ``play_from``.
@@ -229,6 +245,9 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
 def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute) -> pd.DataFrame:
     """Let the agent play in both worlds from all starts.
+
+    Args:
+        draw, reward: see ``live_in_dream``.
 
     Returns:
         A row per start: ``episode``, ``frame``, ``near_end``; for each world (``real``, ``dream``)
@@ -254,10 +273,11 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
 
 
 def summarize(table: pd.DataFrame, seed: int) -> dict:
-    """Confusion, agreement and Cohen's kappa of the outcomes.
+    """Compute confusion matrix, agreement and Cohen's kappa of the outcomes in both worlds.
 
     Args:
         table: table from ``compare_lives``.
+        seed: seed of the bootstrap.
 
     Returns:
         For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
@@ -283,10 +303,10 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
         summary[f"within_{horizon}"] = {
             "confusion": pd.DataFrame(confusion, OUTCOMES, OUTCOMES).to_dict("index")}
         for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa)):
-            found = estimate(statistic, cells.T, episodes, bootstrap)
+            estimated = estimate(statistic, cells.T, episodes, bootstrap)
             summary[f"within_{horizon}"][name] = {
-                "value": _number(found.value),
-                "interval_95": [_number(found.low), _number(found.high)]}
+                "value": _number(estimated.value),
+                "interval_95": [_number(estimated.low), _number(estimated.high)]}
     taken = [[np.array(text.split(), dtype=int) for text in table[f"{world}_actions"]]
              for world in ("real", "dream")]
     equal = sorted(next((step for step, (real, dream) in enumerate(zip(*pair)) if real != dream),
@@ -297,13 +317,13 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
 
 
 def agreement(confusion: np.ndarray) -> np.ndarray:
-    """Share on the diagonal (…,) of flattened confusion matrices (…, 9)."""
+    """Compute the share on the diagonal (…,) of flattened confusion matrices (…, 9)."""
     return confusion[..., ::len(OUTCOMES) + 1].sum(axis=-1) / confusion.sum(axis=-1)
 
 
 def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
-    """Cohen's kappa (…,) of flattened confusion matrices (…, 9) (Cohen 1960); NaN where chance
-    agreement is 1."""
+    """Compute Cohen's kappa (…,) of flattened confusion matrices (…, 9) (Cohen 1960); NaN where
+    the agreement by chance is 1."""
     matrix = confusion.reshape(*confusion.shape[:-1], len(OUTCOMES), -1)
     total = matrix.sum(axis=(-2, -1))
     chance = (matrix.sum(axis=-1) * matrix.sum(axis=-2)).sum(axis=-1) / total**2
@@ -330,4 +350,5 @@ def print_lives(summary: dict) -> None:
 
 
 def _number(value: float) -> float | None:
+    """Return a value for JSON: None if it is not finite."""
     return value if np.isfinite(value) else None

@@ -32,8 +32,8 @@ def main(argv: list[str] | None = None) -> None:
     check_output(args.output, is_compact, args.overwrite)
     save_compact(args.output, args.model_file)
     copy_settings(args.model_file, args.output)
-    print(f"wrote {args.output}, {args.output.stat().st_size / 1e6:.1f} MB, and beside it "
-          f"{SETTINGS_NAME}")
+    print(f"wrote {args.output} ({args.output.stat().st_size / 1e6:.1f} MB), and {SETTINGS_NAME} "
+          "next to it")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
         initial: positions of the player in squares, x to the right and y up, at the initial frames
             (I, B, 2).
         later: positions of the player at the simulated steps (T, B, 2).
-        scale: pixels per square, see ``pixels_per_square``; above 0.
+        scale: pixels per square, see ``common.game_constants.pixels_per_square``; above 0.
         size: height and width of a frame, H = W.
 
     Returns:
@@ -117,7 +117,7 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
 
 
 def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, Tensor]:
-    """Masks of the pixels of the recorded frames that are measured separately.
+    """Return masks of the pixels of the recorded frames that are measured separately.
 
     Args:
         in_memory: pixels of places in view in the initial frames, see ``remembered_mask``, bool
@@ -125,7 +125,7 @@ def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, T
         moving: pixels of moving objects, bool (T, B, H, W); None if objects are not measured.
 
     Returns:
-        Mask (T, B, H, W) of each kind of PSNR that is restricted to a region.
+        Masks (T, B, H, W) by the kind of PSNR that is restricted to them.
     """
     masks = {}
     if in_memory is not None:
@@ -163,7 +163,7 @@ def measure_frames(images: Tensor, labels: Tensor, masks: dict[str, Tensor]) -> 
 
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the marked pixels, (T, B, H, W) to (T, B); NaN where there are none."""
+    """Compute the mean over the marked pixels, (T, B, H, W) to (T, B); NaN where none is marked."""
     return (values * mask).sum(dim=(-2, -1)) / mask.sum(dim=(-2, -1))
 
 
@@ -218,8 +218,8 @@ def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, w
         kinds: names of K kinds.
         images, labels: predicted and recorded images (T, B, C, H, W).
         without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
-        in_memory: see ``region_masks``; parts of objects outside it do not count. If None, all
-            count.
+        in_memory: see ``region_masks``; parts of objects outside this region are excluded. None to
+            exclude nothing.
 
     Returns:
         Measures by name, 1 or 0, (T, B) each; NaN where the kind of object was not in view at the
@@ -237,6 +237,7 @@ class OtherAgent(FrozenAgent):
     Args:
         policy: the agent; it is frozen in place.
         dataset: the recorded episodes.
+        compute: device and precision.
     """
 
     def __init__(self, policy: Policy, dataset: RolloutDataset, compute: Compute):
@@ -256,6 +257,7 @@ class OtherAgent(FrozenAgent):
         return torch.stack(entering)
 
     def _states_of(self, episode: int) -> Tensor:
+        """Compute the states before each frame of an episode (number of frames, D)."""
         file = self._dataset.folder.array_files(episode).frames
         frames = torch.from_numpy(np.moveaxis(file.rows(0, file.shape[0]), 1, -1).copy())
         embeddings = embed_frames(self.policy, frames.to(self._compute.device), self._compute)
@@ -266,13 +268,13 @@ class OtherAgent(FrozenAgent):
 
 @dataclasses.dataclass(frozen=True)
 class ObjectFrames:
-    """Recorded frames from which objects were removed.
+    """Recorded frames in which objects were not rendered.
 
     Attributes:
         kinds: names of K kinds of object.
         of: function that maps numbers of windows (B,) to the label frames of the simulated steps,
-            each without one kind of object, uint8 (T, B, K, C, H, W); unchanged from the terminal
-            step on.
+            each rendered without one kind of object, uint8 (T, B, K, C, H, W); unchanged from the
+            terminal step on.
         moving: whether each kind moves through the level.
     """
 
@@ -286,12 +288,13 @@ class FidelityCard:
     """Settings of the fidelity card, whose measures complement the losses.
 
     Attributes:
-        scale: pixels per square, see ``pixels_per_square``; None if not known.
+        scale: pixels per square, see ``common.game_constants.pixels_per_square``; None if unknown.
         positions: function that maps numbers of windows (B,) to the player's positions in squares
             at all frames of the windows (W, B, 2), NaN where unknown; needed if the camera moves.
-        other_simulator: second simulator, run on the same windows.
-        other_agent: agent that took no part in training.
-        objects: recorded frames without objects, from which objects are located.
+        other_simulator: second simulator, run on the same windows; None to leave it out.
+        other_agent: agent with which the simulator was not trained; None to leave it out.
+        objects: recorded frames without objects, which locate the objects; None if objects are not
+            measured.
     """
 
     scale: float | None = None
@@ -301,7 +304,8 @@ class FidelityCard:
     objects: ObjectFrames | None = None
 
     def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
-        """Mask of remembered pixels of windows (B,) with label frames (T, B, C, H, W)."""
+        """Return the mask of remembered pixels, bool (T, B, H, W), of windows (B,) with label
+        frames (T, B, C, H, W); None if the camera's motion is not known."""
         if self.scale == 0:
             return torch.ones_like(labels[:, :, 0], dtype=torch.bool)
         positions = None if self.positions is None else self.positions(windows)

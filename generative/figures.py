@@ -77,13 +77,13 @@ TITLES_OF_TRAINING = {
     "loss_reward": "reward loss of a window",
     "loss_terminal": "terminal loss of a window",
     "loss_agent_state": "loss of the agent's state, of a window",
-    "kl_nats": "KL of posterior and prior (nats a step)",
-    "posterior_entropy": "entropy of the posterior (nats a step)",
-    "prior_entropy": "entropy of the prior (nats a step)",
+    "kl_nats": "KL of posterior and prior (nats per step)",
+    "posterior_entropy": "entropy of the posterior (nats per step)",
+    "prior_entropy": "entropy of the prior (nats per step)",
     "vector_distance": "mean distance of two bottleneck vectors",
     "loss_first_action": "loss of the first action (nats)",
-    "gradient_norm": "gradient norm before it is clipped",
-    "frames_per_second": "frames a second",
+    "gradient_norm": "gradient norm before clipping",
+    "frames_per_second": "frames per second",
 }
 LOGARITHMIC = {"loss", "loss_image", "loss_reward", "loss_terminal", "loss_agent_state",
                "gradient_norm"}
@@ -115,7 +115,13 @@ def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
 
 def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float, float],
                  ) -> tuple[Figure, list[Axes]]:
-    """Draw measures over simulated steps, one panel each, and return the figure and all panels."""
+    """Draw measures over simulated steps, one panel each, and return the figure and all panels.
+
+    Args:
+        table: table from ``loss_over_time.table_of``.
+        titles: titles of the panels by kind of measure.
+        size: width and height of the figure in inches.
+    """
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(3, 3).flat)
     for axes, (kind, title) in zip(panels, titles.items()):
@@ -129,8 +135,11 @@ def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float,
 
 
 def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
-    """Plot means with intervals over simulated steps, one panel per loss or measure of the
-    agent."""
+    """Plot means with intervals over simulated steps, one panel per loss or measure of the agent.
+
+    Args:
+        table: table from ``loss_over_time.table_of``.
+    """
     figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT, (15, 12.5))
     panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
     figure.suptitle(title)
@@ -139,7 +148,12 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
     """Plot, for each kind of object that was in view, the share shown (top) and the squared error
-    on its pixels (bottom)."""
+    on its pixels (bottom).
+
+    Args:
+        table: table from ``loss_over_time.table_of``.
+        kinds: names of the kinds of object.
+    """
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")
     panels = figure.subplots(2, len(seen), squeeze=False, sharex=True) if seen else np.empty((2, 0))
@@ -158,7 +172,11 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 
 def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot the fidelity card: one panel per measure over simulated steps, and the shares of objects
-    kept at the last step."""
+    kept at the last step.
+
+    Args:
+        table: table from ``loss_over_time.table_of``.
+    """
     titles = {kind: heading for kind, heading in TITLES_OF_CARD.items()
               if (table["kind"] == kind).any()}
     perfect = (table["predictor"] == LAST_FRAME) & (table["step"] == 0)  # equals the label
@@ -171,8 +189,8 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw bars: share of each kind of object in view at the start that is still shown at the last
-    step, by the simulators and by the mean frame."""
+    """Draw a bar chart: of each kind of object in view at the start, the share that is still shown
+    at the last step, for the simulators and the mean frame."""
     rows = table[table["kind"].str.startswith(KEPT)]
     rows = rows[rows["step"] == rows["step"].max()]
     if not len(rows):

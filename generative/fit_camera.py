@@ -1,10 +1,10 @@
 """Train the camera of a spatial simulator alone, on many more windows per second.
 
 Predicting the camera's motion takes a small part of a simulator's computations. This script first
-stores what the camera's networks see in many windows while the camera moves as recorded: the start,
-the image of the canvas, and in each step the memory near the player. Then it trains these networks
-on the stored windows, and leaves all others as they are. Run it when a training has ended, or
-between two of its parts.
+stores the inputs of the camera's networks in many windows while the camera moves as recorded: the
+start, the image of the canvas, and in each step the memory near the player. Then it trains these
+networks on the stored windows; all other networks stay unchanged. Run it after a training, or
+between two parts of a training.
 
     python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt
@@ -43,24 +43,24 @@ _AT_A_TIME = 64  # windows per batch while they are stored
 _BATCH_SIZE = 128
 _HELD_OUT = 256  # windows on which the drift is measured
 _TRUE_CAMERA_SHARE = 0.3  # mean over windows
-_LARGEST = 3.0  # larger errors have no gradient
+_LARGEST = 3.0  # pixels; larger errors have no gradient
 
 
 @dataclasses.dataclass(frozen=True)
 class CameraWindows:
-    """What the camera's networks see in N windows, and their labels.
+    """Inputs of the camera's networks in N windows, and their labels.
 
     Attributes:
         vectors: bottleneck vectors (N, V).
-        costs: costs of motions between the initial frames (N, I - 1, shifts).
+        costs: costs of motions between the initial frames (N, I - 1, NUM_MOTIONS).
         edges: edges in the initial frames (N, I, 2, 63).
         carried: velocity and phase that the vectors carry, minus the encoder's estimate (N, 6).
         world: images of the canvas (N, C, 64, 64).
-        near: memory near the player (N, T, 5 · memory).
+        near: memory near the player (N, T, 5 · memory_channels).
         actions: actions, int64 (N, T).
         camera: recorded velocity and displacement of the camera (N, T, 4).
         phase: recorded phase in the last initial frame, NaN where unknown (N, 4).
-        counts: 1 until the step before the first terminal one, 0 afterwards (N, T).
+        counts: 1 before the first terminal step, 0 from this step on (N, T).
     """
 
     vectors: Tensor
@@ -75,21 +75,21 @@ class CameraWindows:
     counts: Tensor
 
     def rows(self, rows: Tensor) -> CameraWindows:
-        """Some of the windows, in single precision."""
-        chosen = (each[rows] for each in vars(self).values())
-        return CameraWindows(*(each.float() if each.dtype == torch.float16 else each
-                               for each in chosen))
+        """Select windows by their rows (B,), and convert float16 to float32."""
+        selected = (tensor[rows] for tensor in vars(self).values())
+        return CameraWindows(*(tensor.float() if tensor.dtype == torch.float16 else tensor
+                               for tensor in selected))
 
 
 class CameraTraining:
-    """Trains the networks of a simulator that see or move the camera.
+    """Trains the networks of a simulator that estimate or predict the camera's motion.
 
     Args:
         simulator: a spatial simulator whose camera moves; trained in place.
-        compute: device, and precision of the computations that are stored.
+        compute: device, and precision of the stored inputs' computation.
 
     Raises:
-        UserError: if the simulator has no camera, or one that stands still.
+        UserError: if the simulator is not spatial, or its camera stands still.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute):
@@ -105,17 +105,18 @@ class CameraTraining:
     @torch.no_grad()
     def windows(self, dataset: RolloutDataset, numbers: np.ndarray, vector_noise: float = 0.0
                 ) -> CameraWindows:
-        """Compute what the camera's networks see in some windows.
+        """Compute the inputs of the camera's networks in recorded windows, and their labels.
 
         Args:
             numbers: numbers of the windows (N,).
             vector_noise: norm of noise added to every second bottleneck vector, as in training.
         """
-        parts = [self._part(dataset.batch(some), vector_noise)
-                 for some in in_batches(numbers, _AT_A_TIME)]
-        return CameraWindows(*(torch.cat(each) for each in zip(*parts)))
+        parts = [self._part(dataset.batch(batch), vector_noise)
+                 for batch in in_batches(numbers, _AT_A_TIME)]
+        return CameraWindows(*(torch.cat(tensors) for tensors in zip(*parts)))
 
     def _part(self, windows, vector_noise: float) -> list[Tensor]:
+        """Compute the fields of ``CameraWindows`` for a batch of windows."""
         config: SimulatorConfig = self.simulator.config
         batch = align(windows.to(self.compute.device), config)
         camera = true_camera(batch, config.pixels_per_square or 0.0)  # (T, B, 4)
@@ -137,7 +138,7 @@ class CameraTraining:
                 h = self.cell.with_camera(self.cell.advance(z, action, h), camera[t], everywhere)
         carried = self.start.carried(vectors) - self.encoder.estimate_camera(costs, edges)
         counts = until_first_terminal(batch.terminals) * (1 - batch.terminals)
-        return [*(each.half() for each in (vectors, costs, edges)), carried, world.half(),
+        return [*(tensor.half() for tensor in (vectors, costs, edges)), carried, world.half(),
                 torch.stack(near, dim=1).half(), batch.actions.T, camera.transpose(0, 1),
                 true_phase(batch), counts.T]
 
@@ -145,6 +146,7 @@ class CameraTraining:
         """Predict the camera's motion.
 
         Args:
+            windows: inputs of B windows, in float32.
             known: steps after which the recorded motion replaces the predicted one, bool (B, T).
 
         Returns:
@@ -164,7 +166,14 @@ class CameraTraining:
 
     def train(self, windows: CameraWindows, num_batches: int, lr: float,
               generator: torch.Generator) -> None:
-        """Train with Adam; the learning rate falls linearly to 0 in the second half."""
+        """Train with Adam; the learning rate falls linearly to 0 in the second half.
+
+        Args:
+            windows: inputs and labels.
+            num_batches: number of batches, each of randomly drawn windows.
+            lr: initial learning rate.
+            generator: source of the random numbers.
+        """
         self.networks.requires_grad_(True).train()
         optimizer = torch.optim.Adam(self.networks.parameters(), lr, betas=(0.9, 0.99))
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -188,7 +197,8 @@ class CameraTraining:
 
     @torch.no_grad()
     def drift(self, windows: CameraWindows) -> tuple[float, float]:
-        """Mean and median distance in pixels from the recorded displacement in the last step."""
+        """Compute mean and median distance, in pixels, between the predicted and the recorded
+        displacement in the last step."""
         batch = windows.rows(torch.arange(len(windows.actions)))
         predicted, _ = self.predict(batch, torch.zeros_like(batch.actions, dtype=torch.bool))
         errors = torch.linalg.vector_norm((predicted - batch.camera)[:, -1, 2:], dim=-1)
@@ -207,7 +217,7 @@ def parser() -> Parser:
     flags.add_argument("--num_batches", type=count, default=5000,
                        help=f"batches of {_BATCH_SIZE} windows")
     flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
-    flags.add_argument("--seed", type=seed, default=0)
+    flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
     add_compute_flags(flags)
     add_output_file_flag(flags, required=True, help="simulator file to write")
     return flags

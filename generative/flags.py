@@ -51,9 +51,12 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     """Add the flags of train_gen_model.py, which all later scripts accept.
 
     Args:
-        at_a_time: default of ``--batch_size``; None for the parameter set's, as in training.
-        shown: those of TRAINING_FLAGS that have an effect in this script; ``--help`` omits the
-            others.
+        parser: parser of the script.
+        model_file_help: help text of ``--model_file``.
+        model_file_required: whether ``--model_file`` must be given.
+        at_a_time: default of ``--batch_size``; None for the parameter set's value, as in training.
+        shown: flags in TRAINING_FLAGS that have an effect in this script; all others are hidden
+            from ``--help``.
     """
     parser.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
     parser.add_argument("--model_file", type=Path, required=model_file_required,

@@ -123,7 +123,8 @@ class DownBlock(nn.Module):
     """A residual block that halves the image: (N, C_in, H, H) to (N, C_out, H/2, H/2).
 
     Args:
-        size: H of the input; the layer norms are over (C, H, H).
+        in_channels, out_channels: C_in and C_out.
+        size: H, height and width of the input; the layer norms are over (C, H, H).
     """
 
     def __init__(self, in_channels: int, out_channels: int, size: int):
@@ -257,25 +258,27 @@ class EnvironmentCell(nn.Module):
         self.posterior_out = nn.Linear(hidden, z_size)
 
     def action_input(self, action: Tensor) -> Tensor:
-        """Part of the GRU's input (B, M) that comes from one-hot actions (B, A)."""
+        """Compute the part of the GRU's input (B, M) that depends on one-hot actions (B, A)."""
         return self.action_in(action).float()
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
-        """Part of the posterior's hidden layer (B, M) that comes from embeddings (B, E)."""
+        """Compute the part of the posterior's hidden layer (B, M) that depends on frame embeddings
+        (B, E)."""
         return self.posterior_embedding(embedding).float()
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
-        """Return the next h (B, H) from one-hot z (B, S, K), ``action_input`` (B, M) and h."""
+        """Compute the next state h (B, H) from one-hot z (B, S, K), ``action_input`` (B, M) and h.
+        """
         x = functional.elu(self.in_norm(self.z_in(z.flatten(-2)).float() + action_input))  # (B, M)
         return self.gru(x, h)
 
     def prior_logits(self, h: Tensor) -> Tensor:
-        """Logits (B, S, K) of z given h (B, H)."""
+        """Compute the logits (B, S, K) of z given the state h (B, H)."""
         hidden = functional.elu(self.prior_norm(self.prior_hidden(h).float()))
         return self.prior_out(hidden).float().unflatten(-1, self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
-        """Logits (B, S, K) of z given h (B, H) and the frame's ``embedding_input`` (B, M)."""
+        """Compute the logits (B, S, K) of z given h (B, H) and ``embedding_input`` (B, M)."""
         hidden = self.posterior_hidden(h).float() + embedding_input
         hidden = functional.elu(self.posterior_norm(hidden))
         return self.posterior_out(hidden).float().unflatten(-1, self.latent_shape)

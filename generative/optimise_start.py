@@ -68,7 +68,7 @@ def weight(text: str) -> float:
     """argparse type: a finite number of at least 0."""
     value = float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 up, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
     return value
 
 
@@ -81,7 +81,7 @@ _NUMBERS = (
     ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
      "starts and the scale of the targets are estimated"),
     ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "
-     "searches begin from the others"))
+     "searches begin from the remaining ones"))
 
 
 def parser() -> Parser:
@@ -183,17 +183,18 @@ def main(argv: list[str] | None = None) -> int:
             **dataclasses.asdict(plan), "recorded_sha256": sha256(store.file_of("recorded"))})
         status = write_starts(context, folders[penalty], penalty, not args.no_videos)
         if status:
-            print(f"stopped; the same command goes on with {folders[penalty].path}")
+            print(f"stopped; run the same command again to resume {folders[penalty].path}")
             return status
     write_results(context, store, folders, recording, args)
-    print(f"{args.num_starts} starts for each of {len(objectives)} orders, and what they are "
-          f"worth, are in {store.path}; begin with {store.file_of('report').name}")
+    print(f"wrote {args.num_starts} starts for each of {len(objectives)} objectives and their "
+          f"evaluation to {store.path}; read {store.file_of('report').name} first")
     return 0
 
 
 def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                    compute: Compute) -> tuple[tuple[Target, ...], dict | None]:
-    """Targets named by the flags, and the checksums of their direction files."""
+    """Return the targets selected by the flags, and the checksums of the direction files (None if
+    no target is a direction)."""
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
     if any(name.startswith(DIRECTION) for name in args.targets):
         projector, matrices = open_directions(args, parameters, simulator, compute)
@@ -210,7 +211,12 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
 
 def write_results(context: SearchContext, store: ResultStore, folders: dict[float, SampleFolder],
                   recording: RolloutFolder | None, args: argparse.Namespace) -> None:
-    """Write tables, images, figure and report."""
+    """Evaluate the optimised starts, and write tables, images, figure and report.
+
+    Args:
+        folders: sample folders by penalty.
+        recording: rollouts that are replayed in the real game; None to leave this out.
+    """
     starts, effects = evaluate(context, folders, recording, args.batch_size, args.seed)
     store.write("starts", value=starts)
     if effects is not None:

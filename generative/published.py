@@ -5,7 +5,7 @@ and use our tensor names. The following describes files of the vector architectu
 
 A file is a dict with ``gen_model_state_dict``; it does not contain the agent. Published files have
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
-``decoder.vecobs.*``. Our networks lack them, but the published code refuses a file without them.
+``decoder.vecobs.*``. Our networks lack them, but the published code rejects a file without them.
 They are therefore written as well: with the values that were read if ``unused`` is passed, and as
 zeros otherwise. Unlike random values, zeros give equal simulators equal files and cannot be
 mistaken for trained weights.
@@ -108,18 +108,23 @@ class PublishedSimulator:
 
 
 def published_name(name: str) -> str:
-    """Published key of one of our parameters."""
-    for ours, theirs in _PREFIXES:
-        renamed, count = re.subn("^" + ours, theirs, name)
+    """Return the published key of a tensor of ``Simulator``.
+
+    Raises:
+        KeyError: if the published layout has no such tensor.
+    """
+    for pattern, replacement in _PREFIXES:
+        renamed, count = re.subn("^" + pattern, replacement, name)
         if count:
             return renamed
     raise KeyError(name)
 
 
 def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> PublishedSimulator:
-    """Read a simulator file, ours or a published one.
+    """Read a simulator file of this project or a published one.
 
     Args:
+        path: the file.
         config: sizes that the simulator was trained with, which are not in the file.
         policy: agent that the simulator was trained with.
 
@@ -155,7 +160,7 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
 
 def published_state(simulator: Simulator,
                     unused: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Weights of a simulator on the CPU with every key of the published layout.
+    """Return the weights of a simulator on the CPU with every key of the published layout.
 
     Args:
         unused: unused tensors from ``load_published``; missing tensors are zeros.
@@ -169,6 +174,7 @@ def published_state(simulator: Simulator,
 
 
 def _in_published_order(layout: dict) -> dict:
+    """Sort a mapping by published keys in the order of a published file."""
     def place(key: str) -> list[int]:
         return [int(part) if part.isdigit() else _ORDER.index(part) if part in _ORDER else 0
                 for part in key.split(".")]
@@ -199,16 +205,18 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
 
 
 def _file_name(simulator: Simulator, name: str) -> str:
-    """Key under which a file stores one of our tensors."""
+    """Return the key under which a file stores a tensor of ``Simulator``."""
     return name if simulator.config.is_spatial else published_name(name)
 
 
 def _trained_names(simulator: Simulator) -> list[str]:
-    """Names of ``simulator.trainable_parameters()`` in order, even if the simulator is frozen."""
+    """Return the names of all parameters except the agent's, in order; unlike
+    ``simulator.trainable_parameters()``, even if the simulator is frozen."""
     return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
 
 
 def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:
+    """Return ``PublishedSimulator.moments``, given the file's optimiser state."""
     shapes = {_file_name(simulator, name): simulator.get_parameter(name).shape
               for name in _trained_names(simulator)}
     positions = {key: i for i, key in enumerate(shapes)}
@@ -241,7 +249,7 @@ def save_compact(path: Path, source: Path) -> None:
 
 
 def is_compact(path: Path) -> bool:
-    """Whether a file was written by ``save_compact``: it holds weights in half precision only.
+    """Return whether a file was written by ``save_compact``: it contains only weights in float16.
 
     Raises:
         UserError: if it is not a simulator file.
@@ -261,11 +269,13 @@ def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
 
 
 def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:
+    """Return the tensors of a simulator except the agent's, by name."""
     return {name: tensor for name, tensor in simulator.state_dict().items()
             if not name.startswith("agent.")}
 
 
 def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
+    """Return the shapes of the published tensors that no computation reads, by published key."""
     config = simulator.config
     if config.is_spatial:
         return {}

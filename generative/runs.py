@@ -39,12 +39,13 @@ COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_da
 
 
 def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Names of the measures that are logged for a batch."""
+    """Return the names of the metrics that are logged for a batch."""
     return (*MEASURES, "loss_camera") if config.is_spatial else MEASURES
 
 
 def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Columns of ``progress.csv``; COLUMNS in the vector architecture."""
+    """Return the columns of ``progress.csv``: COLUMNS, and in the spatial architecture also the
+    camera's loss."""
     measures = measures_of(config)
     return (*COLUMNS[:-2 * len(MEASURES)], *measures,
             *(f"held_out_{name}" for name in measures))
@@ -55,12 +56,17 @@ class SimulatorRunSettings:
     """All settings that affect the results of a run.
 
     Attributes:
+        exp_name: name of the experiment.
         agent_file: file of the simulator's agent.
         agent_sha256: digest of the agent, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
         data_dir: folder of recorded rollouts.
+        seed: seed of every random choice.
         precision: float32 or bfloat16.
         max_batches: maximum number of batches; 0 for no limit.
+        simulator: sizes and loss weights of the simulator.
+        training: parameters of the training.
+        loss_scales: weights of the losses.
         num_episodes: number of recorded episodes, which determines the held-out ones; None before
             the data has been opened.
     """
@@ -80,18 +86,20 @@ class SimulatorRunSettings:
 
 
 def checkpoint_name(epoch: int, batch: int) -> str:
+    """Return the file name of the checkpoint after ``batch`` batches of an epoch."""
     return f"model_epoch{epoch}_batch{batch}.pt"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in a run's folder, oldest first."""
+    """Return the checkpoints in a run's folder, oldest first."""
     numbers = {(int(match[1]), int(match[2])): path for path in folder.glob("model_*.pt")
              if (match := re.fullmatch(r"model_epoch(\d+)_batch(\d+)\.pt", path.name))}
     return [numbers[number] for number in sorted(numbers)]
 
 
 def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
-    """Delete all checkpoints but the newest ones and the first of every ``keep_hours`` hours."""
+    """Delete checkpoints, except the ``keep_newest`` newest ones and the first one in every
+    interval of ``keep_hours`` hours."""
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
         slot = int(path.stat().st_mtime / (keep_hours * 3600))
@@ -101,7 +109,8 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
 
 
 def newest_simulator_run(folder: Path) -> Path | None:
-    """Return ``folder`` if it is a run folder, otherwise the newest run inside it, if any."""
+    """Return ``folder`` if it is a run folder, otherwise the newest run inside it; None if there is
+    none."""
     if (folder / PROGRESS_NAME).is_file():
         return folder
     logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
@@ -118,12 +127,13 @@ def read_progress(folder: Path) -> pd.DataFrame:
 
 
 def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
-    """Path of the folder of a run that starts now; the folder is not created."""
+    """Return the path of the folder of a run that starts now; the folder is not created."""
     return Path(log_dir_base) / "results" / exp_name / time.strftime("%Y%m%d_%H%M%S")
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:
-    """Settings of the run that a simulator file belongs to; None for a file without settings.
+    """Read the settings of the run that a simulator file belongs to; None for a file without
+    settings.
 
     Raises:
         UserError: if the settings are damaged.
@@ -141,14 +151,14 @@ def check_export(model_file: Path, output: Path) -> None:
     """
     settings = model_file.parent / SETTINGS_NAME
     if not settings.is_file():
-        raise UserError(f"there is no {settings}, without which the file's sizes are not known")
+        raise UserError(f"there is no {settings}, which stores the simulator's sizes")
     exported = output.parent / SETTINGS_NAME
     if (output.parent.resolve() == settings.parent.resolve()
             or (output.parent / PROGRESS_NAME).exists()):
-        raise UserError(f"{output} would lie in the folder of a run; choose another")
+        raise UserError(f"{output} is in the folder of a run; choose another folder")
     if exported.exists() and exported.read_bytes() != settings.read_bytes():
-        raise UserError(f"{output} would lie beside the {SETTINGS_NAME} of another run; "
-                        "choose another folder")
+        raise UserError(f"{output} is next to the {SETTINGS_NAME} of another run; choose another "
+                        "folder")
 
 
 def copy_settings(model_file: Path, output: Path) -> None:
@@ -163,8 +173,11 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     """Load a simulator with its agent for evaluation.
 
     Args:
+        model_file: simulator file.
+        agent_file: file of the agent.
         otherwise: sizes to use for a file without ``hyperparameters.yml`` next to it, such as a
             published one.
+        compute: device and precision.
 
     Raises:
         UserError: if a file is missing or damaged, or the agent does not fit the simulator.
@@ -188,19 +201,26 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
         UserError: if it was trained with another agent.
     """
     if run and run.agent_sha256 not in agent_digests(agent_file):
-        raise UserError(f"{agent_file} is not the agent of this simulator, which was "
+        raise UserError(f"{agent_file} is not the agent of this simulator, which was trained with "
                         f"{run.agent_file}")
 
 
 def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes: int) -> str:
-    """Reason why the evaluated episodes may have been used in training, or "" if none."""
+    """Return the reason why the evaluated episodes may have been used in training, or "" if they
+    were not.
+
+    Args:
+        run: settings of the simulator's run; None if unknown.
+        data_dir: folder of the evaluated recording.
+        num_episodes: number of episodes in this recording.
+    """
     if run is None:
-        return "no hyperparameters.yml beside the model file says how its data was split"
+        return "there is no hyperparameters.yml next to the model file with the split of its data"
     reasons = {
         f"the simulator was trained on {run.data_dir}, not on {data_dir}":
             Path(run.data_dir).resolve() != Path(data_dir).resolve(),
-        f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it holds "
-        f"{num_episodes} now, of which others are held out": run.num_episodes != num_episodes,
-        f"training started from {run.model_file}, whose split may have been another":
+        f"{data_dir} had {run.num_episodes} episodes when the simulator was trained, but has "
+        f"{num_episodes} now, so other episodes are held out": run.num_episodes != num_episodes,
+        f"training started from {run.model_file}, which may have been trained on another split":
             bool(run.model_file)}
     return next((reason for reason, applies in reasons.items() if applies), "")

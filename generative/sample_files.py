@@ -133,7 +133,7 @@ def stack(folder: Path, arrays: Mapping[int, np.ndarray], what: str) -> np.ndarr
     for number, array in arrays.items():
         if array.shape != first.shape:
             raise UserError(f"{what} of sample {number} in {folder} has the shape {array.shape}, "
-                            f"not {first.shape} as other samples")
+                            f"but other samples have {first.shape}")
     return np.stack(list(arrays.values()))
 
 
@@ -172,13 +172,13 @@ class SampleFolder(ResultStore):
         return numbers
 
     def require(self, numbers: Sequence[int]) -> None:
-        """Raise UserError if a sample is missing; the message names the first."""
+        """Raise UserError if a sample is missing; the message names the first missing one."""
         present = self.numbers()
         absent = sorted(set(numbers) - set(present))
         if absent:
             raise UserError(f"{self.path} has no sample {absent[0]}, one of {len(absent)} missing; "
-                            f"its {len(present)} lie between {present[0]} and {present[-1]}, see "
-                            "--sample_ids")
+                            f"its {len(present)} samples have numbers from {present[0]} to "
+                            f"{present[-1]}, see --sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
         """Read one sample; published samples do not store actions, which are then all -1.
@@ -204,7 +204,7 @@ class SampleFolder(ResultStore):
             for field, name in _NAMES.items()})
 
     def stacked_field(self, field: str, numbers: Sequence[int] | None = None) -> np.ndarray:
-        """Return one field of ``stacked`` without reading the other files."""
+        """Return one field of ``stacked``; only the files of this field are read."""
         numbers = self.numbers() if numbers is None else numbers
         return stack(self.path, {number: self._read_field(number, field) for number in numbers},
                      _NAMES[field])
@@ -266,7 +266,7 @@ def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
     def check(divided: dict) -> None:
         if num_samples not in (None, divided["num_samples"]):
             raise UserError(f"the shards in {path} have recorded {divided['num_samples']} samples, "
-                            f"not {num_samples}; give the --num_samples that they had")
+                            f"not {num_samples}; use --num_samples {divided['num_samples']}")
         folder.require(range(divided["num_samples"]))
 
     folder.join(check)

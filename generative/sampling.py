@@ -103,14 +103,14 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         UserError: if an action is unknown (the message suggests the nearest name) or given twice,
-            or ``pattern`` is combined with others.
+            or ``pattern``, which stands for all nine actions, is combined with other actions.
     """
     names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
         one_of("--manual_action", name, (*ACTION_NAMES, ALL_ACTIONS))
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
-            raise UserError(f"--manual_action names '{name}' beside itself or others; once or "
-                            "alone is enough")
+            raise UserError(f"--manual_action: give '{name}' only once, and '{ALL_ACTIONS}' "
+                            "without other actions")
     return ACTION_NAMES if names == [ALL_ACTIONS] else tuple(names)
 
 
@@ -121,6 +121,8 @@ class Sampler:
 
     Args:
         simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        plan: settings of the samples.
         dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
             starts.
         num_starts: number of starts.
@@ -193,7 +195,7 @@ class Sampler:
         return PresetDraw(torch.from_numpy(uniform).to(self._compute.device))
 
     def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
-        """Forced actions (T, B), or None if the agent acts."""
+        """Return the forced actions (T, B), or None if the agent acts."""
         if batch is not None and self.plan.recorded_actions:
             return batch.actions
         if not self.plan.manual_actions:
@@ -231,7 +233,7 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
 
 
 def _split(simulation: Simulation) -> list[SampleArrays]:
-    """Return the samples of a batch."""
+    """Split a batch of simulations into samples."""
     fields = {name: getattr(simulation, name).transpose(0, 1).float().cpu().numpy() for name in (
         "rewards", "terminals", "values", "hidden_states", "log_probs", "env_h")}  # (B, T, …)
     batch = SampleArrays(
@@ -247,6 +249,7 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
     """Simulate and write the missing samples, until all are written or a signal asks to stop.
 
     Args:
+        sampler: simulates the samples.
         folder: folder opened for writing.
         starts: numbers of the starts.
         batch_size: number of starts per batch.
@@ -306,7 +309,9 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     The agent takes its most likely actions, and latents take their most likely class.
 
     Args:
+        simulator, compute, plan: see ``Sampler``.
         dataset: recorded rollouts to start from; None for random starts.
+        num_starts: number of starts.
         batch_size: number of starts per batch.
         recording: rollouts from which reference frames are drawn.
         settings: further settings of the playground.

@@ -167,7 +167,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
 
 def failed(output: Path) -> str:
-    """Summarise the failures of the unedited agent, as the result of the stage."""
+    """Summarise the failures of the unedited agent; a ``Stage.result``."""
     rates = ResultStore(output / CAUSES, FAILURES).read("rates")
     own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
     return f"the agent fails {own['failures']} of {own['levels']} levels"

@@ -64,7 +64,17 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
-    """Contents of the cluster file, whose comments explain each value."""
+    """Contents of the cluster file.
+
+    Attributes:
+        stop_lead: time between the stop signal and the end of a job, such as "10 min".
+        max_sittings: maximum number of starts of a job, which is requeued when its time is up.
+        slurm_options, lsf_options: further options of sbatch and bsub for every job.
+        training: requests for the trainings of agent and simulator.
+        gpu: requests for other stages that can use a GPU.
+        cpu: requests for all remaining stages.
+        stages: values that override those of the group, by stage.
+    """
 
     stop_lead: str
     max_sittings: int
@@ -136,10 +146,10 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
 
 
 def seconds_of(text: str) -> int:
-    """Convert a time such as 1 h 30 min to seconds.
+    """Convert a time such as "1 h 30 min" to seconds.
 
     Raises:
-        UserError: if the text is not a time; the message gives examples.
+        UserError: if the text is not a time.
     """
     with contextlib.suppress(ValueError):
         if (seconds := int(pd.Timedelta(text).total_seconds())) > 0:
@@ -161,7 +171,7 @@ class Job:
         resources: resource requests of the job, or of each job of the array.
         log: path of the log, without the scheduler's suffix.
         after: numbers of the jobs that it waits for.
-        whatever: whether these jobs only need to end; otherwise they must succeed.
+        whatever: whether these jobs only need to end; if False, they must succeed.
         tasks: indices of the array tasks, in ascending order; empty for a single job.
     """
 
@@ -301,7 +311,7 @@ class Scheduler:
         """
         answer = self._run(self.queue)
         if answer.returncode and not re.match(r"No (unfinished )?job found", answer.stderr):
-            raise UserError(f"{self.queue[0]} says: {_in_one_line(answer)}")
+            raise UserError(f"{self.queue[0]} failed: {_in_one_line(answer)}")
         return self.parse_queue(answer.stdout)
 
     def submit(self, job: Job, config: ClusterConfig) -> str:
@@ -327,7 +337,8 @@ class Scheduler:
         return self.requeue_status
 
     def own_job(self) -> str:
-        """Return the number of the job that runs this process, with the array task if any."""
+        """Return the number of the job that runs this process, such as "12", or "12_3" for task 3
+        of a job array."""
         job = next(filter(None, map(os.environ.get, self.job_variables)), "")
         task = os.environ.get(self.task_variable, "0")
         return job if task == "0" else f"{job}_{task}"

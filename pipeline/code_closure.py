@@ -38,7 +38,7 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
         UserError: if a file is not valid Python.
     """
     module = functools.cache(_module)  # each file is read once per call
-    known, found = versions(), {}
+    known, codes = versions(), {}
     for script in scripts:
         digests, packages, seen, waiting = {}, set(), set(), {script}
         while waiting:
@@ -50,8 +50,8 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
             elif not imported:
                 packages.add(name)
             waiting |= imported - seen
-        found[script] = dict(sorted(digests.items())), _needed(packages, known)
-    return found
+        codes[script] = dict(sorted(digests.items())), _needed(packages, known)
+    return codes
 
 
 def _module(name: str) -> tuple[str | None, set[str]]:
@@ -71,16 +71,16 @@ def _module(name: str) -> tuple[str | None, set[str]]:
     try:
         digest, imports = _read(file.read_bytes())
     except SyntaxError as error:
-        raise UserError(f"{file} is no valid Python: {error}") from None
+        raise UserError(f"{file} is not valid Python: {error}") from None
     package = name if file.name == "__init__.py" else parent
     for source, names in imports:
         base = resolve_name(source, package)
-        imported |= {base, *(f"{base}.{each}" for each in names)}
+        imported |= {base, *(f"{base}.{attribute}" for attribute in names)}
     return digest, imported
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module of the repository; None if it is not one."""
+    """Return the file of a module; None if the module is not in the repository."""
     path = ROOT.joinpath(*module.split("."))
     return next((file for file in (path.with_name(f"{path.name}.py"), path / "__init__.py")
                  if file.is_file()), None)
@@ -93,17 +93,22 @@ def _read(content: bytes) -> tuple[str, list[tuple[str, list[str]]]]:
     imports: list[tuple[str, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            imports += [(each.name, []) for each in node.names]
+            imports += [(alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imports.append(("." * node.level + (node.module or ""),
-                            [each.name for each in node.names]))
+                            [alias.name for alias in node.names]))
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
 
 
 def _needed(packages: set[str], known: dict[str, str]) -> dict[str, str]:
-    """Select the versions of Python, the imported packages and their requirements."""
+    """Select the versions of Python, the imported packages and their requirements.
+
+    Args:
+        packages: imported packages.
+        known: versions of the packages that affect numerical results.
+    """
     waiting = [name for name in known if _IMPORTED_AS.get(name, name) in packages]
     needed = {"python"}
     while waiting:

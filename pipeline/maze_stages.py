@@ -44,10 +44,11 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
 
 
 def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
-    """Return the stages for fields of a few mazes and the maze page, as part of another experiment.
+    """Return the stages of the main experiment on a maze agent: fields of a few mazes, and the maze
+    page.
 
     Args:
-        preset: sizes of this part; None for no stages.
+        preset: agent and number of mazes; None for no stages.
         seed: seed of the mazes.
     """
     if preset is None:
@@ -64,6 +65,7 @@ class _AgentStages:
         self._game = "--distribution_mode", preset.distribution_mode
 
     def all(self) -> list[Stage]:
+        """Return all stages of the agent, in order."""
         preset = self._preset
         forks, controls = str(preset.steering_forks), str(preset.num_controls)
         exact = ("--exact",) if preset.exact else ()
@@ -148,9 +150,10 @@ class _AgentStages:
 
 def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
             game: tuple[str, ...] = ()) -> Stage:
-    """Return the stage that draws fields of forks with and without the two vectors.
+    """Return the stage that draws the agent's fields in mazes with a fork, with and without the
+    cheese vector and the vector to the corner.
 
-    The sizes of the mazes leave room for a path to the corner.
+    Mazes are restricted to 9 to 13 squares per side, which leave room for a path to the corner.
     """
     folder = f"{ROOM}/{folder}"
     return Stage(

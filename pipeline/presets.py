@@ -1,7 +1,4 @@
-"""Presets of the whole experiment: the only reader of ``hyperparams/pipeline.yml``.
-
-Comments in the YAML file explain each value.
-"""
+"""Presets of the whole experiment: the only reader of ``hyperparams/pipeline.yml``."""
 
 from __future__ import annotations
 
@@ -30,7 +27,15 @@ def read_hyperparams() -> dict[Path, dict]:
 
 @dataclasses.dataclass(frozen=True)
 class AgentTrainingPreset:
-    """Training of the agent."""
+    """Training of the agent.
+
+    Attributes:
+        param_name: parameter set in ``procgen/config.yml``.
+        num_levels: number of training levels; 0 for no limit.
+        num_timesteps: number of environment steps.
+        num_checkpoints: number of agent files, evenly spaced.
+        val_interval: number of updates between two validation rollouts.
+    """
 
     param_name: str
     num_levels: int
@@ -41,7 +46,13 @@ class AgentTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorTrainingPreset:
-    """Training of the simulator: values in addition to, or instead of, the parameter set."""
+    """Training of the simulator: values that override the parameter set.
+
+    Attributes:
+        max_batches: number of batches; 0 for the number of epochs of the parameter set.
+        batch_size, num_sim_steps: batch size and number of simulated steps; None for the value of
+            the parameter set.
+    """
 
     max_batches: int
     batch_size: int | None
@@ -50,7 +61,13 @@ class SimulatorTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class Interventions:
-    """Interventions on directions of the hidden state, with numbers of levels and controls."""
+    """Interventions on directions of the hidden state, on real levels.
+
+    Attributes:
+        num_episodes: number of levels, played once with each direction removed.
+        directions: numbers of the directions, such as "0 to 3"; None for the parameter set's.
+        num_controls: number of random directions.
+    """
 
     num_episodes: int
     directions: str | None
@@ -59,7 +76,14 @@ class Interventions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimisedStarts:
-    """Latent optimisation of start vectors of the simulator."""
+    """Latent optimisation of start vectors of the simulator.
+
+    Attributes:
+        targets: names of the objectives.
+        num_starts: number of starts per objective.
+        iterations: number of optimisation steps.
+        num_recorded: number of recorded starts; half of them are used for comparison.
+    """
 
     targets: tuple[str, ...]
     num_starts: int
@@ -69,7 +93,12 @@ class OptimisedStarts:
 
 @dataclasses.dataclass(frozen=True)
 class MazePieces:
-    """Sizes of the part on a maze agent that is shown next to the main experiment."""
+    """Part of the main experiment on a maze agent.
+
+    Attributes:
+        agent_file: file of the maze agent.
+        num_mazes: number of mazes whose fields are drawn.
+    """
 
     agent_file: str
     num_mazes: int
@@ -77,7 +106,29 @@ class MazePieces:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Preset of the main experiment."""
+    """Preset of the main experiment.
+
+    Attributes:
+        parameters: parameter set in ``interpreting_configs.yml``.
+        agent_file: agent to analyse, relative to the repository; None to train one.
+        model_file: simulator, relative to the repository; None to train one from scratch.
+        env_name, distribution_mode: game and mode.
+        seed: seed of all stages.
+        agent_training: training of the agent; None for no training.
+        simulator_training: training of the simulator, which starts from ``model_file`` if given;
+            None for no training.
+        evaluated_levels: number of levels on which the agent is evaluated.
+        rendered_episodes: number of episodes rendered as videos.
+        recorded_episodes: number of recorded episodes; None for as many as the analysis of hidden
+            states uses.
+        recording_param_name: parameter set in ``procgen/config.yml`` whose ``n_envs`` is the number
+            of episodes recorded at a time.
+        recorded_videos: whether to write videos of recorded episodes.
+        manual_action_starts: number of recorded starts that are simulated with nine fixed actions.
+        optimised_starts: latent optimisation of start vectors.
+        interventions: interventions on the hidden state.
+        mazes: part on a maze agent; None to leave it out.
+    """
 
     parameters: str
     agent_file: str | None
@@ -107,7 +158,26 @@ class Preset:
 
 @dataclasses.dataclass(frozen=True)
 class MazePreset:
-    """Preset of the studies of maze agents that fill the table of findings."""
+    """Preset of the studies of maze agents that fill the table of findings.
+
+    Attributes:
+        agent_files: files of the agents, relative to the repository.
+        distribution_mode: mode of the maze game.
+        seed: seed of all stages.
+        region: rows and columns of the cheese region in the training of the confined agent.
+        evaluated_levels: number of levels for each position of the cheese.
+        behaviour_forks, steering_forks: number of mazes with a fork for behaviour and steering.
+        num_controls: number of controls of each kind.
+        source_forks: number of forks for vectors of other levels.
+        layer_forks: number of forks for patching each layer alone.
+        field_forks: number of forks whose entire fields are compared.
+        channel_mazes: number of mazes for choosing channels.
+        retargeted_mazes, scrubbed_mazes: number of mazes for retargeting and for resampling.
+        drawn_mazes: number of mazes whose fields are drawn.
+        films: number of mazes with videos.
+        exact: compute exact probabilities, which is possible for agents without memory.
+        page: export the maze page, which is possible for agents without memory.
+    """
 
     agent_files: tuple[str, ...]
     distribution_mode: str
@@ -130,8 +200,8 @@ class MazePreset:
 
     def __post_init__(self):
         if not self.agent_files or len(self.agents) < len(self.agent_files):
-            raise UserError("agent_files must name agents, each in a folder or with a file name of "
-                            "its own")
+            raise UserError("agent_files must not be empty, and the agents must differ in their "
+                            "file names, or in their folders if the files are called model.pth")
 
     @property
     def agents(self) -> dict[str, Path]:
@@ -148,7 +218,18 @@ class MazePreset:
 
 @dataclasses.dataclass(frozen=True)
 class AttributionPreset:
-    """Preset of the studies of one agent that fill the table of the article on RL vision."""
+    """Preset of the studies of one agent that fill the table of claims of "Understanding RL
+    Vision".
+
+    Attributes:
+        parameters: parameter set in ``interpreting_configs.yml``.
+        agent_file: agent to analyse, relative to the repository; None if it must be given.
+        model_file: simulator for saliency maps; None for no maps.
+        env_name, distribution_mode: game and mode.
+        use_backgrounds: whether the game draws background images.
+        seed: seed of all stages.
+        recording_param_name: see ``Preset``.
+    """
 
     parameters: str
     agent_file: str | None
@@ -176,7 +257,7 @@ AnyPreset = Preset | MazePreset | AttributionPreset
 
 
 def place_of(agent: str) -> str:
-    """Return the placeholder for the file of one of several agents."""
+    """Return the placeholder for the file of one of several agents, given the agent's name."""
     return f"{{agent {agent}}}"
 
 
@@ -198,8 +279,8 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
             simulator.
     """
     presets = read_yaml(path)
-    known = {f"{SECTION}:{each}": SECTION for each in parameter_sets()}
-    known |= {each: each for each in presets if each != SECTION}
+    known = {f"{SECTION}:{parameter_set}": SECTION for parameter_set in parameter_sets()}
+    known |= {preset: preset for preset in presets if preset != SECTION}
     if name not in known:
         raise UserError(f"there is no preset '{name}'{nearest(name, known)}")
     values = presets[known[name]]

@@ -26,7 +26,8 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
-    """Return the arguments between the Python executable and the module of a distributed training.
+    """Return the arguments of torchrun, which stand between the Python executable and the module of
+    a distributed training.
 
     Args:
         number: number of processes on this machine, one per GPU.
@@ -62,12 +63,12 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
     context = multiprocessing.get_context("spawn" if preload is None else "forkserver")
     context.set_forkserver_preload(list(preload or ()))
     process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
-    passed_on = signal.SIGTERM if preload is None else None
-    with open(log_file, "rb") as log, _passing_signals_to(process, passed_on) as received:
+    forwarded = signal.SIGTERM if preload is None else None
+    with open(log_file, "rb") as log, _forward_signals_to(process, forwarded) as received:
         log.seek(0, os.SEEK_END)
         process.start()
         if received and process.pid:  # received before the process existed
-            os.kill(process.pid, passed_on or received[0])
+            os.kill(process.pid, forwarded or received[0])
         is_running = True
         while is_running:
             is_running = process.is_alive()
@@ -86,7 +87,7 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
 
 
 @contextlib.contextmanager
-def _passing_signals_to(process: BaseProcess,
+def _forward_signals_to(process: BaseProcess,
                         as_signal: int | None = None) -> Iterator[list[int]]:
     """Forward stop signals to a process; yields the list of received signals.
 
@@ -96,13 +97,13 @@ def _passing_signals_to(process: BaseProcess,
     """
     received: list[int] = []
 
-    def pass_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         received.append(number)
         if process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, as_signal or number)
 
-    previous = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
         yield received
     finally:
@@ -139,5 +140,6 @@ def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path
 
 
 def _end_with(parent: BaseProcess) -> None:
+    """Wait for the end of the parent process, then kill this process."""
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -65,7 +65,8 @@ class CacheKey:
                               .encode()).hexdigest()
 
     def difference(self, earlier: CacheKey) -> str:
-        """Describe the first change of each kind since an earlier cache key."""
+        """Describe how this cache key differs from an earlier one: the first change of each kind
+        (package versions, modules, parameters, inputs, flags), separated by semicolons."""
         if self.script != earlier.script:
             return f"the script is {self.script} now"
         kinds = (("version of", earlier.versions, self.versions),
@@ -80,7 +81,11 @@ class CacheKey:
 
 
 def _describe_change(kind: str, old: Mapping, new: Mapping) -> str:
-    """Describe the first name whose value differs; "" if there is none."""
+    """Describe the first entry that differs between two mappings; "" if there is none.
+
+    Args:
+        kind: kind of the entries; the values of the kinds "module" and "input" are checksums.
+    """
     changed = sorted(name for name in old.keys() | new.keys()
                      if old.get(name, "not given") != new.get(name, "not given"))
     if not changed:
@@ -187,7 +192,11 @@ class JobAttempt:
 
 
 def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """Return sorted paths in a folder that match glob patterns; a leading "!" excludes matches."""
+    """Return the sorted paths in a folder that match any of the glob patterns.
+
+    Args:
+        patterns: patterns relative to the folder; a pattern that begins with "!" excludes paths.
+    """
     excluded = {path for pattern in patterns if pattern.startswith("!")
                 for path in folder.glob(pattern[1:])}
     return sorted({path for pattern in patterns if not pattern.startswith("!")
@@ -195,7 +204,7 @@ def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
 
 
 def find(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """Return the files that match a pattern; hidden files, which are unfinished, are left out."""
+    """Return the files that match patterns, see ``matches``, without hidden (unfinished) files."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
@@ -230,6 +239,7 @@ class Digests:
         return known[2]
 
     def save(self) -> None:
+        """Write the cache file."""
         with atomic_path(self._cache_file) as temporary:
             temporary.write_text(json.dumps(self._own))
 
@@ -247,7 +257,7 @@ class Experiment:
         self.folder = self.path / "pipeline"
         self.stage_lock_file = self.folder / "stage.lock"
         self._pipeline_lock_file = self.folder / "pipeline.lock"
-        self._busy = f"another run_pipeline.py is at work in {path}; wait for it or stop it"
+        self._busy = f"another run_pipeline.py is using {path}; wait for it or stop it"
 
     def description(self) -> dict:
         """Return preset and name of the experiment; empty if nothing has been run here."""
@@ -255,15 +265,19 @@ class Experiment:
 
     def check(self, preset: str) -> None:
         """Raise UserError if the folder contains another preset's experiment, or other data."""
-        found = self.description().get("preset")
-        if found is None and self.path.exists() and any(self.path.iterdir()):
+        recorded = self.description().get("preset")
+        if recorded is None and self.path.exists() and any(self.path.iterdir()):
             raise UserError(f"{self.path} holds other data; choose another --output_dir")
-        if found not in (None, preset):
-            raise UserError(f"{self.path} holds the experiment of the preset '{found}'; choose "
+        if recorded not in (None, preset):
+            raise UserError(f"{self.path} holds the experiment of the preset '{recorded}'; choose "
                             "another --output_dir, or delete it")
 
     def describe(self, description: dict) -> None:
-        """Mark the folder as the output folder of an experiment."""
+        """Mark the folder as the output folder of an experiment.
+
+        Args:
+            description: preset and name of the experiment.
+        """
         if self.description() != description:
             save_json(self.folder / "experiment.json", description)
 
@@ -281,8 +295,11 @@ class Experiment:
     def opened(self, description: dict) -> Iterator[None]:
         """Context manager: lock the folder for this pipeline, after waiting for running stages.
 
+        Args:
+            description: preset and name of the experiment.
+
         Raises:
-            UserError: if another pipeline is running, or a stage still is after a minute.
+            UserError: if another pipeline is running, or a stage is still running after a minute.
         """
         self.describe(description)
         with _locked(self._pipeline_lock_file, 0, self._busy):
@@ -294,10 +311,13 @@ class Experiment:
     def opened_by_job(self, part: str) -> Iterator[None]:
         """Context manager: lock a part of a stage for this job, and the folder for cluster jobs.
 
+        Args:
+            part: name of the part.
+
         Raises:
             UserError: if another job runs this part, or a pipeline is running.
         """
-        busy = f"another job is at work on {part} in {self.path}; wait for it or cancel it"
+        busy = f"another job is running {part} in {self.path}; wait for it or cancel it"
         with (_locked(self._pipeline_lock_file, 0, self._busy, shared=True),
               _locked(self.folder / f"job_{part}.lock", SECONDS_TO_WAIT, busy)):
             yield
@@ -316,7 +336,7 @@ class Experiment:
         """Context manager: let one job of an array at a time decide whether to start the stage
         from scratch."""
         with _locked(self.folder / f"begin_{stage}.lock", SECONDS_TO_BEGIN,
-                     f"another job has not begun with {stage} yet"):
+                     f"another job is still preparing {stage}; submit it again later"):
             os.listdir(self.folder)  # makes a network file system refresh its directory cache
             yield
 
@@ -361,7 +381,13 @@ class Experiment:
         save_json(self.folder / f"job_{part.name}.json", dataclasses.asdict(attempt))
 
     def shards_done(self, stage: str, shards: int, key: str) -> frozenset[int]:
-        """Return the numbers of the shards that jobs have completed for a cache key's digest."""
+        """Return the numbers of the completed shards of a stage.
+
+        Args:
+            stage: name of the stage.
+            shards: number of shards that the stage is divided into.
+            key: digest of the cache key; shards completed for another one are excluded.
+        """
         attempts = {part.shard: self.attempt(part) for part in Part(stage, shards).of_shards()}
         return frozenset(shard for shard, attempt in attempts.items() if attempt is not None and (
             attempt.status, attempt.shards, attempt.key) == (DONE, shards, key))
@@ -404,6 +430,6 @@ def _try_lock(file: TextIO, kind: int) -> bool:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        logger.warning("%s is on a file system without locks: make sure that nobody else runs "
-                       "stages there", file.name)
+        logger.warning("%s is on a file system without locks; make sure that no other process "
+                       "runs stages there", file.name)
     return True

@@ -52,12 +52,18 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
 
     Other files in the folder of the report are kept.
 
+    Args:
+        experiment: output folder with the records.
+        stages: all stages, in order.
+        page: contents of the page.
+
     Raises:
         UserError: if the folder of the report is a symbolic link.
     """
     output, folder = experiment.path, experiment.path / REPORT
     if folder.is_symlink():
-        raise UserError(f"{folder} is a link, which the report is not written through; remove it")
+        raise UserError(f"{folder} is a symbolic link; remove it, so that the report can be "
+                        "written")
     folder.mkdir(parents=True, exist_ok=True)
     records = {stage.name: experiment.record(stage.name) for stage in stages}
     results = {name: record.result if record and record.status == DONE
@@ -107,7 +113,8 @@ def _write(path: Path, page: str) -> None:
 
 def _part(output: Path, files: Files, done: Collection[str],
           names: Collection[str]) -> dict[str, Any]:
-    """Return the caption, the media, and the reason why there are no media.
+    """Return the files of a section for the template: ``caption``, ``media``, and ``missing``, the
+    reason why there are no media.
 
     Args:
         output: output folder.
@@ -116,17 +123,17 @@ def _part(output: Path, files: Files, done: Collection[str],
         names: names of all stages of the preset.
     """
     media: list[dict[str, str]] = []
-    missing = f"The stage {files.stage} has written nothing of the kind."
+    missing = f"The stage {files.stage} has not written such a file."
     if files.stage not in names:
-        missing = "This preset does not make it."
+        missing = "This preset does not include it."
     elif files.stage not in done:
-        missing = (f"Not made yet: the stage {files.stage} is not finished. Run it with --only "
-                   f"{files.stage}.")
+        missing = (f"Not available yet: the stage {files.stage} is not finished. Run it with "
+                   f"--only {files.stage}.")
     else:
         for pattern in files.patterns:
-            found = sorted(output.glob(pattern))
+            paths = sorted(output.glob(pattern))
             media += [_medium(output, path) for path in
-                      (found[-files.limit:] if files.newest else found[:files.limit])]
+                      (paths[-files.limit:] if files.newest else paths[:files.limit])]
     return {"caption": files.caption, "media": media, "missing": "" if media else missing}
 
 
@@ -147,7 +154,7 @@ def _medium(output: Path, path: Path) -> dict[str, str]:
 
 
 def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
-    """Return the Markdown files that sections show, and all others in the same folders."""
+    """Return the Markdown files that sections show, and all other Markdown files next to them."""
     shown = [path for section in page.sections
              for files in (section.figure, *section.tools, *section.more)
              if files.stage in done
@@ -167,6 +174,10 @@ def render_document(output: Path, document: Path) -> markupsafe.Markup:
     The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
     line breaks and anchors. Links are made relative to the report's folder; links and images with a
     scheme, such as ``https:``, are shown as text.
+
+    Args:
+        output: output folder.
+        document: the Markdown file.
     """
     reader = markdown.Markdown(extensions=["tables"])
     reader.preprocessors.deregister("html_block")
@@ -209,8 +220,8 @@ class _Links(Treeprocessor):
             element.attrib.clear()
 
     def _moved(self, address: str) -> str | None:
-        """Return the link for the page; None unless it leads to a file in the document's folder
-        or below it."""
+        """Convert a link of the document to a link of its page; returns None unless it leads to a
+        file in the document's folder or below."""
         if address.startswith("#"):
             return address
         path = unquote(address.partition("#")[0])
@@ -307,7 +318,7 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
 
 
 def print_plan(pipeline: Pipeline) -> None:
-    """Print what each stage would do, why, and the equivalent command."""
+    """Print for each stage whether it would run and why, and the equivalent command."""
     verbs = {UP_TO_DATE: "is up to date", CONTINUE: "would be continued", RUN: "would run",
              SKIPPED: "is skipped"}
     for stage, decision in pipeline.plan():
@@ -342,7 +353,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def figures(record: Record) -> tuple[str, str, str]:
-    """Return time, size and result of a stage; "" for values that are not known."""
+    """Format wall time, size of the outputs and result of a stage; "" for unknown values."""
     return (duration(record.seconds) if record.seconds else "",
             f"{record.bytes / 1e6:.1f} MB" if record.status == DONE else "", record.result)
 

@@ -97,7 +97,7 @@ class Pipeline:
         """Decide about every stage without running any.
 
         The output of a stage that would run is not known yet, so all stages that read it are
-        planned, too; they are skipped in the end if the contents turn out to be unchanged.
+        planned to run as well; ``run`` skips them if the contents turn out to be unchanged.
 
         Yields:
             Each stage and its decision.
@@ -142,10 +142,11 @@ class Pipeline:
         self.digests.save()
 
     def run_part(self, job: str, torchrun: Sequence[str] | None = None) -> int:
-        """Run a job's part of its stage, unless it is complete; returns the exit status.
+        """Run this job's part of a stage, unless it is complete; returns the exit status.
 
-        The first job of an array decides whether the stage starts from scratch. A shard has a
-        ``JobAttempt`` instead of a record; the job that joins the shards completes the record.
+        The first job of an array decides whether the stage starts from scratch. The result of a
+        shard is stored in its ``JobAttempt``; the job that joins the shards completes the record of
+        the stage.
 
         Args:
             job: number of the job in the scheduler.
@@ -233,7 +234,11 @@ class Pipeline:
         self.digests.save()
 
     def _accepted(self, stage: Stage, decision: Decision) -> Record:
-        """Return the record of a stage as if it had been run with the current inputs."""
+        """Return the record of a stage, changed as if the stage had run with the current inputs.
+
+        Raises:
+            UserError: if the stage has not been run, or an output is missing.
+        """
         record, folder = self.experiment.record(stage.name), self.experiment.path
         if record is None or decision.basis is None:
             raise UserError(f"{stage.name} cannot be accepted: {NOT_RUN}")
@@ -271,7 +276,7 @@ class Pipeline:
         return Decision(UP_TO_DATE, f"valid since {record.date}", basis)
 
     def command(self, stage: Stage) -> str:
-        """Return the command line that is equivalent to a stage."""
+        """Return a command line that runs the script of a stage with the same flags."""
         return shlex.join(["python", "-m", stage.script, *self._places.fill_in(stage.argv)])
 
     def sources(self, stage: Stage) -> list[str]:
@@ -288,8 +293,8 @@ class Pipeline:
                                 f"run {source} first, for example with --from {source}")
             missing = _unmatched(folder, patterns)
             if missing:
-                raise UserError(f"{stage.name} reads {missing} in {folder}, but there is none; "
-                                f"make it again with --only {source}")
+                raise UserError(f"{stage.name} reads {missing} in {folder}, but no file matches; "
+                                f"run {source} again with --only {source}")
             inputs |= {str(path.relative_to(folder)): path for path in find(folder, patterns)}
         inputs |= dict(self._places.files(stage.files))
         digests = {name: self.digests.of(path) for name, path in inputs.items()}
@@ -371,7 +376,7 @@ class Pipeline:
         folder = self.experiment.path
         missing = _unmatched(folder, stage.outputs)
         if missing:
-            raise UserError(f"{stage.name} has written nothing that matches {missing}")
+            raise UserError(f"{stage.name} has written no file that matches {missing}")
         files = find(folder, stage.outputs)
         return dataclasses.replace(
             record, outputs={str(path.relative_to(folder)): self.digests.of(path)
@@ -414,7 +419,7 @@ class Pipeline:
                                 "delete it when it runs again; move it elsewhere")
 
     def _set_aside(self, stage: Stage) -> None:
-        """Rename the folder of a complete training, so that the next training does not replace it.
+        """Rename the folder of a complete training, so that the next training does not delete it.
         """
         for path in matches(self.experiment.path, stage.clears):
             aside = path.with_name(f"{path.name}_until_{datetime.datetime.now():%Y%m%d_%H%M%S}")

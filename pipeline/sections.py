@@ -21,7 +21,7 @@ class Files:
     Attributes:
         stage: name of the stage that writes the files.
         patterns: glob patterns relative to the output folder; the first files of each are shown.
-        caption: what the files show.
+        caption: caption of the files.
         limit: largest number of files per pattern.
         newest: whether to show the last files instead of the first.
     """
@@ -43,8 +43,8 @@ class Section:
         text: description of the method, in one or two sentences.
         answer: sentence with placeholders for results of stages: their names in braces.
         figure: files that answer the question.
-        look_for: how to read the figure.
-        full_size: results of the full-size run; "" if a small run is enough.
+        look_for: instructions for reading the figure.
+        full_size: results of the full-size run; "" if those of a small run are enough.
         more: further files, shown on request.
         tools: interactive pages.
     """

@@ -2,8 +2,8 @@
 
 Flags and file names can contain placeholders: ``{output}`` is the output folder, ``{agent}`` the
 analysed agent and ``{simulator}`` the simulator, either of which may be trained by an earlier
-stage; ``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. Others stand
-for files given by a preset.
+stage; ``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. All other
+placeholders stand for files given by a preset.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ Continuation = Callable[[list[str], Path], "list[str] | None"]
 
 
 def same_command(argv: list[str], _folder: Path) -> list[str] | None:
-    """Resume with the same flags; for scripts that detect completed work themselves."""
+    """Return the flags unchanged: the script detects completed work itself and resumes."""
     return argv
 
 
 def from_start(_argv: list[str], _folder: Path) -> list[str] | None:
-    """Restart from scratch; for scripts that are quick or write everything at the end."""
+    """Return None: the script starts from scratch, because it is quick or writes all files at the
+    end."""
     return None
 
 
@@ -95,7 +96,11 @@ class PathResolver:
         self._output, self._given = output, preset.given_files
 
     def sources(self, files: Sequence[str]) -> list[str]:
-        """Return the stages that create files, given as placeholders."""
+        """Return the names of the stages that create the given files.
+
+        Args:
+            files: placeholders of files; those of files that no stage creates are ignored.
+        """
         return [MADE_BY[file] for file in files if self._given.get(file, file) is None]
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
@@ -104,30 +109,34 @@ class PathResolver:
         return [word.replace(OUTPUT, str(self._output)) for word in words]
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
-        """Return the files behind placeholders, with names that do not depend on their location.
+        """Return the files behind placeholders, and the settings files next to them.
 
-        Settings next to a file are included.
+        Args:
+            names: placeholders.
+
+        Returns:
+            Pairs of a name that does not depend on the file's location, and its path.
 
         Raises:
             UserError: if a file is missing.
         """
-        found = []
+        named_paths = []
         for name in names:
             if name in PAGES:
                 page = PAGES[name].built()
-                found += [(f"{name}, {path.relative_to(page)}", path)
-                          for path in find(page, ["**/*"])]
+                named_paths += [(f"{name}, {path.relative_to(page)}", path)
+                                for path in find(page, ["**/*"])]
                 continue
             path = self._path(name)
             if path is None or not path.is_file():
                 made_by = " ".join(self.sources([name]))
                 raise UserError(f"there is no {name.strip('{}')} "
                                 + (f"yet; run {made_by} first" if made_by else f"file {path}"))
-            found.append((name, path))
+            named_paths.append((name, path))
             settings = path.with_name(SETTINGS_NAME)
             if settings.is_file():  # sizes of a simulator, or training settings of an agent
-                found.append((f"{name}, {settings.name}", settings))
-        return found
+                named_paths.append((f"{name}, {settings.name}", settings))
+        return named_paths
 
     def _path(self, place: str) -> Path | None:
         """Return the file behind a placeholder; None if no stage has created it yet."""
@@ -144,7 +153,8 @@ class PathResolver:
 
 
 def object_parameters(game: str) -> dict[str, object]:
-    """Return the entries of ``hyperparams/game_objects.yml`` for a game, by dotted name."""
+    """Return the entries of ``hyperparams/game_objects.yml`` for a game, by dotted name, as
+    parameters of a stage."""
     section, kinds = f"game_objects.{game}", objects_of(game)
     return {section: [kind.name for kind in kinds], **flattened(
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
@@ -161,12 +171,12 @@ def recording_parameters(preset: Preset | AttributionPreset) -> dict[str, object
 
 
 def agent_experiment(output: Path) -> Path:
-    """Return the folder with the training runs of the agent, named after game and experiment."""
+    """Return the folder with the training runs of the agent, given the output folder."""
     return next(iter(sorted(output.glob("agent/procgen/*/*"))), output / "agent")
 
 
 def simulator_experiment(output: Path) -> Path:
-    """Return the folder with the training runs of the simulator."""
+    """Return the folder with the training runs of the simulator, given the output folder."""
     return next(iter(sorted(output.glob("simulator/results/*"))), output / "simulator")
 
 

@@ -139,7 +139,7 @@ class _Builder:
         self._of_samples = (*self._set, *self._analyses, "--samples_dir", SAMPLES)
 
     def _of(self, *prefixes: str) -> dict[str, object]:
-        """Return the parameters whose dotted names begin with one of the prefixes."""
+        """Return the parameters whose dotted names begin with one of the prefixes, by name."""
         return self._parameters.flattened(*prefixes)
 
     def agent(self) -> list[Stage]:
@@ -196,8 +196,8 @@ class _Builder:
             Stage(TRAIN_SIMULATOR, "train_gen_model",
                   (*self._inside, *(("--model_file", *start) if start else ()), *self._set,
                    *self._data, *self._seed, "--max_batches", str(training.max_batches),
-                   *_given("--batch_size", training.batch_size),
-                   *_given("--num_sim_steps", training.num_sim_steps),
+                   *_optional_flag("--batch_size", training.batch_size),
+                   *_optional_flag("--num_sim_steps", training.num_sim_steps),
                    "--log_dir_base", f"{OUTPUT}/simulator",
                    "--gen_mod_exp_name", self._exp_name),
                   ("simulator/**/*.*",), _held_out_loss, needs=ROLLOUTS, files=(AGENT, *start),
@@ -348,11 +348,12 @@ class _Builder:
                   clears=(str(FOLDERS.readout),), continued=from_start)]
 
     def optimised_starts(self) -> list[Stage]:
-        asked, folder = self._preset.optimised_starts, "samples/made_to_order"
+        starts, folder = self._preset.optimised_starts, "samples/made_to_order"
         return [Stage(
             "optimise_start", "generative.optimise_start",
-            (*self._simulated, "--targets", *asked.targets, "--num_starts", str(asked.num_starts),
-             "--iterations", str(asked.iterations), "--num_recorded", str(asked.num_recorded),
+            (*self._simulated, "--targets", *starts.targets, "--num_starts",
+             str(starts.num_starts), "--iterations", str(starts.iterations), "--num_recorded",
+             str(starts.num_recorded),
              *self._precomputed, "--output_dir", f"{OUTPUT}/{folder}"),
             (f"{folder}/**/*.*",), number_of(f"{folder}/penalty_*/sample_*", "starts"),
             needs={**ROLLOUTS, **DIRECTIONS}, files=(AGENT, SIMULATOR),
@@ -363,11 +364,12 @@ class _Builder:
             clears=(folder,))]
 
     def interventions(self) -> list[Stage]:
-        asked = self._preset.interventions
+        preset = self._preset.interventions
         return [Stage(
             "interventions", "compare_interventions",
-            (*self._inside, *self._set, *self._game, "--num_episodes", str(asked.num_episodes),
-             *_given("--directions", asked.directions), "--num_controls", str(asked.num_controls),
+            (*self._inside, *self._set, *self._game, "--num_episodes", str(preset.num_episodes),
+             *_optional_flag("--directions", preset.directions),
+             "--num_controls", str(preset.num_controls),
              "--seed", str(self._preset.seed + 1),  # not the levels of the recordings
              *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),
             (f"{FOLDERS.interventions}/**/*.*",),
@@ -376,7 +378,7 @@ class _Builder:
             needs=DIRECTIONS, files=(AGENT,),
             parameters=self._of("analysis.agent_h.num_episodes",
                                 "analysis.saliency.direction_ids"),
-            clears=(str(FOLDERS.interventions),), max_shards=asked.num_controls)]
+            clears=(str(FOLDERS.interventions),), max_shards=preset.num_controls)]
 
     def panel(self) -> list[Stage]:
         number = self._parameters.get(BehavioursConfig).num_samples
@@ -393,7 +395,8 @@ class _Builder:
             clears=(str(FOLDERS.panel),), continued=from_start)]
 
 
-def _given(flag: str, value: object | None) -> tuple[str, ...]:
+def _optional_flag(flag: str, value: object | None) -> tuple[str, ...]:
+    """Return a flag and its value; nothing if the value is None."""
     return () if value is None else (flag, str(value))
 
 
@@ -433,7 +436,7 @@ def _held_out_loss(output: Path) -> str:
 
 def _beaten(output: Path) -> str:
     compared = read_description(output / "loss_over_time" / "settings.json")["comparisons"]
-    better = ", ".join(str(each["better"]) for each in compared)
+    better = ", ".join(str(comparison["better"]) for comparison in compared)
     return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
 
 

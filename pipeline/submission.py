@@ -34,7 +34,7 @@ from pipeline.report import duration, print_columns
 from pipeline.runner import CONTINUE, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import Stage
 
-REPORT = "report"  # name of the job that writes the page when all others have ended
+REPORT = "report"  # name of the job that writes the page when all other jobs have ended
 JOB_LOGS = Path("logs") / "jobs"
 SETTLED, KEPT, LEFT, SUBMIT = "settled", "kept", "left", "submit"
 LONGEST = 70  # maximum number of characters shown of a log line
@@ -71,10 +71,12 @@ class Submitted:
 
     @property
     def last(self) -> str:
+        """Number of the last job, which completes the stage."""
         return self.jobs[-1].number
 
     @property
     def numbers(self) -> tuple[str, ...]:
+        """Numbers of all jobs."""
         return tuple(job.number for job in self.jobs)
 
 
@@ -220,15 +222,15 @@ class Submitter:
         Raises:
             UserError: if a job is refused; earlier jobs stay submitted.
         """
-        useless = [number for plan in plans for number in plan.cancels]
+        hopeless = [number for plan in plans for number in plan.cancels]
         report = read_submitted(self._experiment, REPORT)
         is_any = any(plan.action == SUBMIT for plan in plans)
         if report and is_any:
-            useless += report.numbers
-        if useless and dry_run:
-            print(shlex.join([self._scheduler.cancel, *useless]))
-        elif useless:
-            self._scheduler.cancel_jobs(useless)
+            hopeless += report.numbers
+        if hopeless and dry_run:
+            print(shlex.join([self._scheduler.cancel, *hopeless]))
+        elif hopeless:
+            self._scheduler.cancel_jobs(hopeless)
         for plan in plans:
             if plan.action == SUBMIT:
                 jobs = self.jobs(plan, self._last_jobs(plan.after))
@@ -238,9 +240,9 @@ class Submitter:
             elif plan.action != LEFT:
                 print(f"{plan.name}: {plan.why}")
         if is_any:
-            others = [plan.name for plan in plans if plan.action in (KEPT, SUBMIT)]
-            self._submit(REPORT, 0, [self.report_job(self._last_jobs(others))], dry_run)
-        print("--status shows their progress, with the flags that were given here" if is_any else
+            unfinished = [plan.name for plan in plans if plan.action in (KEPT, SUBMIT)]
+            self._submit(REPORT, 0, [self.report_job(self._last_jobs(unfinished))], dry_run)
+        print("run this again with --status to see their progress" if is_any else
               "nothing is left to submit")
 
     def _submit(self, name: str, shards: int, jobs: list[Job], dry_run: bool) -> tuple[str, ...]:
@@ -271,10 +273,10 @@ class Submitter:
         return submitted.numbers
 
     def jobs(self, plan: StagePlan, after: Sequence[str]) -> list[Job]:
-        """Return the jobs of a stage.
+        """Return the jobs of a stage: a single job; or, for a divided stage, a job array for the
+        remaining shards, if any, and a job that joins the shards.
 
-        They are a single job; or, for a divided stage, a job array for the remaining shards, if
-        any, and a job that joins the shards. ``_submit`` makes the latter wait for the array.
+        ``_submit`` makes the joining job wait for the array.
 
         Args:
             plan: plan of the stage.
@@ -294,7 +296,11 @@ class Submitter:
                                  resources, () if jobs else after)]
 
     def report_job(self, after: Sequence[str]) -> Job:
-        """Return the job that writes the report, regardless of whether the others succeed."""
+        """Return the job that writes the report, even if jobs that it waits for fail.
+
+        Args:
+            after: numbers of the jobs that it waits for.
+        """
         return self._job(REPORT, ("--report",), dataclasses.replace(self._config.cpu, gpus=0),
                          after, whatever=True)
 
@@ -318,9 +324,9 @@ def status_of(record: Record | None, submitted: Submitted | None,
               waits: bool) -> tuple[str, str, str]:
     """Return the state of a stage, its run time and its progress.
 
-    The state is done, runs, waits, stopped, failed, was interrupted, ended, not run, lost (a job
-    that has not ended is missing in the scheduler's list), not submitted, or the scheduler's name
-    for the final state of the last job.
+    The state is "done", "runs", "waits", "stopped", "failed", "was interrupted", "ended", "not
+    run", "lost" (a job that has not ended is missing in the scheduler's list), "not submitted", or
+    the scheduler's name for the final state of the last job.
 
     Args:
         record: record of the stage; None if there is none.
@@ -394,7 +400,7 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
         if state != "done":
             unfinished.add(stage.name)
         if submitted and state == "lost" and not lost:
-            lost = (f"{SCHEDULERS[submitted.system].name} knows nothing of job "
+            lost = (f"{SCHEDULERS[submitted.system].name} does not list job "
                     f"{', '.join(numbers)} of the stage {stage.name}, which has not ended; "
                     "--submit submits it again, and it is resumed")
     print_columns(rows)

@@ -1,7 +1,7 @@
 """Association of two quantities of frames, with 95 % bootstrap intervals over episodes.
 
-``episodes`` is the episode of each frame (N,), and ``bootstrap`` resamples these episodes.
-Shape symbols: N frames, E episodes, K quantities, R resamplings.
+In every function, ``episodes`` is the number of the episode of each frame (N,), and ``bootstrap``
+resamples these episodes. Shape symbols: N frames, E episodes, K quantities, R resamplings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                      bootstrap: ClusterBootstrap) -> Estimate:
-    """Estimate Spearman's correlation of x and y, both (N,).
+    """Estimate Spearman's rank correlation of x and y, both (N,).
 
-    Resamplings use the ranks among all frames.
+    Ranks are computed once, among all frames, and not again in each resampling.
     """
     return correlation(rankdata(x), rankdata(y), episodes, bootstrap)
 
@@ -58,7 +58,7 @@ def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate the ratio of the mean of x (N,) to the mean of y (N,)."""
-    return estimate(lambda sums: _divided(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
+    return estimate(lambda sums: _divide(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
                     bootstrap)
 
 
@@ -70,11 +70,13 @@ def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
              bootstrap: ClusterBootstrap) -> Estimate:
-    """Estimate a statistic that depends only on sums over frames.
+    """Estimate a statistic that depends only on sums of quantities over frames.
 
     Args:
-        statistic: maps sums (..., K) to the statistic (...).
-        numbers: quantities (K, N) to sum.
+        statistic: maps sums (..., K), with any leading dimensions, to the statistic (...).
+        numbers: quantities to sum (K, N).
+        episodes: number of the episode of each frame (N,).
+        bootstrap: bootstrap over these episodes.
     """
     sums = by_episode(episodes, numbers)
     ends = (np.nan, np.nan)
@@ -85,14 +87,16 @@ def estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
 
 def _slope(sums: np.ndarray) -> np.ndarray:
     number, x, y, xx, xy = np.moveaxis(sums, -1, 0)
-    return _divided(number * xy - x * y, number * xx - x**2)
+    return _divide(number * xy - x * y, number * xx - x**2)
 
 
 def _correlation(sums: np.ndarray) -> np.ndarray:
     number, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
-    return _divided(number * xy - x * y, np.sqrt(np.maximum(number * xx - x**2, 0)
-                                                 * np.maximum(number * yy - y**2, 0)))
+    return _divide(number * xy - x * y, np.sqrt(np.maximum(number * xx - x**2, 0)
+                                                * np.maximum(number * yy - y**2, 0)))
 
 
-def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)
+def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the quotient; NaN where the denominator is not above 0."""
+    return np.divide(numerator, denominator, out=np.full(np.shape(denominator), np.nan),
+                     where=denominator > 0)

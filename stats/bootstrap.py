@@ -1,6 +1,7 @@
 """Cluster bootstrap over episodes.
 
-Shape symbols: N windows, E episodes, T steps or other quantities, R resamplings.
+Shape symbols: N windows (or frames), E episodes, K quantities, T steps or other quantities, R
+resamplings.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ RESAMPLINGS = 2000
 
 
 def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sum quantities (K, N) over the frames of each episode (N,) to (E, K), episodes sorted."""
+    """Sum quantities over the windows of each episode.
+
+    Args:
+        episodes: number of the episode of each window (N,).
+        values: quantities (K, N).
+
+    Returns:
+        Sums (E, K), by ascending number of the episode.
+    """
     place = np.unique(episodes, return_inverse=True)[1]
     return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
 
@@ -25,7 +34,7 @@ class ClusterBootstrap:
     narrow intervals. With few episodes, intervals are still too narrow.
 
     Args:
-        episodes: episode of each window (N,).
+        episodes: number of the episode of each window (N,).
         seed: seed of the resamplings.
 
     Attributes:

@@ -109,11 +109,11 @@ Reader = Callable[..., Iterable[Finding]]
 
 
 def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Finding]:
-    """Return the findings of several claims, with the row of each.
+    """Return the findings of several claims, with the number of the claim in ``Finding.row``.
 
     Args:
         readers: pairs of the number of a claim and the function that yields its findings.
-        studies: arguments of these functions.
+        studies: arguments of all these functions.
     """
     return [dataclasses.replace(finding, row=row) for row, read in readers
             for finding in read(*studies)]
@@ -153,7 +153,8 @@ class ClaimsTable:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Summarise how many claims have numbers, and how many tested numbers are claimed."""
+        """Summarise ``findings.csv`` in a folder: how many claims have numbers, and how many tested
+        numbers are claimed."""
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"
@@ -205,7 +206,8 @@ def _escaped(text: str) -> str:
 
 
 def _headline(claim: Claim, rows: pd.DataFrame) -> str:
-    """Format the number of one claim and agent for the table, and whether the claim holds."""
+    """Format one cell of the table: the number of a claim and an agent, and whether the claim
+    holds."""
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:
         return "not measured"
@@ -230,7 +232,7 @@ def _interval(row: pd.Series) -> str:
 
 
 def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield the table cells of each shown number, except for the agent's name."""
+    """Yield a table row for each shown number, without the column of the agent's name."""
     for _, row in rows[rows["shown"].astype(bool)].iterrows():
         verdict = "" if pd.isna(row["holds"]) else "holds" if row["holds"] else "does not hold"
         if row["primary"]:
@@ -267,6 +269,7 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     """Plot the primary numbers, with one panel per claim.
 
     Args:
+        path: figure to write.
         table: table from ``findings_table``, with at least one primary number.
         letter: prefix of the claims' numbers.
     """

@@ -149,16 +149,17 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
     names = [outcome.name for outcome in outcomes]
     levels = np.arange(len(before)) if levels is None else levels
     check_starts(len(np.unique(levels)))
-    for name, values in (("unaltered", before), *zip((each.name for each in conditions), after)):
+    for name, values in (("unaltered", before),
+                         *zip((condition.name for condition in conditions), after)):
         bad = ~np.isfinite(values).all(axis=0)
         if bad.any():
             raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {name} is NaN or "
-                            "infinite on some level; leave these levels out of all arms")
+                            "infinite on some levels; exclude these levels from all arms")
     differences = _differences(before, after)  # (N, C)
     low, high = ClusterBootstrap(levels, seed).interval(differences.T)
     num_flips = max(MIN_FLIPS, FLIPS_PER_COMPARISON * differences.shape[1])
-    table = pd.DataFrame([(each.name, each.label, each.pattern, each.control)
-                          for each in conditions for _ in names],
+    table = pd.DataFrame([(condition.name, condition.label, condition.pattern, condition.control)
+                          for condition in conditions for _ in names],
                          columns=["arm", "label", "pattern", "control"])
     if moved is not None:
         table["moved"] = [moved[name] for name in table["arm"]]
@@ -238,8 +239,8 @@ def with_claims(table: pd.DataFrame) -> pd.DataFrame:
         names, others = controls.get((row.pattern, row.outcome), (np.array([]), np.array([])))
         others = others[names != row.arm]
         if not len(others):
-            raise UserError(f"{row.label} has no other control to be compared with; take at least "
-                            "2 of --num_controls")
+            raise UserError(f"{row.label} has no other control to be compared with; use "
+                            "--num_controls 2 or more")
         rank = (1 + (np.abs(others) >= abs(row.effect)).sum()) / (1 + len(others))
         columns.append((others.min(), others.max(), len(others), rank))
     table[["control_low", "control_high", "num_controls", "p_control"]] = columns
@@ -270,6 +271,7 @@ def check_starts(num_starts: int, flag: str = "") -> None:
     """Check that there are enough levels or starts for an interval.
 
     Args:
+        num_starts: number of levels or starts.
         flag: command-line flag that sets their number, for the message.
 
     Raises:
@@ -277,4 +279,4 @@ def check_starts(num_starts: int, flag: str = "") -> None:
     """
     if num_starts < MIN_STARTS:
         raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
-                        f"{num_starts}" + (f"; ask for more with {flag}" if flag else ""))
+                        f"{num_starts}" + (f"; increase {flag}" if flag else ""))

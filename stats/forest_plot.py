@@ -30,9 +30,11 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
     """Draw effects with their intervals over the ranges of their controls, from top to bottom.
 
     Args:
-        rows: table of effects with the columns ``value``, ``low_95`` and ``high_95``, and, if there
-            are controls, ``control_low`` and ``control_high`` (NaN for a row without controls).
-        labels: label of each row; may be empty.
+        axes: the panel.
+        rows: table of effects with the column named by ``value``, ``low_95`` and ``high_95``, and,
+            if there are controls, ``control_low`` and ``control_high`` (NaN for a row without
+            controls). If ``styles`` is None, also ``claimed`` and ``p_holm``.
+        labels: label of each row; empty texts for no labels.
         styles: colour, marker and other ``Line2D`` properties of each effect; the interval has the
             same colour. By default given by ``effect_style``.
         value: name of the column of effects.
@@ -74,7 +76,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
         table: table from ``stats.effects.compare_conditions``.
         outcomes: outcomes in the order of the panels.
         title: title of the figure, with the runs and their number.
-        controls: plural name of the controls, see ``stats.report.Wording``.
+        controls: plural name of the controls, such as "random directions".
         over_time: table with the columns ``arm``, ``control``, ``step``, ``unaltered_going``
             (number of unaltered runs that reach the step) and ``share`` (share of pairs of runs
             with different actions); None if there is no panel over time.
@@ -110,7 +112,8 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
 
 
 def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
-    """Draw the distance by which each intervention moves a state, and the range of its controls."""
+    """Draw the size of the change by each intervention (``moved``), and the range of its controls.
+    """
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()
@@ -133,13 +136,18 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
             axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
-    axes.set_xlabel(f"step, while {MIN_RUNS} unaltered runs go on", fontsize=9)
+    axes.set_xlabel(f"step, while {MIN_RUNS} unaltered runs last", fontsize=9)
     axes.set_ylabel("share of pairs with another action", fontsize=9)
     axes.grid(alpha=0.3)
 
 
 def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
-    """Return the entries of the legend."""
+    """Return the entries of the legend.
+
+    Args:
+        controls: plural name of the controls.
+        over_time: note on the panel over time; "" without this panel.
+    """
     return [
         legend_mark("claimed: beats 0 after Holm's correction, and in absolute size also the "
                     "controls", color=CLAIMED, marker="D"),

@@ -33,10 +33,11 @@ class Wording:
 
     Attributes:
         title: title of the report.
-        controls: plural name of the controls, for use within a sentence.
-        alike: phrase for interventions that are not better than the controls.
-        equal: phrase that follows ``controls`` at their first mention.
-        size: definition of the size of a change.
+        controls: plural name of the controls, such as "random directions".
+        alike: phrase for interventions that are no better than the controls, such as "directions
+            that are no better than random ones".
+        equal: phrase that follows ``controls`` at their first mention, such as " of equal size".
+        size: definition of the size of a change, such as "How far a state is moved in a step".
     """
 
     title: str
@@ -63,9 +64,11 @@ def format_number(value: float, form: str = ".3g") -> str:
 
 
 def format_interval(value: float, low: float, high: float, form: str = ".3g") -> str:
-    """Format a number with the ends of its interval.
+    """Format a number with the ends of its interval, such as "+0.5 (0.1 to 0.9)".
 
     Args:
+        value: the number.
+        low, high: ends of the interval.
         form: format of all three numbers; a sign, as in "+.3g" for effects, applies to ``value``
             only.
     """
@@ -74,7 +77,7 @@ def format_interval(value: float, low: float, high: float, form: str = ".3g") ->
 
 
 def format_range(low: float, high: float, form: str = ".3g") -> str:
-    """Format a range, for example of the effects of controls; NaN gives "none"."""
+    """Format a range, such as "0.1 to 0.9"; NaN gives "none"."""
     return "none" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
@@ -84,7 +87,7 @@ def format_p(p: float) -> str:
 
 
 def bold(text: str, is_bold: bool = True) -> str:
-    """Format text as bold Markdown if ``is_bold``, for example the verdict of a claimed effect."""
+    """Format text as bold Markdown if ``is_bold``; otherwise return it unchanged."""
     return f"**{text}**" if is_bold else text
 
 
@@ -147,16 +150,16 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
 def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
     """Format the size of each change, and the range of sizes of its controls."""
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
-    more = {"norm": "norm", "relative": "as a share of the output's norm"}
-    more = {name: label for name, label in more.items() if name in directions}
+    columns = {"norm": "norm", "relative": "as a share of the output's norm"}
+    columns = {name: label for name, label in columns.items() if name in directions}
     return [
         "## Size of the alterations", "", f"{wording.size}: mean Euclidean norm, in standard "
         "deviations of its units.", "",
         *markdown_table(
-            ("alteration", "moved", "controls: lowest, median, highest", *more.values()),
+            ("alteration", "moved", "controls: lowest, median, highest", *columns.values()),
             [(row.label, format_number(row.moved),
               ", ".join(map(format_number, sizes.get_group(row.pattern).quantile([0, 0.5, 1]))),
-              *(format_number(getattr(row, name)) for name in more))
+              *(format_number(getattr(row, name)) for name in columns))
              for row in directions.drop_duplicates("arm").itertuples()])]
 
 
@@ -168,12 +171,12 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
         "## What does nothing, and what is undecided", "",
         f"**{NOTHING.capitalize()}**: the interval lies within the margin around 0, which is "
         f"{MARGIN} for probabilities and shares, and {100 * MARGIN:.0f} % of the unaltered value "
-        f"otherwise. **{UNDECIDED.capitalize()}** is all that is neither this nor claimed: "
+        f"otherwise. **{UNDECIDED.capitalize()}**: neither of this kind nor claimed: "
         + ", ".join(f"{counts.get(verdict, 0)} {verdict}"
                     for verdict in (CLAIMED, NOTHING, UNDECIDED))
-        + ". Smallest effect: that a single comparison of so many levels finds in four of five "
-        "runs, before the correction. The change of the median has a bootstrap interval of its "
-        "own.", "",
+        + ". Smallest effect: the effect that a single comparison of as many levels detects in "
+        "four of five runs, before the correction. The change of the median has its own bootstrap "
+        "interval.", "",
         *markdown_table(
             ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
              "median unaltered", "median altered", "change of the median (95 %)"),
@@ -185,7 +188,7 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """Format the number of claimed effects of interventions, and of controls for comparison."""
+    """List the numbers of claimed effects, of interventions and of controls for comparison."""
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]

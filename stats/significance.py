@@ -16,7 +16,7 @@ def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarra
     """Compute two-sided p-values of a sign-flip test of paired differences.
 
     Args:
-        differences: altered minus unaltered outcomes (N, C).
+        differences: altered minus unaltered outcomes (N, C); the statistic is their sum over pairs.
         num_flips: number of random sign assignments, each used for all comparisons.
         seed: seed of the sign assignments.
 

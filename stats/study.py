@@ -8,9 +8,9 @@ only this package interprets, and a function that measures the outcomes; the res
                   *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])
                     for k, other in enumerate(controls))]
     outcomes = [Outcome("return", "return (sum of rewards)")]
-    store.open({"seed": seed, "arms": {each.name: each.settings for each in conditions}})
-    measure_conditions(store, "arm", [BASELINE, *conditions], lambda each: play(each.value))
-    before, *after = (store.read("arm", each.name) for each in [BASELINE, *conditions])  # (N, K)
+    store.open({"seed": seed, "arms": {arm.name: arm.settings for arm in conditions}})
+    measure_conditions(store, "arm", [BASELINE, *conditions], lambda arm: play(arm.value))
+    before, *after = (store.read("arm", arm.name) for arm in [BASELINE, *conditions])  # (N, K)
     table = compare_conditions(conditions, outcomes, before, np.stack(after), seed)
     write_effects(store, table, outcomes, PATCHES, "agent.pt on 400 levels")
 
@@ -65,7 +65,7 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
         table: table from ``compare_conditions``.
         outcomes, over_time: see ``stats.forest_plot.plot_effects``.
         wording: terms for interventions and controls.
-        description: description of the runs and their number, without a full stop.
+        description: description of the runs, such as "agent.pt on 400 levels", without a full stop.
     """
     store.write("effects", value=table)
     store.write("report", value=report(table, outcomes, wording, f"{description}."))

@@ -508,7 +508,7 @@ def at_work_in(folder: Path) -> Iterator[str]:
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == "locked\n"
-        yield f"process {process.pid} on {socket.gethostname()} is at work in {folder}"
+        yield f"process {process.pid} on {socket.gethostname()} is using {folder}"
     finally:
         process.kill()
         process.communicate()

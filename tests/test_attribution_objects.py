@@ -48,7 +48,7 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path)
             (changed(box_run, tmp_path / "options", env={
                 **description["env"], "use_backgrounds": True}, versions={
                 **description["versions"], "procgen-mirror": "0.0.1"}),
-             r"at step 0; likely it was made with other versions: procgen-mirror 0\.0\.1"),
+             r"at step 0; likely it was recorded with other versions: procgen-mirror 0\.0\.1"),
             (changed(box_run, tmp_path / "edited", cheese_region=5), "edited"),
             (changed(box_run, tmp_path / "unknown", env=None), "which game")):
         with pytest.raises(UserError, match=words):

@@ -312,7 +312,7 @@ def test_a_refused_job_is_submitted_again_with_what_waits_for_it(tmp_path, capsy
     capsys.readouterr()
     assert run_pipeline.main(arguments(tmp_path / "out", "--status")) == 2
     said = capsys.readouterr()
-    assert "LSF knows nothing of job 1 of the stage train_agent, which has not ended" in said.err
+    assert "LSF does not list job 1 of the stage train_agent, which has not ended" in said.err
     assert re.search(r"^plot_agent +waits +2 +waits;$", said.out, re.MULTILINE)
 
 
@@ -400,10 +400,10 @@ def test_jobs_run_beside_each_other_but_not_beside_a_pipeline(tmp_path, monkeypa
     monkeypatch.setattr("pipeline.records.SECONDS_TO_WAIT", 0)
     experiment = Experiment(tmp_path)
     with experiment.opened_by_job("record"), experiment.opened_by_job("saliency_shard_1"):
-        with (pytest.raises(UserError, match="another job is at work on record"),
+        with (pytest.raises(UserError, match="another job is running record"),
               experiment.opened_by_job("record")):
             pass
-        with (pytest.raises(UserError, match=r"another run_pipeline\.py is at work"),
+        with (pytest.raises(UserError, match=r"another run_pipeline\.py is using"),
               experiment.opened({})):
             pass
     with (experiment.opened({}), pytest.raises(UserError, match=r"another run_pipeline\.py"),

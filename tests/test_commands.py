@@ -124,7 +124,7 @@ def refused(main, argv, capsys):
     (["--start_level", "9", "--num_levels", str(2**31 - 10)], "leave no unseen level"),
     (["--model_file", "nowhere.pth"], "there is no agent file nowhere.pth"),
     (["--resume", "nowhere"], "no run to resume"),
-    pytest.param(["--device", "gpu"], "no CUDA GPU", marks=pytest.mark.skipif(
+    pytest.param(["--device", "gpu"], "needs a CUDA GPU", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="needs a machine without a GPU"))])
 def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, capsys):
     message = refused(train.main, ["--param_name", "tiny", "--num_timesteps", "512", "--logdir",
@@ -173,13 +173,13 @@ def test_what_is_printed_to_a_closed_stream_goes_nowhere(tmp_path):
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"fc_value.bias": None}, "no tensor 'fc_value.bias'"),
-    ({"attention.weight": torch.zeros(2)}, "'attention.weight' that belongs to no"),
+    ({"attention.weight": torch.zeros(2)}, "'attention.weight', which agents of this"),
     ({"fc_value.bias": "0.5"}, "'fc_value.bias' is not a tensor"),
     ({"fc_policy.weight": torch.zeros(9, 64)},
      "'fc_policy.weight' has the shape (9, 64), not (15, 64)"),
     ({"embedder.block2.conv.weight": torch.zeros(32, 3, 3, 3)},
      "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"),
-    ({"embedder.fc.weight": None}, "holds no IMPALA, Nature or clear agent"),
+    ({"embedder.fc.weight": None}, "is not an IMPALA, Nature or clear agent"),
     (None, "model_1.pth")])
 def test_unusable_model_file_is_named(changes, words, agent_path, tmp_path, capsys):
     path = tmp_path / "model_1.pth"

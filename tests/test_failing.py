@@ -342,7 +342,7 @@ def test_an_interrupted_condition_does_not_resume_with_another_agent(counted, tm
         assert failure_causes.main(arguments(counted, tmp_path / "causes")) == 130
     assert failure_causes.main(arguments(counted, tmp_path / "causes", "--labels", "model",
                                          "walking", other="edited")) == 2
-    assert "holds 'edited_walking' of the causes of failure, but made otherwise" in (
+    assert "holds 'edited_walking' of the causes of failure with other settings" in (
         capsys.readouterr().err)
 
 

@@ -162,7 +162,7 @@ def test_an_invisible_saw_has_no_pixel_and_still_kills(plain):
     assert goes_on(hidden, *[RIGHT] * 20)[1] and not goes_on(plain, *[RIGHT] * 20)[1]
     changed = hidden.entities != state.entities
     assert changed.sum() == 1 and (hidden.entities["alpha"] == 0).sum() == 1
-    with pytest.raises(UserError, match="lava of coinrun is drawn from cells"):
+    with pytest.raises(UserError, match="lava of coinrun consists of cells"):
         invisible(plain, kind_of("coinrun", "lava"))
 
 

@@ -243,7 +243,7 @@ def test_a_patched_memory_is_carried_on():
     embeddings = embed_frames(policy, frames, FLOAT32).unsqueeze(1)  # (T, 1, E)
     for layer in ("gru", "hidden_state"):
         with (patched(policy, [Multiply(layer, 0.5)]),
-              pytest.raises(UserError, match=f"{layer} changes what enters the next step")):
+              pytest.raises(UserError, match=f"{layer} changes the state that enters")):
             policy.sequence(embeddings, policy.initial_states(1), None)
     with patched(policy, [Multiply("fc_value", 2.0)]):
         doubled = policy.sequence(embeddings, policy.initial_states(1), None).values
@@ -263,7 +263,7 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
     plain = run(policy, frames).values
     late = Zero("fc_value", steps=(1, 3))
     with patched(policy, [late]) as scope:
-        with pytest.raises(UserError, match="depends on the step, level"):
+        with pytest.raises(UserError, match="needs metadata of each frame"):
             run(policy, frames)
         with (batch_info(policy, rows[:3]),
               pytest.raises(UserError, match="metadata for 3 frames, but the batch has 4")):

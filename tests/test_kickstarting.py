@@ -190,7 +190,7 @@ def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file
     run.save()
     save_agent(own, a_teacher(32), {})
     assert train.main(["--resume", str(tmp_path / "run")]) == 2
-    assert "not the file that this run began with" in capsys.readouterr().err
+    assert "not the file that this run started with" in capsys.readouterr().err
     shutil.copy(teacher_file, own)
     run._one_update()
     run.save()

@@ -98,7 +98,7 @@ def test_states_cut_anywhere_or_with_more_behind_them_are_refused(states):
         for length in (0, 1, len(data) - 1, *rng.integers(len(data), size=20)):
             with pytest.raises(UserError, match="not a Procgen state"):
                 LevelState.parse(data[:length])
-        with pytest.raises(UserError, match="4 bytes behind"):
+        with pytest.raises(UserError, match="4 bytes after"):
             LevelState.parse(data + data[-4:])
 
 
@@ -119,7 +119,7 @@ def test_what_would_end_procgen_is_refused(maze, name, value, what):
 
 def test_other_kinds_of_state_are_refused(states, maze):
     fork = LevelState.parse(maze).offset("use_easy_jump")
-    for data, message in ((states["coinrun", "easy"][0], "one of coinrun, not of maze"),
+    for data, message in ((states["coinrun", "easy"][0], "its game is coinrun, not maze"),
                           (struct.pack("<i", 1) + maze[4:], "version 1"),
                           (with_number(maze, "entities", 1, row=6), "no player"),
                           (maze[:-1] + b"\0", "no end mark"),

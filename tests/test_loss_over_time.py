@@ -374,10 +374,10 @@ def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recordin
     assert leakage_reason(settings, data, 12) == ""
     for run, folder, number, words in (
             (settings, str(tmp_path), 12, f"the simulator was trained on {data}"),
-            (None, data, 12, "no hyperparameters.yml beside the model file"),
+            (None, data, 12, "no hyperparameters.yml next to the model file"),
             (dataclasses.replace(settings, model_file="earlier.pt"), data, 12,
              "training started from earlier.pt"),
-            (settings, data, 99, "held 12 episodes; it holds 99 now")):
+            (settings, data, 99, "had 12 episodes when the simulator was trained, but has 99 now")):
         assert words in leakage_reason(run, folder, number)
 
 

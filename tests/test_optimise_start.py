@@ -251,7 +251,7 @@ def test_windows_of_an_episode_do_not_vouch_for_each_other():
     points = vectors(20, seed=3, size=4).repeat_interleave(10, dim=0)
     density = RecordedDensity.fit(points.numpy(), np.repeat(np.arange(20), 10))
     assert density.concentration < 100
-    with pytest.raises(UserError, match="of one episode only"):
+    with pytest.raises(UserError, match="belong to a single episode"):
         RecordedDensity.fit(points.numpy(), np.zeros(200))
 
 

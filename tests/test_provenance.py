@@ -49,7 +49,7 @@ def test_the_digest_of_an_agent_is_that_of_its_weights(agent_path, other_agent, 
     torch.save({**content, "earlier_sha256": ["f" * 64]}, tmp_path / "again.pth")
     assert "f" * 64 in agent_digests(tmp_path / "again.pth")
     torch.save({**content, "earlier_sha256": [4]}, tmp_path / "again.pth")
-    with pytest.raises(UserError, match="'earlier_sha256' is no list of checksums"):
+    with pytest.raises(UserError, match="'earlier_sha256' is not a list of checksums"):
         agent_digests(tmp_path / "again.pth")
 
 

@@ -293,7 +293,7 @@ def test_joining_names_missing_shards(tmp_path):
     for refused, words in ((dict(join=True), "lacks shards 1/3, 3/3"),
                            (dict(shard=Shard(1, 4)), "holds shards of 3"),
                            (dict(shard=Shard(1, 3), seed=2), "with another seed"),
-                           (dict(shard=Shard(1, 3), overwrite=True), "throw away what shards")):
+                           (dict(shard=Shard(1, 3), overwrite=True), "would delete the files")):
         before = bytes_of_files(run.store.path)
         with pytest.raises(UserError, match=words):
             run(**refused)
@@ -322,7 +322,7 @@ def test_foreign_folders_and_files_are_left_alone(whole, tmp_path):
         Run(EXAMPLE, tmp_path / "foreign")()
     assert bytes_of_files(tmp_path / "foreign") == {"thesis.tex": b"mine"}
     (run.store.path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"thesis\.tex is no part of"):
+    with pytest.raises(UserError, match=r"thesis\.tex does not belong to"):
         run(overwrite=True)
     assert bytes_of_files(run.store.path) == {**files, "thesis.tex": b"mine"}
 
@@ -401,7 +401,7 @@ def test_items_may_be_added_but_not_made_otherwise(tmp_path):
     store.open({"arms": {"b": {"seed": 2}}})
     assert store.settings()["arms"] == {"a": {"seed": 1}, "b": {"seed": 2}}
     assert store.keys("arm") == ["a"]
-    with pytest.raises(UserError, match="holds 'a' of the arms, but made otherwise"):
+    with pytest.raises(UserError, match="holds 'a' of the arms with other settings"):
         store.open({"arms": {"a": {"seed": 3}}})
     store.open({"arms": {"b": {"seed": 4}}})  # of which nothing was written
 
@@ -571,7 +571,7 @@ def test_steps_of_other_settings_are_computed_again_and_other_numbers_stay(stepw
     assert files.items() >= bytes_of_files(tmp_path / "alone").items()
     results = StepResults(tmp_path / "both", stepwise, 7, 2)
     assert results.settings()["seed"] == 1 and results.settings()["steps"]["2"] == {"number": 2}
-    with pytest.raises(UserError, match=r"holds the results for 7 .* already; .* --overwrite"):
+    with pytest.raises(UserError, match=r"already holds the results for 7 .*; .* --overwrite"):
         results.check_new(overwrite=False)
     results.check_new(overwrite=True)
 
@@ -593,7 +593,7 @@ def test_gaps_and_arrays_of_other_data_are_named(stepwise, tmp_path):
                 and entry.format.array.dtype is np.floating)
     path = results.file(name)
     assert path == tmp_path / stepwise.items[name].path.format(5, 2)
-    with pytest.raises(UserError, match=r"rows, not 77 as the data given"):
+    with pytest.raises(UserError, match=r"rows, but the given data have 77"):
         results.read(name, 77)
     np.save(path, np.full_like(results.read(name), np.nan))
     with pytest.raises(UserError, match=f"'{re.escape(path.stem)}' holds NaN"):

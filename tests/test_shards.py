@@ -146,5 +146,5 @@ def test_shards_with_other_settings_are_found_when_they_are_joined(tmp_path):
     write_shards(tmp_path, 4, 2)
     note = tmp_path / ".shards" / "2_of_2" / "shard.json"
     note.write_text(note.read_text().replace('"test"', '"other"'))
-    with pytest.raises(UserError, match=r"shard 2/2 in .* has other settings than the rest"):
+    with pytest.raises(UserError, match=r"shard 2/2 in .* has other settings than shard 1"):
         RolloutFolder(tmp_path)

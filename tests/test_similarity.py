@@ -74,6 +74,6 @@ def test_evaluate_says_how_alike_two_agents_are(tmp_path, capsys):
         "--distribution_mode", "easy", "--device", "cpu", "--other_agent",
         str(tmp_path / "other.pth"), "--num_compared", "3", "--output",
         str(tmp_path / "found.json")]) == 0
-    assert "the same likeliest action" in capsys.readouterr().out
+    assert "same most likely action" in capsys.readouterr().out
     alike = json.loads((tmp_path / "found.json").read_text())["alike"]
     assert alike["kl"] > 0 and 0 < alike["cka"]["embedder.fc"] <= 1

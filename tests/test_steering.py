@@ -198,7 +198,7 @@ def test_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
         save_vectors(path / "jump.npz", [vector.scaled("unit")])
         assert compare(runner, folder.path, "--patch",
                        f"add@gru={path / 'jump.npz'},coefficient=-1") == 2
-        assert f"holds 'patch_{ARM}' of the arms, but made otherwise" in capsys.readouterr().err
+        assert f"holds 'patch_{ARM}' of the arms with other settings" in capsys.readouterr().err
     finally:
         save_vectors(path / "jump.npz", [vector])
 

@@ -158,7 +158,7 @@ def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(v
 @pytest.mark.parametrize(("name", "array", "message"), [
     ("vector", np.full((32, 16, 16), np.nan, np.float32), "'vector' holds NaN"),
     ("vector", np.zeros((4, 4), np.float32), r"'vector' holds float32 \(4 x 4\)"),
-    ("vector", np.array([{}], object), r"no \.npz file of arrays"),
+    ("vector", np.array([{}], object), r"not a \.npz file of arrays"),
     ("norms", np.zeros(2, np.float32), r"'norms' holds float32 \(2\)"),
     ("text", np.array("{"), "damaged"),
     ("text", {"scale": "huge"}, "the scale 'huge', of which at least one is unknown"),

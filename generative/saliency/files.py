@@ -87,7 +87,11 @@ class SaliencyArrays:
 
 
 class SaliencyFolder(ResultStore):
-    """Reads and writes the saliency in a folder of samples."""
+    """Reads and writes the saliency in a folder of samples.
+
+    Args:
+        path: folder of samples; shards recorded in it are joined.
+    """
 
     def __init__(self, path: Path):
         super().__init__(path, SALIENCY)
@@ -114,7 +118,7 @@ class SaliencyFolder(ResultStore):
                 for number in numbers}
 
     def _functions(self, number: int, name: str) -> list[str]:
-        """Functions that have a file of this entry in the folder of a sample."""
+        """List the functions that have a file of the entry ``name`` in the folder of a sample."""
         pattern = self.file_of(name, number, "*")
         start, end = pattern.name.split("*")
         return sorted(path.name.removeprefix(start).removesuffix(end)
@@ -146,13 +150,14 @@ class SaliencyFolder(ResultStore):
         stored = self.description(number, function)
         key = first_difference(stored, description, SALIENCY.informative) if stored else None
         if key:
-            raise UserError(f"{self.file_of('description', number, function)} says that its "
-                            f"saliency was made with another {readable(key)}; give --overwrite to "
-                            "make it again")
+            raise UserError(f"the saliency of {self.file_of('description', number, function)} was "
+                            f"computed with another {readable(key)}; give --overwrite to compute "
+                            "it again")
         return bool(stored)
 
     def forget(self, number: int, function: str) -> None:
-        """Invalidate the results of a function for one sample."""
+        """Delete the description, video and specificity of a function in a sample, so that its
+        saliency counts as unfinished."""
         self.remove("description", number, function)
         self.remove("video", number, number, function)
         self.remove("specificity", number,
@@ -185,7 +190,8 @@ class SharedSaliency:
             FolderInUse, UserError: see ``ShardNotes.begin``.
         """
         if overwrite or self.notes.exist() or self._missing():
-            self._lock = self.notes.begin(shard, self._settings, "join or repeat those first")
+            self._lock = self.notes.begin(shard, self._settings,
+                                          "join these shards, or run them again, first")
 
     def join(self) -> None:
         """Check that no file is missing, and remove the notes of the shards.

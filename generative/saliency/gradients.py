@@ -54,6 +54,7 @@ class SaliencyFunction:
 
     @property
     def name(self) -> str:
+        """Name of the function, such as "value" or "hx_direction_3_ica"."""
         if self.direction is None:
             return self.what
         return f"{self.what}_{self.direction}_{self.direction_type}"
@@ -64,13 +65,25 @@ class SaliencyFunction:
         return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
 
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
-        """Number of steps of a sample that have to be simulated."""
+        """Return the number of steps that must be simulated to compute the function.
+
+        Args:
+            common_timesteps: steps at which functions are read.
+            num_steps: number of steps of the sample.
+        """
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
                  coordinates: Coordinates | None) -> Tensor:
-        """Compute the scalar of each row of the batch (B,), averaged over ``common_timesteps``, or
-        over all steps for ``value_delta``."""
+        """Compute the scalar of each row of the batch (G*N,), averaged over ``common_timesteps``,
+        or over all steps for ``value_delta``.
+
+        Args:
+            steps: simulated steps of the batch.
+            common_timesteps: steps at which the function is read.
+            coordinates: maps hidden states to coordinates along directions; None if the function is
+                not a direction.
+        """
         if self.what == VALUE_DELTA:
             return torch.stack([after.values - before.values
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
@@ -112,7 +125,7 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
 
 def checked_directions(functions: Sequence[SaliencyFunction],
                        projector: Projector) -> list[tuple[int, DirectionType]]:
-    """Number and type of each direction among functions.
+    """Return number and type of each direction among functions.
 
     Raises:
         UserError: if the projector does not have one of the directions.
@@ -145,11 +158,13 @@ class Gradients:
 
 def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
                      number: int) -> Tensor:
-    """Perturb a bottleneck vector (V,): unit vectors (N, V), of which the first is unperturbed.
+    """Return N copies of a bottleneck vector, all perturbed except the first, as unit vectors
+    (N, V).
 
     Args:
-        num_copies: N, with the unperturbed vector.
-        scale: standard deviation of the noise on every entry of the other copies.
+        vector: bottleneck vector (V,).
+        num_copies: N, including the unperturbed vector.
+        scale: standard deviation of the noise on every entry of the perturbed copies.
         seed, number: seed of the noise, and number of the sample.
     """
     shape = (num_copies - 1, len(vector))
@@ -160,7 +175,7 @@ def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
 
 
 def combined_vector(vectors: Tensor) -> Tensor:
-    """Normalised mean (V,) of bottleneck vectors (…, V)."""
+    """Return the normalised mean (V,) of bottleneck vectors (number, V)."""
     return on_unit_sphere(vectors.mean(dim=0))
 
 
@@ -199,7 +214,8 @@ class SaliencyPass:
                                             simulated, without_env_grads=without_env_grads)
 
     def unperturbed_images(self) -> Tensor:
-        """Images of each sample's first copy at the simulated steps (G, T', C, H, W)."""
+        """Return the images of each sample's first copy at the T' simulated steps
+        (G, T', C, H, W)."""
         images = torch.stack([step.images.detach() for step in self._steps])  # (T', G*N, …)
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 
@@ -244,7 +260,7 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
-    """Mean absolute Pearson correlation between the gradients of different functions.
+    """Compute the mean absolute Pearson correlation between the gradients of different functions.
 
     Maps are specific to their functions only if it is well below 1; if it is 1, all functions have
     the same map, up to sign and scale.

@@ -59,7 +59,7 @@ class SaliencyPlan:
         functions: functions whose gradients are computed.
         common_timesteps: steps at which the functions are read.
         num_copies: number of copies of a sample; the first copy is the sample itself.
-        perturbation_scale: standard deviation of the noise on the vectors of the other copies.
+        perturbation_scale: standard deviation of the noise on the vectors of all further copies.
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
         without_env_grads: stop gradients at the action that enters the environment.
@@ -85,6 +85,8 @@ class SampleSaliency:
 
     Args:
         simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        plan: settings of the run.
         samples: recorded samples.
         description: settings of simulator and agent, for the description files.
         matrices: checksums of the matrices that define the directions, by file name; None if no
@@ -123,8 +125,8 @@ class SampleSaliency:
         has_delta = VALUE_DELTA in [function.what for function in self.plan.functions]
         where = f"sample {numbers[0]} in {self.samples.path} has"
         if size != expected:
-            raise UserError(f"{where} a bottleneck vector of {size} numbers, but the simulator's "
-                            f"have {expected}")
+            raise UserError(f"{where} a bottleneck vector of size {size}, but the simulator's have "
+                            f"size {expected}")
         if num_steps <= last:
             raise UserError(f"{where} {num_steps} steps, too few for step {last} of "
                             "common_timesteps, which counts from 0")
@@ -136,6 +138,12 @@ class SampleSaliency:
                   functions: Sequence[SaliencyFunction], without_env_grads: bool,
                   ) -> Iterator[tuple[SaliencyFunction, Gradients]]:
         """Yield the gradients of functions in samples, from one forward pass.
+
+        Args:
+            numbers: numbers of the samples.
+            samples: the samples, stacked.
+            functions: functions to differentiate.
+            without_env_grads: stop gradients at the action that enters the environment.
 
         Raises:
             UserError: if a gradient is not finite; the message names function and sample.
@@ -159,13 +167,18 @@ class SampleSaliency:
             yield function, gradients
 
     def maps(self, gradients: Gradients, row: int) -> np.ndarray:
-        """Smoothed saliency of one sample's images (T, H, W)."""
+        """Compute the smoothed saliency maps (T, H, W) of one sample.
+
+        Args:
+            gradients: gradients of a batch.
+            row: row of the sample in the batch.
+        """
         return saliency_maps(gradients.images[row].numpy(), self.plan.gaussian_kernel_size,
                              self.plan.sigma)
 
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
-        """Add samples whose frames (G, T, H, W, C) differ from the simulated images
-        (G, T', C, H, W) to ``diverging``."""
+        """Add the numbers of samples whose frames (G, T, H, W, C) differ noticeably from the images
+        of the T' simulated steps (G, T', C, H, W) to ``diverging``."""
         simulated = np.moveaxis(images, 2, -1) * 255
         differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
         self.diverging |= {number for number, largest in zip(numbers, differences.max(axis=1))
@@ -173,7 +186,13 @@ class SampleSaliency:
 
 
 def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> SaliencyArrays:
-    """Arrays to store for one sample, with the rendering of its saliency (T, H, W, C)."""
+    """Return the arrays to store for one sample.
+
+    Args:
+        gradients: gradients of a batch.
+        row: row of the sample in the batch.
+        processed: rendering of the sample's saliency, uint8 (T, H, W, C).
+    """
     return SaliencyArrays(**{name: gradient[row].numpy()
                              for name, gradient in vars(gradients).items()}, processed=processed)
 
@@ -187,6 +206,8 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
     """Compute and write the missing saliency, until all is written or a signal asks to stop.
 
     Args:
+        saliency: computes the saliency.
+        folder: folder that the files are written to.
         numbers: numbers of the samples.
         batch_size: number of samples per forward pass.
         with_videos: write videos as well; saliency without a video is computed again.
@@ -229,12 +250,12 @@ def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: in
                    with_videos: bool, overwrite: bool,
                    write_batch: Callable[[Sequence[int], Missing], Iterator[tuple[int, str]]],
                    ) -> int:
-    """Write what is missing in a folder, see ``write_saliency``.
+    """Write the missing saliency in a folder, see ``write_saliency``.
 
     Args:
-        descriptions: descriptions of everything that the folder should hold.
-        write_batch: function that writes what is missing for the samples of a batch, and yields
-            number and name after each.
+        descriptions: descriptions of all saliency that the folder should contain.
+        write_batch: function that writes the missing saliency of the samples of a batch, and yields
+            sample number and function name after each.
     """
     if overwrite:
         for number, of_sample in descriptions.items():

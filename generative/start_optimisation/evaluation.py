@@ -65,14 +65,17 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     """Read all targets in all optimised starts and compare these starts with recorded starts.
 
     Args:
+        context: inputs of the searches.
         folders: sample folders by penalty.
         recording: rollouts that contain the recorded starts; None leaves out the real game.
+        batch_size: number of rollouts per batch.
+        seed: seed of the controls and of the statistics.
 
     Returns:
         The table ``starts.csv``, with a row for each penalty, objective and start: ``best`` marks
         the best start of an objective, and only this start has values in the columns about the real
-        game. And the table of ``compare_conditions`` for the outcomes ``score``
-        and ``percentile``; None with fewer than ``MIN_STARTS`` targets, too few for an interval.
+        game. And the table of ``compare_conditions`` for the outcomes ``score`` and ``percentile``;
+        None with fewer than ``MIN_STARTS`` targets, too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}
@@ -99,7 +102,11 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
 
 def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
               batch_size: int) -> pd.DataFrame:
-    """Rows of ``starts.csv`` for one penalty."""
+    """Return the rows of ``starts.csv`` for one penalty.
+
+    Args:
+        folder: samples of the optimised starts with this penalty.
+    """
     starts, objectives = context.starts, context.objectives
     samples = np.arange(len(objectives) * context.num_starts)
     order = samples // context.num_starts  # objective of each sample (O K,)
@@ -115,8 +122,8 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
     begins = np.concatenate([context.begins(number) for number in range(len(objectives))])
     recorded = context.recorded_scores  # (N, O)
     best_recorded = recorded[-context.best_of:].max(axis=0)[order]
-    simulated, real = (np.quantile(each, QUANTILE, axis=0)[order]
-                       for each in (recorded, context.scores(starts.real)))
+    simulated, real = (np.quantile(scores, QUANTILE, axis=0)[order]
+                       for scores in (recorded, context.scores(starts.real)))
     return pd.DataFrame({
         "penalty": penalty, "order": order,
         "target": [objectives[number].target.name for number in order],
@@ -172,11 +179,13 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
 
 def compare_with_recorded(context: SearchContext, scores: dict[str, np.ndarray],
                           percentiles: dict[str, np.ndarray], seed: int) -> pd.DataFrame | None:
-    """Estimate the effects of all arms on the outcomes defined in the module's docstring.
+    """Estimate the effects of all arms on the outcomes ``score`` and ``percentile``.
 
     Args:
-        scores: scores of the best starts (O, O), by arm.
-        percentiles: percentiles in the real game (O, O), by arm and ``RECORDED``.
+        scores: scores of the best starts by arm (O, O): a row per start, a column per objective.
+        percentiles: percentiles in the real game (O, O), by arm and ``RECORDED``, in the same
+            layout.
+        seed: seed of the controls and of the statistics.
 
     Returns:
         The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` targets.
@@ -330,7 +339,7 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
     figure = Figure(figsize=(15 if real else 8, 1.8 + 0.2 * len(order)), layout="constrained")
     panels = figure.subplots(1, 2 if real else 1, squeeze=False, sharey=True)[0]
     rows = np.arange(len(order))
-    for axes, found, recorded, label in zip(
+    for axes, column, recorded, label in zip(
             panels, ("score", "real_percentile"), ("recorded_score", "recorded_percentile"),
             ("score, in deviations of recorded starts (small points: at the beginning)",
              "percentile of the target in the real game (green: shown)")):
@@ -338,9 +347,9 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
                   markersize=10, markeredgewidth=2)
         for penalty, colour in zip(penalties, _COLOURS):
             points = best[best["penalty"] == penalty].set_index("order").loc[order]
-            axes.plot(points[found], rows, "o", color=colour, markersize=4,
-                      label=f"made to order, penalty {penalty:g}")
-            if found == "score":
+            axes.plot(points[column], rows, "o", color=colour, markersize=4,
+                      label=f"optimised, penalty {penalty:g}")
+            if column == "score":
                 axes.plot(points["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
         axes.set(xlabel=label, ylim=(-0.7, len(order) - 0.3))
         axes.grid(alpha=0.3)

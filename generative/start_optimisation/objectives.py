@@ -72,7 +72,13 @@ class Rollouts:
     @classmethod
     def of(cls, steps: Sequence[Step | PolicyOutput], activations: ActivationCache,
            policy: Policy) -> Rollouts:
-        """Stack steps, simulated or real, during which the outputs of layers were cached."""
+        """Stack steps, simulated or real.
+
+        Args:
+            steps: the agent's outputs at each step.
+            activations: cached outputs of layers in the same steps.
+            policy: the agent.
+        """
         units = {}
         for name in activations:
             shape = find_layer(policy, name).shape
@@ -85,11 +91,18 @@ class Rollouts:
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
             layers: tuple[str, ...] = ()) -> tuple[list[Step], Rollouts]:
-    """Simulate from vectors (B, V) with the most likely latents, with gradients of all outputs with
-    respect to the vectors.
+    """Simulate from bottleneck vectors with the most likely latents. All outputs have gradients
+    with respect to the vectors.
 
     Args:
+        simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        vectors: bottleneck vectors (B, V).
+        num_steps: T, number of steps.
         layers: names of the layers whose units are read.
+
+    Returns:
+        The simulated steps, and the agent's outputs.
     """
     draw, policy = LatentSampler("mode"), simulator.agent.policy
     with compute.autocast(), cached(policy, layers, graph=True) as activations:
@@ -117,7 +130,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A target that is maximised or minimised; ``aim`` is a key of ``AIMS``."""
+    """A target that is maximised or minimised.
+
+    Attributes:
+        target: the target.
+        aim: MAXIMISE or MINIMISE.
+    """
 
     target: Target
     aim: str
@@ -165,7 +183,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
 
 
 def _output_target(output: Output) -> Target:
-    """Target that is an output of the agent's heads."""
+    """Return the target that is an output of the agent's heads."""
     def read(rollouts: Rollouts, step: int) -> Tensor:
         # Log-probabilities are valid logits: log-softmax does not change them.
         at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
@@ -175,19 +193,24 @@ def _output_target(output: Output) -> Target:
 
 
 def _direction_target(number: int, kind: DirectionType, projector: Projector) -> Target:
-    """Target that is the coordinate of the hidden state along a direction."""
+    """Return the target that is the coordinate of the hidden state along a direction."""
     return Target(f"{DIRECTION}_{number}_{kind}", lambda rollouts, step: projector.coordinates(
         rollouts.hidden_states[step], kind)[..., number])
 
 
 def _move_target(name: str, before: int, after: int) -> Target:
-    """Sum of the log-probabilities of one action at the previous step and another at the step."""
+    """Return the target that is the log-probability of action ``before`` at the previous step plus
+    the log-probability of action ``after`` at the step."""
     return Target(name, lambda rollouts, step: (rollouts.log_probs[step - 1, :, before]
                                                 + rollouts.log_probs[step, :, after]), first_step=1)
 
 
 def _unit_targets(layer: Layer, unit: str | None) -> list[Target]:
-    """Targets that are units of a layer, or spatial means of channels of a feature map."""
+    """Return the targets that are units of a layer, or spatial means of channels of a feature map.
+
+    Args:
+        unit: number of the unit or channel; None for all.
+    """
     units = range(layer.shape[0])
     if unit is not None:
         if unit not in map(str, units):
@@ -205,7 +228,7 @@ def _read_unit(layer: str, number: int, rollouts: Rollouts, step: int) -> Tensor
 
 @dataclasses.dataclass(frozen=True)
 class RecordedStarts:
-    """Recorded starts, in a random order.
+    """Recorded starts, in a random order, and the targets in them.
 
     Attributes:
         windows: numbers of the recorded windows, int64 (N,).
@@ -224,10 +247,16 @@ class RecordedStarts:
 
 
 def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) -> np.ndarray:
-    """Draw windows whose initial frames belong to one episode that has not ended by the step.
+    """Draw windows whose initial frames belong to one episode that has not ended by a step.
+
+    Args:
+        dataset: the recorded windows.
+        number: maximum number of windows.
+        step: simulated step, from 0.
+        seed: seed of the draw.
 
     Returns:
-        Numbers of at most ``number`` windows, int64 (N,).
+        Numbers of the windows, int64 (N,).
 
     Raises:
         UserError: if there is no such window.
@@ -249,8 +278,13 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
     """Simulate recorded starts, and read the targets on the simulated and the recorded frames.
 
     Args:
-        windows: numbers of the recorded windows (N,).
+        simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        dataset: the recorded windows.
+        windows: numbers of the windows (N,).
+        targets: targets to read.
         step: step at which the targets are read.
+        batch_size: number of windows per batch.
     """
     sizes = dataclasses.replace(
         simulator.config, num_init_steps=dataset.num_init_steps,
@@ -319,8 +353,9 @@ class RecordedDensity:
             UserError: if all vectors belong to one episode.
         """
         if len(np.unique(episodes)) < 2:
-            raise UserError("the recorded starts are of one episode only, which does not say where "
-                            "starts lie; record more episodes or raise --num_recorded")
+            raise UserError("the recorded starts belong to a single episode, from which their "
+                            "density cannot be estimated; record more episodes or raise "
+                            "--num_recorded")
         exact = vectors.astype(np.float64)
         cosines = exact @ exact.T  # (N, N)
         others = episodes[:, None] != episodes  # (N, N)
@@ -356,10 +391,12 @@ class RecordedDensity:
 
 
 def log_normaliser(concentration: float, dimensions: int) -> float:
-    """Logarithm of the von Mises-Fisher density's constant (Mardia and Jupp 2000, section 9.3.2).
+    """Compute the logarithm of the von Mises-Fisher density's normalising constant (Mardia and Jupp
+    2000, section 9.3.2).
 
     Args:
-        dimensions: V, the dimension of the space that contains the sphere.
+        concentration: concentration of the density, above 0.
+        dimensions: V, dimension of the space that contains the sphere.
     """
     order = dimensions / 2 - 1
     return (order * np.log(concentration) - dimensions / 2 * np.log(2 * np.pi)

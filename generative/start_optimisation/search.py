@@ -111,12 +111,20 @@ class SearchPlan:
 def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
            scale: Sequence[float], density: RecordedDensity, penalty: float,
            plan: SearchPlan) -> Tensor:
-    """Return the best vector found from each initial vector (K, V).
+    """Optimise start vectors for one objective by gradient ascent.
 
     Args:
+        simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        objective: objective to optimise.
         begin: initial vectors (K, V).
         scale: mean and standard deviation of the target over recorded starts.
+        density: density of recorded start vectors, which defines the excess term.
         penalty: weight of the excess and end terms.
+        plan: settings of the search.
+
+    Returns:
+        For each initial vector, the best vector of its search (K, V).
 
     Raises:
         UserError: if the target or its gradient is not finite.
@@ -134,15 +142,15 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
             score = AIMS[objective.aim] * (values - scale[0]) / scale[1]  # (K,)
             ends = torch.stack([functional.softplus(step.terminal_logits.float())
                                 for step in steps]).sum(dim=0)  # (K,)
-            worth = score - penalty * (density.excess(vectors) + ends)  # (K,)
-        better = worth.detach() > best
+            goal = score - penalty * (density.excess(vectors) + ends)  # (K,)
+        better = goal.detach() > best
         kept = torch.where(better.unsqueeze(-1), vectors.detach(), kept)
-        best = torch.where(better, worth.detach(), best)
+        best = torch.where(better, goal.detach(), best)
         if iteration == plan.iterations:
             break
         adam.zero_grad()
-        (plan.diversity * vector_crowding(vectors) - worth.sum()).backward()
-        if free.grad is None or not (torch.isfinite(worth).all()
+        (plan.diversity * vector_crowding(vectors) - goal.sum()).backward()
+        if free.grad is None or not (torch.isfinite(goal).all()
                                      and torch.isfinite(free.grad).all()):
             raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
                             f"after {iteration} iterations; a smaller --learning_rate may help")
@@ -157,12 +165,15 @@ class SearchContext:
     """Inputs shared by all searches.
 
     Attributes:
+        simulator: simulator on the device of ``compute``.
+        compute: device and precision.
         dataset: recorded rollouts, with windows as long as the stored rollouts.
         starts: recorded starts.
         best_of: number of recorded starts, the last in ``starts``, that optimised starts are
-            compared with; searches begin from the others.
+            compared with; searches begin from the remaining ones.
         density: density of all recorded starts.
-        objectives: objectives to optimise: all targets with the first aim, then with the next.
+        objectives: objectives to optimise: all targets with the first aim, then all targets with
+            the second aim, if any.
         plan: settings of the search.
         num_starts: K, number of starts per objective.
         num_steps: number of steps of the stored rollouts.
@@ -208,17 +219,23 @@ class SearchContext:
         return self.scores(self.starts.simulated)
 
     def begins(self, number: int) -> np.ndarray:
-        """Rows of the recorded starts from which the searches of an objective begin (K,).
+        """Choose the recorded starts from which the searches of an objective begin.
 
         They are the best recorded starts that are not used for comparison, from different episodes
         if possible.
+
+        Args:
+            number: number of the objective.
+
+        Returns:
+            Rows of the recorded starts (K,).
         """
         pool = len(self.starts.windows) - self.best_of
         ranked = np.argsort(-self.recorded_scores[:pool, number], kind="stable")
         _, first = np.unique(self.starts.episodes[ranked], return_index=True)
         apart = np.sort(first)  # the best of each episode, best first
-        others = np.setdiff1d(np.arange(pool), apart)
-        return ranked[np.concatenate([apart, others])[:self.num_starts]]
+        remaining = np.setdiff1d(np.arange(pool), apart)
+        return ranked[np.concatenate([apart, remaining])[:self.num_starts]]
 
     def numbers(self, number: int) -> range:
         """Return the numbers of the samples that belong to the ``number``-th objective."""
@@ -227,13 +244,20 @@ class SearchContext:
 
 def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
-    """Optimise start vectors and write the missing samples until done, or until a signal to stop.
+    """Optimise start vectors for all objectives and write the missing samples, until all are
+    written or a signal asks to stop.
+
+    Args:
+        context: inputs of the searches.
+        folder: sample folder for this penalty.
+        penalty: weight of the excess and end terms.
+        with_videos: write the missing videos as well.
 
     Returns:
         0 when everything is written, 128 + the signal's number after a signal.
     """
-    with (deferred_signals("order") as received,
-          Progress(len(context.objectives), "order") as progress):
+    with (deferred_signals("objective") as received,
+          Progress(len(context.objectives), "objective") as progress):
         for number, objective in enumerate(context.objectives):
             if received:
                 return 128 + received[0]
@@ -264,7 +288,7 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
                             torch.from_numpy(context.starts.vectors[rows]), context.num_steps)
     recorded, actions = _recorded_frames(context, rows)
     for row, number in enumerate(missing):
-        films = {"made to order": film(samples[row]), "nearest, simulated": film(nearest[row]),
+        films = {"optimised": film(samples[row]), "nearest, simulated": film(nearest[row]),
                  "nearest, as recorded": [
                      mark_action(enlarge(frame, VIDEO_SCALE), action)
                      for frame, action in zip(recorded[:, row], actions[:, row])]}
@@ -273,15 +297,21 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
 
 
 def _recorded_frames(context: SearchContext, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Recorded frames (T, B, H, W, C) of the simulated steps, and their input actions (T, B)."""
+    """Return the recorded frames (T, B, H, W, C) of the simulated steps and their input actions
+    (T, B), for rows (B,) of the recorded starts."""
     windows, first = (context.dataset.batch(context.starts.windows[rows]),
                       context.dataset.num_init_steps - 1)
     return windows.frames[first:].movedim(2, -1).numpy(), windows.actions[first - 1:].numpy()
 
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
-    """Write an image strip of an objective's best start for each penalty and of the recorded starts
-    nearest to the first of them."""
+    """Write an image strip with one start per row: the best start of an objective for each penalty,
+    then the recorded starts nearest to the first of them.
+
+    Args:
+        path: image to write.
+        samples: samples of the best starts.
+    """
     (rows,), _ = context.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
                                          min(NEAREST_IN_STRIP, len(context.starts.windows)))
     recorded, _ = _recorded_frames(context, rows)
