@@ -118,8 +118,8 @@ def main(argv: list[str] | None = None) -> None:
                               patched_precision(args.precision, args.scan or arms))
     check_starts(args.num_episodes, "--num_episodes")
     if args.num_controls < 2:
-        raise UserError("--num_controls must be at least 2, so that a control has others to be "
-                        "compared with")
+        raise UserError("--num_controls must be at least 2, so that each control can be compared "
+                        "with another one")
     policy = load_agent(args.agent_file, compute.device)
     sets = []
     if not args.scan and (not arms or explicit & {"directions", "swaps"}):
@@ -161,12 +161,16 @@ def main(argv: list[str] | None = None) -> None:
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
                  compute: Compute) -> Playground:
-    """Return the simulated starts that the flags specify."""
+    """Return the playground of simulated starts that the flags specify.
+
+    Raises:
+        UserError: if a flag is missing or does not apply to the simulator.
+    """
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
     if args.cheese_region:
-        raise UserError("--cheese_region edits real levels; the simulator starts from recorded "
-                        "frames: record them with it")
+        raise UserError("--cheese_region edits real levels, but the simulator starts from recorded "
+                        "frames; give this flag to record.py instead")
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
     num_steps, data_dir = parameters.get(SaliencyConfig).num_sim_steps, parameters.common.data_dir

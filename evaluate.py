@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
 
         episodes = with_causes() if args.causes else play()
         result = evaluate(with_progress(episodes, len(levels), "episode"))
-    alike = {} if other is None else {"alike": {
+    similarity = {} if other is None else {"alike": {
         "other_agent_sha256": agent_sha256(args.other_agent),
         **compare_agents(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
@@ -129,15 +129,15 @@ def main(argv: list[str] | None = None) -> None:
             low, high = row["interval"]
             print(f"{cause:16} {row['failures']:6}  {100 * row['rate']:.2f} ({100 * low:.2f} to "
                   f"{100 * high:.2f})")
-    if alike:
-        print(f"against {args.other_agent} on {args.num_compared} frames: "
-              f"{format_similarity(alike['alike'])}")
+    if similarity:
+        print(f"compared with {args.other_agent} on {args.num_compared} frames: "
+              f"{format_similarity(similarity['alike'])}")
     if args.output:
         save_json(args.output, {
             "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "env": vars(config), **region_described(edit), "seed": args.seed,
             "greedy": args.greedy,
-            "precision": compute.precision, **patches.metadata, **alike,
+            "precision": compute.precision, **patches.metadata, **similarity,
             **({"moved": [dataclasses.asdict(size) for size in scope.changes()]} if arm else {}),
             **dataclasses.asdict(result), **failures, "versions": versions()})
         print(f"wrote {args.output}")

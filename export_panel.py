@@ -39,9 +39,9 @@ def parser() -> Parser:
     flags.add_argument("--samples", nargs="+", default=["informed_init"], metavar="FOLDER",
                        help="names of the sample folders to show")
     flags.add_argument("--data_dir", type=Path,
-                       help="recording in which the informed starts lie, whose frames are shown "
-                            "next to the simulated ones; by default the folder that the samples "
-                            "name, if it exists")
+                       help="recording from which the informed starts were taken; its frames are "
+                            "shown next to the simulated ones. By default the folder that the "
+                            "samples name, if it exists")
     flags.add_argument("--num_samples", type=count, default=None,
                        help="maximum number of samples per folder; all if not given")
     add_direction_folder_flag(flags)
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def find_recordings(folders: list[SampleFolder], data_dir: Path | None
                     ) -> dict[str, RolloutFolder]:
-    """Return the recordings in which samples start, by name of the folder of samples.
+    """Return the recordings from which samples start, by name of the folder of samples.
 
     Folders with random starts, and folders whose recording is not available, are left out.
 
@@ -109,7 +109,7 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
     Raises:
         UserError: if ``data_dir`` is not the recording of the samples.
     """
-    found = {}
+    recordings = {}
     for folder in folders:
         description = folder.description()
         checksum, name = description.get("recording_sha256"), folder.path.name
@@ -117,14 +117,14 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
             continue
         recording = RolloutFolder(data_dir or Path(description["data_dir"]))
         if recording.index_file.is_file() and recording.sha256() == checksum:
-            found[name] = recording
+            recordings[name] = recording
         elif data_dir:
-            raise UserError(f"{data_dir} is not the recording in which the samples in "
+            raise UserError(f"{data_dir} is not the recording from which the samples in "
                             f"{folder.path} start, which was {description['data_dir']}")
         else:
             print(f"without recorded frames of {name}: {recording.path} does not exist or has "
                   "changed; give --data_dir")
-    return found
+    return recordings
 
 
 if __name__ == "__main__":

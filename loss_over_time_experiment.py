@@ -96,7 +96,7 @@ def parser() -> Parser:
                             "frames")
     flags.add_argument("--life_starts", type=from_zero, default=0,
                        help="number of starts from which the agent continues in the simulator and "
-                            "in the real game; 0: none")
+                            "in the real game; 0 for no such comparison")
     flags.add_argument("--output_dir", type=Path,
                        help="new output folder; if not given, a folder in "
                             "<save_dir>/loss_over_time named by --gen_mod_exp_name, or else by "
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
                else time.strftime("%Y%m%d_%H%M%S"))
     output = args.output_dir or parameters.folders.loss_over_time / session
     if output.exists():
-        raise UserError(f"{output} exists already; delete it or choose another --output_dir")
+        raise UserError(f"{output} already exists; delete it or choose another --output_dir")
 
     simulator = open_simulator(args.model_file, args.agent_file, config, compute)
     run = run_of(args.model_file)
@@ -137,9 +137,9 @@ def main(argv: list[str] | None = None) -> None:
     windows = choose_windows(held_out, num_batches * batch_size, args.seed)
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
     print(f"{len(windows)} of {len(held_out)} held-out windows, showing {num_episodes} "
-          f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)
+          f"episodes (at most {num_batches} batches of {batch_size} are used)", flush=True)
     if doubt:
-        print(f"these episodes may have been trained on: {doubt}", flush=True)
+        print(f"the simulator may have been trained on these episodes: {doubt}", flush=True)
 
     mean = mean_frame(dataset, train, args.seed)
     draw = LatentSampler("sample" if args.sample_latents else "mode",
@@ -212,7 +212,13 @@ def describe_file(path: Path | None, name: str) -> dict[str, str]:
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
-    """Return scale and positions for ``FidelityCard``; (None, None) if they are not known."""
+    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``; (None, None), after
+    printing the reason, if the camera's motion is not known.
+
+    Args:
+        dataset: the recorded windows.
+        windows: numbers of the windows whose positions may be needed.
+    """
     try:
         game = recorded_game(dataset.folder)
         scale = pixels_per_square(game.env_name, game.distribution_mode)
@@ -264,8 +270,8 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
         return None
     kinds = objects_of(config.env_name)
     if not kinds:
-        print(f"objects are not measured: there is no table of those of {config.env_name}",
-              flush=True)
+        print("objects are not measured: hyperparams/game_objects.yml has no table of "
+              f"{config.env_name}", flush=True)
         return None
     painter = ObjectPainter(config, kinds)
 
@@ -284,7 +290,13 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
 
 
 def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
-    """Print image errors, agent measures and shown objects at the first steps, and comparisons."""
+    """Print image errors, agent measures and shown objects at the first steps, and comparisons with
+    other predictors.
+
+    Args:
+        table: table from ``generative.loss_over_time.table_of``.
+        compared: result of ``generative.loss_over_time.comparisons``.
+    """
     rows = table[table["step"].isin(SHOWN_STEPS)]
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
         print(f"{title} by simulated step, up to the end of the episode")
@@ -304,7 +316,11 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
 
 def print_card(table: pd.DataFrame) -> None:
     """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and the margins of the
-    recorded actions at the last step."""
+    recorded actions over other actions at the last step.
+
+    Args:
+        table: table from ``generative.loss_over_time.table_of``.
+    """
     rows = table[table["step"].isin(CARD_STEPS)]
     print("PSNR (dB) and SSIM of the simulator by simulated step; step 0 shows the last initial "
           "frame")

@@ -32,8 +32,8 @@ def main(argv: list[str] | None = None) -> None:
         log = read_progress(simulator_folder)
         title = f"{simulator_folder.parent.name}, {log['batches'].iloc[-1]:,} batches"
         if args.beside:
-            raise UserError(f"--beside compares runs of agents, and {args.datapath} is a "
-                            "simulator's")
+            raise UserError(f"--beside compares runs of agents, but {args.datapath} is a run of a "
+                            "simulator")
         plot_simulator(log, simulator_folder / "plot.png", title)
         return
     folder = newest_run(args.datapath)
@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.beside:
         other = newest_run(args.beside)
         if other.resolve() == folder.resolve():
-            raise UserError(f"--beside gives {folder}, the run that it is to lie beside")
+            raise UserError(f"--beside gives {folder}, which is also the run of --datapath; give "
+                            "another run")
         names = name_of(folder), name_of(other)
         if len(set(names)) == 1:
             names = str(folder), str(other)

@@ -80,23 +80,29 @@ def main(argv: list[str] | None = None) -> None:
 
 @torch.no_grad()
 def readout(policy: Policy, projector: Projector) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the readout weights of both heads in IC coordinates.
+    """Compute the readout weights of both heads in coordinates of the independent components (ICs).
 
-    They are the weights of a head times the change of the hidden units per unit of an IC, which is
-    a column of the inverse of the map from hidden units to ICs, not a row of the map: to raise one
-    IC and keep the others constant, the state has to move along this column. A unit of an IC is one
-    standard deviation over the recorded states.
+    They are the weights of a head times the change of the hidden units per unit of an IC. This
+    change is a column of the inverse of the map from hidden units to ICs, not a row of the map: to
+    raise one IC and keep all other ICs constant, the state has to move along this column. A unit of
+    an IC is one standard deviation over the recorded states.
 
     Returns:
-        Weights of the logits (A, I) and of the value (I,). Adding a constant to all logits does not
-        change the probabilities, so the figures show the logits minus their mean.
+        Weights of the logits (A, I) and of the value (I,), for A actions and I components. Adding a
+        constant to all logits does not change the probabilities, so the figures show the logits
+        minus their mean.
     """
     return (projector.gradient(policy.fc_policy.weight, "ica").numpy(),
             projector.gradient(policy.fc_value.weight, "ica")[0].numpy())
 
 
 def plot_actions(preferences: np.ndarray, title: str) -> Figure:
-    """Draw a heat map of the policy's weights (A, I), one row per action, one column per IC."""
+    """Draw a heat map of the policy's weights: one row per action, one column per component.
+
+    Args:
+        preferences: weights of the logits minus their mean over actions (A, I).
+        title: second line of the title.
+    """
     ics = [str(i) for i in range(preferences.shape[1])]
     return plot_matrices([Heatmap(preferences, "logit less the mean of all logits")],
                          Names(ACTION_LABELS, ics, "action", "IC"),
@@ -105,7 +111,12 @@ def plot_actions(preferences: np.ndarray, title: str) -> Figure:
 
 
 def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
-    """Draw the policy's weights (A, I) as bars, one panel per IC, one bar per action."""
+    """Draw the policy's weights as bars: one panel per component, one bar per action.
+
+    Args:
+        preferences: weights of the logits minus their mean over actions (A, I).
+        title: second line of the title.
+    """
     num_ics = preferences.shape[1]
     columns = min(num_ics, 4)
     rows = -(-num_ics // columns)
@@ -127,7 +138,7 @@ def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
 
 
 def plot_value(value: np.ndarray, title: str) -> Figure:
-    """Draw the readout weights of the value (I,) as bars, one per IC."""
+    """Draw the readout weights of the value (I,) as bars, one per component."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw_bars(axes, value)

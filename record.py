@@ -98,6 +98,7 @@ def steps_table(episode: Episode) -> pd.DataFrame:
 
 
 def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
+    """Write an episode, and a video of its enlarged frames with the actions marked."""
     video = None
     if with_video:
         video = (mark_action(enlarge(frame, VIDEO_SCALE), action)
@@ -148,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     levels = [(number, level) for number, level in own_levels if not writer.has(number)]
     num_finished = len(own_levels) - len(levels)
     if num_finished:
-        print(f"{num_finished} of {len(own_levels)} episodes are already there")
+        print(f"{num_finished} of {len(own_levels)} episodes are already recorded")
     started, frames, solved = time.monotonic(), 0, 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
                              PlayOptions(alter_logits=noise, edit=edit,

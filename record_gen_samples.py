@@ -93,8 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.join:
         plan = make_plan(args, explicit, parameters)
         for name in folder_names(args, parameters, plan, arm):
-            joined = join_samples(save_dir / name, max_samples * plan.samples_per_start)
-            print(f"{len(joined.numbers())} samples are in {joined.path}")
+            samples = join_samples(save_dir / name, max_samples * plan.samples_per_start)
+            print(f"{len(samples.numbers())} samples are in {samples.path}")
         return 0
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, arm))
@@ -143,13 +143,12 @@ def main(argv: list[str] | None = None) -> int:
             status = record_samples(sampler, folder, starts, starts_a_batch,
                                     not args.no_videos)
         if status:
-            print(f"stopped; the same command goes on with {folder.path}")
+            print(f"stopped; run the same command again to resume {folder.path}")
             return status
         print(f"{len(starts) * plan.samples_per_start} samples of {plan.num_steps} steps are in "
               f"{folder.path}")
     for folder, what in zip(folders[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
-        print(f"the pair, from the same starts: {folder.path} with the {what}, "
-              f"{folders[0].path} without")
+        print(f"from the same starts: {folder.path} with the {what}, {folders[0].path} without")
     return 0
 
 
@@ -166,7 +165,10 @@ def make_plan(args: argparse.Namespace, explicit: set[str], parameters: Paramete
     """Return the sampling plan; numbers of steps on the command line take precedence.
 
     Args:
-        trained_init_steps: number of initial steps with which the simulator was trained.
+        args: parsed flags.
+        explicit: names of the flags given on the command line.
+        parameters: parameter set with the values of these flags.
+        trained_init_steps: number of initial frames with which the simulator was trained.
     """
     actions = manual_actions(args.manual_action)
     saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)

@@ -63,7 +63,7 @@ def parser() -> Parser:
                          help="print the status of the stages and their jobs, and run nothing")
     cluster.add_argument("--cluster_file", type=Path, default=CLUSTER_FILE,
                          help="YAML file of the jobs' resource requests: time, memory, cores, GPUs")
-    job = flags.add_argument_group("for the jobs that --submit makes")
+    job = flags.add_argument_group("flags of the jobs that --submit creates")
     job.add_argument("--in_job", choices=sorted(SCHEDULERS),
                      help="run the stage of --only as a job of this scheduler, next to jobs of "
                           "other stages, and write no page")
@@ -87,10 +87,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.accept and (args.force or args.dry_run):
         flags.error("--accept runs nothing; give it without --force and --dry_run")
     if args.submit and (args.accept or args.force):
-        flags.error("--submit goes on with what is there; give it without --accept and --force")
+        flags.error("--submit resumes existing work; give it without --accept and --force")
     if (args.in_job or args.shard or args.join) and not (
             args.in_job and args.only and len(args.only) == 1):
-        flags.error("a job does one stage; give --in_job, --only and one stage")
+        flags.error("a job runs one stage; give --in_job, and --only with one stage")
     hyperparams = read_hyperparams()
     with yaml_given(hyperparams):
         return run(args, hyperparams)
@@ -143,7 +143,8 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
 
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
-    """Submit the stages that are neither done nor submitted, or print the commands."""
+    """Submit the stages that are neither done nor submitted, or with --dry_run print the commands;
+    returns the exit status."""
     experiment = pipeline.experiment
     command = [sys.executable, str(ROOT / "run_pipeline.py"), "--preset", args.preset,
                "--output_dir", str(experiment.path), "--exp_name", description["name"]]
@@ -164,7 +165,8 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
 
 
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
-    """Run a job's part of a stage; requeue the job if its time is up before it is done."""
+    """Run a job's part of a stage, and requeue the job if its time is up before the part is done;
+    returns the exit status."""
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()
     with experiment.opened_by_job(part.name):
@@ -182,7 +184,12 @@ def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
 
 
 def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[str]:
-    """Return the stages that the flags select.
+    """Return the names of the stages that the flags select.
+
+    Args:
+        names: names of all stages, in order.
+        first: value of --from; None if not given.
+        only: value of --only or --accept; None if not given.
 
     Raises:
         UserError: if there is no such stage; the message names the nearest one.

@@ -66,7 +66,8 @@ def parser() -> Parser:
                        key="analysis.saliency.sample_ids",
                        help="sample numbers, or a range; '0 to 100' excludes 100")
     add_direction_ids_flag(flags, "--direction_ids",
-                           f"directions that {DIRECTION} stands for, likewise")
+                           f"numbers of the directions that {DIRECTION} stands for, or a range "
+                           "such as 0 to 16, which excludes 16")
     add_direction_type_flag(flags)
     flags.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
                        key="analysis.saliency.common_timesteps",
@@ -80,11 +81,12 @@ def parser() -> Parser:
                             "names indicate this")
     flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.difference_demo_sample_ids",
-                       help=f"numbers of samples for which {VALUE} is shown with and without "
-                            "these gradients, if it is among the functions; '0 to 0' for none")
+                       help="numbers of samples in which the saliency of the value with and "
+                            f"without gradients through the environment is compared, if {VALUE} "
+                            "is among the functions; '0 to 0' for none")
     flags.add_argument("--difference_demo_dir", type=Path,
-                       help="folder of this demonstration; demo_with_without_env_grads next to "
-                            "the samples if not given")
+                       help="folder of this comparison; demo_with_without_env_grads next to the "
+                            "samples if not given")
     add_direction_flags(flags)
     add_shard_flags(flags, "the samples")
     flags.add_argument("--no_videos", action="store_true", help="do not write videos")
@@ -153,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen = args.shard.of(chosen, args.batch_size)
         status = write(saliency, SaliencyFolder(folder), chosen, *options)
         if status:
-            print("stopped; the same command without --overwrite goes on")
+            print("stopped; run the same command without --overwrite to resume")
             return status
         if write is write_saliency:
             print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
@@ -165,9 +167,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.shard != WHOLE and shared.notes.exist():
         shared.notes.finish(args.shard)
     if saliency.diverging:
-        print(f"in {len(saliency.diverging)} samples, {min(saliency.diverging)} among them, the "
-              "agent's own actions do not lead to the recorded frames that the pictures have below "
-              "the colours; were they recorded with other actions, or in another precision?")
+        print(f"in {len(saliency.diverging)} samples, such as sample {min(saliency.diverging)}, "
+              "the agent's own actions do not lead to the recorded frames that are shown below "
+              "the saliency; were they recorded with other actions, or in another precision?")
     return 0
 
 

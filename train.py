@@ -30,7 +30,7 @@ from common.errors import UserError, script_main
 from common.files import sha256
 from maze.level.regions import add_cheese_region_flag, cheese_region
 
-# Flags that may differ when a run is resumed; the others are fixed by the run.
+# Flags that may differ when a run is resumed; all other flags are fixed by the run.
 RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
              "device", "gpu_device", "log_level", "resume"}
 
@@ -79,7 +79,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> int:
-    """Train as the flags specify, together with the other processes; returns the exit status."""
+    """Train as the flags specify; returns the exit status.
+
+    Args:
+        args: parsed flags.
+        explicit: names of the flags given on the command line.
+        world: the group of training processes.
+    """
     compute = resolve_compute(args.device, args.gpu_device, args.precision, world.local_rank)
     if args.resume:
         folder = args.resume
@@ -111,7 +117,7 @@ def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> i
         print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
               f"agent: {agent_files(run.folder)[-1]}")
         if not run.finished:
-            print(f"to go on:\n    {world.launcher} train.py --resume "
+            print(f"to resume:\n    {world.launcher} train.py --resume "
                   f"{shlex.quote(str(run.folder))}")
     return status
 
@@ -129,7 +135,11 @@ def checksum(teacher_file: str) -> str:
 
 
 def resumed_settings(args, explicit: set[str]) -> TrainSettings:
-    """Return the settings of the run to resume, updated by the flags that may change."""
+    """Return the settings of the run to resume, updated by the flags that may change.
+
+    Raises:
+        UserError: if there is no run, or another flag was given.
+    """
     if not (args.resume / RESUME_NAME).is_file():
         raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
     for name in sorted(explicit - RESUMABLE):

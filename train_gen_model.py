@@ -26,7 +26,7 @@ from generative.runs import (
 )
 from generative.training import SimulatorTraining
 
-# Flags that may differ when a run is resumed; the others are fixed by the run.
+# Flags that may differ when a run is resumed; all other flags are fixed by the run.
 RESUMABLE = {"resume", "agent_file", "data_dir", "max_batches", "epochs", "lr", "log_interval",
              "save_interval", "device", "gpu_device", "precision", "log_level"}
 
@@ -51,7 +51,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
           world: Distributed) -> int:
-    """Train as the flags specify, together with the other processes; returns the exit status."""
+    """Train as the flags specify; returns the exit status.
+
+    Args:
+        args: parsed flags.
+        explicit: names of the flags given on the command line.
+        parameters: parameter set with the values of these flags.
+        world: the group of training processes.
+    """
     common = parameters.common
     compute = resolve_compute(common.device, common.gpu_device, args.precision, world.local_rank)
     if args.resume:
@@ -81,13 +88,17 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
         print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; "
               f"simulator: {run.newest_checkpoint}")
         if not run.finished:
-            print(f"to go on:\n    {world.launcher} train_gen_model.py --agent_file "
+            print(f"to resume:\n    {world.launcher} train_gen_model.py --agent_file "
                   f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(run.folder))}")
     return status
 
 
 def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorRunSettings:
-    """Return the settings of the run to resume, updated by the flags that may change."""
+    """Return the settings of the run to resume, updated by the flags that may change.
+
+    Raises:
+        UserError: if there is no run, or another flag was given.
+    """
     if not checkpoints(args.resume):
         raise UserError(f"{args.resume} holds no run to resume: there is no checkpoint in it")
     for name in sorted(explicit - RESUMABLE):

@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {num_figures} figures to {plots}, matrices to {data}")
     cosines = correlations.cosines
     largest = np.abs(cosines - np.eye(len(cosines))).max(initial=0)
-    print(f"directions of different components have cosines of at most {largest:.2f} in size")
+    print("absolute cosines between directions of different components are at most "
+          f"{largest:.2f}")
 
 
 if __name__ == "__main__":

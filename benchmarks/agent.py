@@ -122,6 +122,7 @@ class Training:
 
 
 def measure_training() -> None:
+    """Compare the speed of training with that of the plain variant."""
     times = measure_apart({"ours": (Training, CONFIG, "easy", 2),
                            "plain": (Training, CONFIG, "easy", 2, True)}, REPEATS)
     steps, seconds = CONFIG.n_envs * CONFIG.n_steps, {}
@@ -141,8 +142,8 @@ def environment_seconds() -> float:
     actions = np.random.RandomState(0).randint(0, 15, (CONFIG.n_steps, CONFIG.n_envs))
 
     def play() -> None:
-        for of_step in actions.astype(np.int32):
-            env.act(of_step)
+        for step_actions in actions.astype(np.int32):
+            env.act(step_actions)
             env.observe()
 
     return cost_of(play).seconds
@@ -158,6 +159,7 @@ def measure_kickstarting() -> None:
 
 
 def measure_recording() -> None:
+    """Measure the speed of recording, with and without videos."""
     with tempfile.TemporaryDirectory() as folder:
         for name, more in (("without videos", ["--no_videos"]), ("with videos", [])):
             print(f"recording {name}: ", end="", flush=True)
@@ -170,6 +172,7 @@ def random_frames(number: int) -> np.ndarray:
 
 
 def measure_hooks() -> None:
+    """Measure the cost of scopes of patches per forward pass."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     policy = build_policy("impala", 256, recurrent=True, learned_initial_state=True)
@@ -186,13 +189,14 @@ def measure_hooks() -> None:
 
     seconds = measure_in_turns({name: functools.partial(forward, scope)
                                 for name, scope in scopes.items()}, HOOKED_REPEATS)
-    for name, of_scope in seconds.items():
-        say(f"hooks, {name}: {1000 * of_scope:.2f} ms for {HOOKED_FRAMES} frames, "
-            f"{100 * (of_scope / seconds['no scope'] - 1):+.1f} %")
+    for name, duration in seconds.items():
+        say(f"hooks, {name}: {1000 * duration:.2f} ms for {HOOKED_FRAMES} frames, "
+            f"{100 * (duration / seconds['no scope'] - 1):+.1f} %")
     torch.set_num_threads(threads)
 
 
 def measure_scan() -> None:
+    """Measure the cost of a scan of channels."""
     policy = FLOAT32.place(build_policy("impala", 256, False, False))
     scanned = ScanFrames(random_frames(SCANNED_FRAMES), np.arange(SCANNED_FRAMES))
     value = OUTCOMES["value"]

@@ -93,7 +93,17 @@ def measure_scripts(folder: Path) -> None:
 
 def plain_loop(policy: Policy, layer: str, frames: RecordedFrames, integration: Integration
                ) -> np.ndarray:
-    """Compute the attributions of the value on B frames (B, C, H, W) with the plain loop."""
+    """Compute the attributions of the value on B frames with the plain loop.
+
+    Args:
+        policy: the agent.
+        layer: name of the layer that the value is attributed to, of shape (C, H, W).
+        frames: the frames.
+        integration: nodes and weights of the integration.
+
+    Returns:
+        Attributions (B, C, H, W).
+    """
     images, entering = map(torch.from_numpy, (frames.frames, frames.entering))
     module = policy.get_submodule(layer)
     attributions = []
@@ -124,21 +134,21 @@ def measure_loop(folder: Path) -> None:
     for bottleneck in find_bottlenecks(policy, [*LAYERS]):
         attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs_named((VALUE,)),
                                               integration)
-        found: dict[str, np.ndarray] = {}
+        results: dict[str, np.ndarray] = {}
 
-        def ours(attributor=attributor, found=found) -> None:
-            found["ours"] = np.concatenate([attributor.attribute(
+        def ours(attributor=attributor, results=results) -> None:
+            results["ours"] = np.concatenate([attributor.attribute(
                 attributor.run_prefix(piece.frames, piece.entering), piece.actions,
                 np.ones(1)).values[0] for piece in pieces])
 
-        def plain(layer=bottleneck.layer.name, found=found) -> None:
-            found["plain"] = plain_loop(policy, layer, frames, integration)
+        def plain(layer=bottleneck.layer.name, results=results) -> None:
+            results["plain"] = plain_loop(policy, layer, frames, integration)
 
         seconds = measure_in_turns({"ours": functools.partial(processor_time, ours),
                                     "plain": functools.partial(processor_time, plain)}, 1)
         # Single cells differ if rounding decides whether a unit is active.
-        difference = np.abs(found["ours"] - found["plain"]).sum()
-        assert difference < 1e-3 * np.abs(found["plain"]).sum()
+        difference = np.abs(results["ours"] - results["plain"]).sum()
+        assert difference < 1e-3 * np.abs(results["plain"]).sum()
         say(f"{len(frames.frames)} frames at {bottleneck.name}: {seconds['ours']:.2f} s of "
             f"processor time, plain loop {seconds['plain']:.2f} s, "
             f"{seconds['plain'] / seconds['ours']:.1f} times as long")

@@ -38,8 +38,8 @@ class Stage:
         sizes: measured amounts of work, in these units.
         arguments: arguments of the script, with the placeholders {size} for the amount, {folder}
             for a new output folder, and {work} for the folder with the inputs.
-        division: what two processes run: "ranks" of a training or "shards"; None if the work
-            cannot be divided.
+        division: how two processes share the work: as "ranks" of a training or as "shards"; None
+            if the work cannot be divided.
     """
 
     unit: str
@@ -75,7 +75,15 @@ STAGES = {
 
 
 def command(script: str, size: int, folder: Path, *more: str, num_ranks: int = 1) -> list[str]:
-    """Return the command that runs a stage, or its ranks, in an output folder inside ``work``."""
+    """Return the command line that runs a stage.
+
+    Args:
+        script: name of the script, a key of STAGES.
+        size: amount of work.
+        folder: new output folder, next to the inputs.
+        more: further arguments.
+        num_ranks: number of processes of a training, started by torchrun if above 1.
+    """
     launcher = [sys.executable]
     if num_ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
@@ -94,7 +102,12 @@ def seconds_of(*commands: list[str]) -> float:
 
 
 def measure(script: str, work: Path) -> None:
-    """Measure a stage and print its row of the table."""
+    """Measure a stage and print its row of the table.
+
+    Args:
+        script: name of the script, a key of STAGES.
+        work: folder with the inputs, for new output folders.
+    """
     stage = STAGES[script]
 
     def new_folder(name: str) -> Path:
@@ -105,17 +118,17 @@ def measure(script: str, work: Path) -> None:
 
     times = [seconds_of(command(script, size, new_folder(str(size)))) for size in stage.sizes]
     slope, fixed = np.polyfit(stage.sizes, times, 1)
-    gained, size, folder = "cannot be divided", stage.sizes[-1], new_folder("two")
+    speedup, size, folder = "cannot be divided", stage.sizes[-1], new_folder("two")
     if stage.division == "ranks":
-        gained = f"{times[-1] / seconds_of(command(script, size, folder, num_ranks=2)):.2f}"
+        speedup = f"{times[-1] / seconds_of(command(script, size, folder, num_ranks=2)):.2f}"
     elif stage.division == "shards":
         together = seconds_of(*(command(script, size, folder, "--shard", f"{part}/2")
                                 for part in (1, 2)))
         together += seconds_of(command(script, size, folder, "--join"))
-        gained = f"{times[-1] / together:.2f}"
+        speedup = f"{times[-1] / together:.2f}"
     measured = ", ".join(f"{size}: {seconds:.1f} s" for size, seconds in zip(stage.sizes, times))
     say(f"| `{script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
-        f"{1000 * slope:.3g} s | {gained} |")
+        f"{1000 * slope:.3g} s | {speedup} |")
 
 
 def main() -> None:

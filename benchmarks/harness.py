@@ -45,16 +45,16 @@ def separate_process(make: Callable[..., Callable], *args: object
         yield functools.partial(process.submit, _work)
 
 
-_made: Callable = print  # the work, in the separate process
+_call: Callable = print  # the work, in the separate process
 
 
 def _prepare(make: Callable[..., Callable], args: tuple) -> None:
-    global _made
-    _made = make(*args)
+    global _call
+    _call = make(*args)
 
 
 def _work(*args: object) -> Any:
-    return _made(*args)
+    return _call(*args)
 
 
 def measure_in_turns(candidates: Mapping[str, Callable[[], Any]], repeats: int,
@@ -76,11 +76,14 @@ def measure_in_turns(candidates: Mapping[str, Callable[[], Any]], repeats: int,
 
 
 def measure_apart(candidates: Mapping[str, tuple], repeats: int) -> dict[str, Any]:
-    """Like ``measure_in_turns``, with every candidate in a separate process.
+    """Call candidates alternately, each in a separate process; see ``measure_in_turns``.
 
     Args:
         candidates: arguments of ``separate_process`` by name.
         repeats: number of measured calls of each candidate.
+
+    Returns:
+        Medians of the results of each candidate, by name.
     """
     with contextlib.ExitStack() as stack:
         calls = {name: stack.enter_context(separate_process(*candidate))
@@ -153,7 +156,12 @@ def run_script(main: Callable[[list[str]], int | None], *argv: object) -> None:
 
 @contextlib.contextmanager
 def recorded(num_episodes: int, *more: str) -> Iterator[Path]:
-    """Yield a folder with a recording (``data``) of the shipped agent in hard mode."""
+    """Yield a folder whose subfolder ``data`` is a recording of the shipped agent in hard mode.
+
+    Args:
+        num_episodes: number of episodes.
+        more: further arguments of record.py.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(None):
             run_script(record.main, "--agent_file", AGENT, "--distribution_mode", "hard",
@@ -163,7 +171,12 @@ def recorded(num_episodes: int, *more: str) -> Iterator[Path]:
 
 
 def parts_to_measure(description: str | None, parts: Mapping[str, Part]) -> dict[str, Part]:
-    """Parse the command line of a benchmark; return its parts, or the part that was selected."""
+    """Parse the command line of a benchmark, and return the selected part, or all parts.
+
+    Args:
+        description: description for ``--help``.
+        parts: parts of the benchmark by name.
+    """
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure only this part")

@@ -28,8 +28,8 @@ def frames_of(states: list[MazeState], source: Callable[[MazeState], FrameSource
         source: returns the frame source of a level.
     """
     squares = [np.array(state.grid.squares(without_cheese=True)) for state in states]
-    return np.concatenate([source(state)(of_state, np.zeros(len(of_state), np.int64))
-                           for state, of_state in zip(states, squares)])
+    return np.concatenate([source(state)(positions, np.zeros(len(positions), np.int64))
+                           for state, positions in zip(states, squares)])
 
 
 def main() -> None:

@@ -83,13 +83,13 @@ class TrainingProcess:
 
 
 def agent_training(config: AgentConfig, world: Distributed) -> Callable:
-    """Return a rollout and an update of the agent."""
+    """Return a function that collects a rollout and updates the agent on it."""
     return Training(config, "hard", 0, world=world)
 
 
 def simulator_training(settings: SimulatorRunSettings, folder: Path, world: Distributed
                        ) -> Callable:
-    """Return a training batch of the simulator."""
+    """Return a function that trains the simulator on one batch."""
     run = SimulatorTraining(folder, settings, resolve_compute("cpu"), world)
     windows = some_batch(run.dataset, settings.training.batch_size, world)
     return functools.partial(run.one_batch, windows)
@@ -101,7 +101,8 @@ def free_port() -> int:
 
 
 def slowest(calls: list[Callable[[], Future]]) -> float:
-    """Do a unit of work in all processes at the same time, and return the longest duration."""
+    """Do a unit of work in all processes at the same time, and return the longest duration in
+    seconds."""
     futures = [call() for call in calls]
     return max(future.result() for future in futures)
 

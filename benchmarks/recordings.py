@@ -25,7 +25,7 @@ NUM_WINDOWS = 512
 
 
 def random_episode(number: int) -> EpisodeArrays:
-    """Return a random episode of LENGTH steps."""
+    """Return a random episode of LENGTH frames; ``number`` is its seed."""
     rng = np.random.default_rng(number)
     steps = pd.DataFrame({
         "level_seed": number, "episode_step": np.arange(LENGTH), "reward": 0.0,

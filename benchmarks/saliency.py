@@ -45,7 +45,8 @@ def published_simulator() -> Simulator:
 
 
 def coordinates(hidden_states: Tensor, direction_type: str) -> Tensor:
-    """Return coordinates along random orthogonal directions."""
+    """Return coordinates (…, 64) of hidden states (…, 64) along random orthogonal directions; the
+    type of the directions is ignored."""
     directions, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))
     return hidden_states @ torch.from_numpy(directions.astype(np.float32))
 
@@ -61,10 +62,10 @@ def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunctio
     steps = simulator.imagine(start, draw, SETTINGS.num_sim_steps)
     scalar = function(steps, SETTINGS.common_timesteps, coordinates).mean()
     names = [field.name for field in dataclasses.fields(Gradients)]
-    found = torch.autograd.grad(scalar, [getattr(step, name) for name in names for step in steps],
-                                materialize_grads=True)
-    return Gradients(*(torch.stack(found[begin:begin + len(steps)]).mean(dim=1)
-                       for begin in range(0, len(found), len(steps))))
+    gradients = torch.autograd.grad(
+        scalar, [getattr(step, name) for name in names for step in steps], materialize_grads=True)
+    return Gradients(*(torch.stack(gradients[begin:begin + len(steps)]).mean(dim=1)
+                       for begin in range(0, len(gradients), len(steps))))
 
 
 def main() -> None:
@@ -89,9 +90,9 @@ def main() -> None:
         return [one_function(simulator, copies[0], function)
                 for function in functions[:PLAIN_FUNCTIONS]]
 
-    for function, mine, theirs in zip(functions, ours(1), plain()):
-        for name in vars(mine):
-            a, b = getattr(mine, name)[0], getattr(theirs, name)
+    for function, fast_gradients, plain_gradients in zip(functions, ours(1), plain()):
+        for name in vars(fast_gradients):
+            a, b = getattr(fast_gradients, name)[0], getattr(plain_gradients, name)
             assert (a - b).norm() <= 0.01 * b.norm(), f"{name} of {function.name}"
     say(f"both variants agree in {PLAIN_FUNCTIONS} functions")
     slow, *fast = measure_in_turns(

@@ -86,13 +86,20 @@ class PlainTraining(SimulatorTraining):
 
 
 def some_batch(dataset: RolloutDataset, batch_size: int, world: Distributed = SINGLE) -> Windows:
-    """Return this process's windows of a random batch."""
+    """Return this process's windows of a random batch of ``batch_size`` windows."""
     numbers = np.random.default_rng(0).permutation(len(dataset))[:batch_size]
     return dataset.batch(numbers[world.local_slice(batch_size)])
 
 
 class Training:
-    """A variant of training; a call takes a step and returns its seconds."""
+    """A variant of training; a call takes a training step and returns its duration in seconds.
+
+    Args:
+        is_plain: whether to use the plain variant.
+        recording: folder whose subfolder ``data`` is the recording.
+        folder: folder of the training run.
+        batch_size: number of windows of the batch.
+    """
 
     def __init__(self, is_plain: bool, recording: Path, folder: Path, batch_size: int):
         settings = settings_for("defaults", recording, BATCH_SIZES[0], NUM_STEPS)
@@ -119,7 +126,14 @@ def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
 
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
-    """Print the share of each part in the time of a training step, forward plus backward."""
+    """Print the share of each part of the simulator in the time of a training step, forward plus
+    backward.
+
+    Args:
+        run: the training run.
+        batch: the batch of the step.
+        seconds: duration of the step.
+    """
     simulator, draw = run.simulator, LatentSampler("sample")
     frames = batch.images.flatten(0, 1)  # (T*B, C, H, W)
     with torch.no_grad(), run.compute.autocast():

@@ -51,14 +51,14 @@ from stats.study import BASELINE, measure_conditions, write_effects
 
 
 class _ArmFolder(NpyFolder):
-    """The arrays of a condition, with as many steps as the lengths of the runs say."""
+    """Folder format of ``ArmRuns``: the number of steps must equal the sum of the runs' lengths."""
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> None:
         super().check(arrays)
         lengths, num_steps = arrays["lengths"], len(arrays["actions"])
         if (lengths < 1).any() or lengths.sum() != num_steps:
-            raise UserError(f"actions of an arm has {num_steps} steps, but its lengths come to "
-                            f"{lengths.sum()}, or a run has no step")
+            raise UserError(f"the arrays of an arm have {num_steps} steps, but the lengths of its "
+                            f"runs, which must be positive, sum to {lengths.sum()}")
 
 
 _ARM = _ArmFolder({
@@ -250,11 +250,19 @@ def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
 
 
 def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
-    """Compute the outcomes of each run, in the order of ``chosen_outcomes``, float64 (N, K).
+    """Compute the outcomes of each run, in the order of ``chosen_outcomes``.
 
     The step of the first jump is counted from 0; if the agent never jumps, it is the run's length.
     The outcome DIVERGENCE compares each run with the unaltered run from the same start, see
     ``divergence``.
+
+    Args:
+        runs: runs under one condition.
+        unaltered: runs without any intervention, from the same starts.
+        simulated: whether the runs are simulations.
+
+    Returns:
+        Outcomes, float64 (N, K).
     """
     num_runs = len(runs.starts)
     run = np.repeat(np.arange(num_runs), runs.lengths)  # (S,)
@@ -277,7 +285,7 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
 
 
 def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
-    """Find the steps at which the actions of two conditions differ.
+    """Mark the steps at which the actions of two conditions differ.
 
     A step counts until both runs of the pair have ended. The pair differs at a step if the actions
     differ, or if only one of the runs has ended. Runs from the same start sample their actions with
@@ -287,7 +295,7 @@ def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarra
         Two bool arrays (N, T): whether each pair differs at each step, and whether the step counts.
     """
     num_steps = max(runs.lengths.max(), unaltered.lengths.max())
-    a, b = (each.padded_actions(num_steps) for each in (runs, unaltered))
+    a, b = runs.padded_actions(num_steps), unaltered.padded_actions(num_steps)
     return a != b, (a >= 0) | (b >= 0)
 
 
@@ -317,7 +325,9 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
     """Compute the effect of each condition on each outcome.
 
     Args:
+        conditions: interventions and controls.
         runs: runs by name of the condition.
+        unaltered: runs without any intervention, from the same starts.
         simulated: whether the runs are simulations.
         seed: seed of the bootstrap and the sign flips.
         verdicts: see ``stats.effects.compare_conditions``.
@@ -331,19 +341,28 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
     """
     return compare_conditions(
         conditions, chosen_outcomes(simulated), outcomes_of(unaltered, unaltered, simulated),
-        np.stack([outcomes_of(runs[each.name], unaltered, simulated) for each in conditions]),
-        seed, moved={each.name: float(runs[each.name].moved) for each in conditions},
-        verdicts=verdicts)
+        np.stack([outcomes_of(runs[condition.name], unaltered, simulated)
+                  for condition in conditions]),
+        seed, moved={condition.name: float(runs[condition.name].moved)
+                     for condition in conditions}, verdicts=verdicts)
 
 
 def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[ConditionSet],
                    settings: Mapping[str, Any], description: str, wording: Wording,
                    overwrite: bool, shard: Shard) -> None:
-    """Play under all conditions that are missing in a folder; if not sharded, also write results.
+    """Play under all conditions whose runs are missing in a folder, and, unless the work is divided
+    into shards, write the results.
 
     Args:
-        settings: settings of the folder in addition to those of playground and conditions.
+        store: result store of the folder.
+        playground: real levels or simulated starts.
+        sets: conditions to compare.
+        settings: settings of the folder in addition to those of playground and conditions; must
+            include ``seed``.
         description: description of the runs, for report and figure.
+        wording: terms for interventions and controls in the report.
+        overwrite: delete the previous contents of the folder.
+        shard: part of the conditions that this process plays.
     """
     conditions = [condition for group in sets for condition in group.conditions]
     std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
@@ -372,7 +391,8 @@ def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
     published tables.
 
     Args:
-        notes: conditions and their description, as stored by each shard.
+        store: result store of the folder.
+        notes: conditions, seed, description and wording, as stored by each shard.
     """
     conditions = [Condition(**condition) for condition in notes["arms"]]
     wording, simulated = Wording(**notes["wording"]), notes["simulated"]
@@ -382,7 +402,7 @@ def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
     over_time = divergence_over_time(conditions, runs, unaltered)
     if wording != DIRECTIONS:
         for size in ("norm", "relative"):
-            if all(getattr(each, size) is not None for each in runs.values()):
+            if all(getattr(arm, size) is not None for arm in runs.values()):
                 table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
     store.write("divergence", value=over_time)
     write_effects(store, table, chosen_outcomes(simulated), wording, notes["what"], over_time)

@@ -37,8 +37,8 @@ _Swap = tuple[list[int], list[int | None]]  # source directions and target direc
 
 def add_comparison_flags(flags: Parser) -> None:
     """Add the flags that define interventions and their controls."""
-    add_direction_ids_flag(flags, "--directions", "independent components to take out, one at a "
-                           "time: ids, or a range such as 0 to 16")
+    add_direction_ids_flag(flags, "--directions", "independent components to remove, one at a "
+                           "time: numbers, or a range such as 0 to 16, which excludes 16")
     flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
                        help="swaps of components: 10:12 applies the change along component 10 to "
                             "component 12 instead; 10:12,5:None also removes component 5")
@@ -59,7 +59,8 @@ def add_comparison_flags(flags: Parser) -> None:
                             "or all. PART: layer, channel or cell. Options follow after commas: "
                             "outcome=value (or entropy, or the name of an action such as right, "
                             "for its log-probability) and report=20. Parts are ranked on half of "
-                            "the --num_episodes levels; the 20 strongest are tested on the rest. "
+                            "the --num_episodes levels; the 20 strongest are tested on the other "
+                            "half. "
                             "Example: zero@embedder.block2.res1.resadd=channel,outcome=right")
 
 
@@ -68,7 +69,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
                     from_step: int) -> ConditionSet:
     """Return the conditions that remove or swap directions, and their controls.
 
-    Controls apply each pattern of swaps to random directions (``Projector.turned``).
+    Controls apply each pattern of swaps to random directions, see ``Projector.turned``.
 
     Args:
         directions: numbers of the directions to remove, one at a time.
@@ -86,7 +87,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
     pairs += map(_parse_swap, swaps)
     names = [f"ic_{swap_name(*pair)}" for pair in pairs]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"the alteration {repeated[0]} is asked for twice")
+        raise UserError(f"the alteration {repeated[0]} is given twice")
 
     def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
         turned = projector if turn is None else projector.turned(turn)
@@ -143,8 +144,7 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
         UserError: if patches cannot be opened, or cannot have controls of this kind.
     """
     if (kind == OTHERS) != bool(vector_files):
-        raise UserError(f"--patch_controls {OTHERS} takes the files of other vectors, and only it "
-                        "does; give --control_vectors with it")
+        raise UserError(f"--patch_controls {OTHERS} and --control_vectors require each other")
     policy, reference = playground.policy, functools.cache(
         lambda: playground.reference(*references))
     opening = Opening(policy, playground.env, reference, playground.edit)
@@ -170,11 +170,11 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
                                   "matched": control.matched}, control.matched))
     patterns = [control.pattern for control in controls if not control.matched]
     description = f"{num_controls} controls of each list of patches" + "".join(
-        f"; {patterns.count(name)} controls of {name} are the nearest there are, with a change "
-        "that is not as large within a quarter" for name in dict.fromkeys(patterns))
+        f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "
+        "differs by more than a quarter" for name in dict.fromkeys(patterns))
     if num_levels := count_vector_levels(arms.values(), playground.levels):
-        warning = (f"a vector was made on {num_levels} of these levels, so that they are no "
-                   "evidence beyond them: another --seed draws others")
+        warning = (f"a vector was computed on {num_levels} of these levels, so effects on them do "
+                   "not show that it generalises; use another --seed to draw other levels")
         logger.warning(warning)
         description += f"; {warning}"
     return ConditionSet(conditions + controls,

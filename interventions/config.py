@@ -14,12 +14,12 @@ from common.parameters import id_list, one_of
 
 @dataclasses.dataclass(frozen=True)
 class SwapConfig:
-    """Directions of the hidden space to take out, and directions that replace them.
+    """Directions of the hidden space to remove, and directions that replace them.
 
     Attributes:
-        swap_directions_from: directions to take out of each change of state; None for no swap.
-        swap_directions_to: for each of them, the direction that gets the same amount instead, or
-            None.
+        swap_directions_from: directions to remove from each change of state; None for no swap.
+        swap_directions_to: for each removed direction, the direction that gets the same amount
+            instead, or None.
     """
 
     section: ClassVar[str] = "gen_model"

@@ -7,8 +7,8 @@ add or project, with a vector             PERMUTED (default): vector with its ce
                                           within each channel (units: permuted among each other);
                                           GAUSSIAN: Gaussian vector of the same norm; OTHERS:
                                           given vectors
-zero, mean, multiply, … of some channels  CHANNELS: random sets of as many channels, with a change
-                                          whose size differs by at most a quarter
+zero, mean, multiply, … of some channels  CHANNELS: random sets of equally many channels, with a
+                                          change whose size differs by at most a quarter
 set of some cells                         CELLS (default): the same values at other cells;
                                           CHANNELS: other channels at the same cells, with the
                                           value rescaled to their standard deviations
@@ -53,8 +53,8 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the change of every random set of channels is within a quarter of the size
-            of the patch's change; unmatched sets are the nearest ones.
+        matched: whether the size of the change of every random set of channels differs by at most
+            a quarter from that of the patch; unmatched sets are the most similar ones.
     """
 
     patches: tuple[Patch, ...]
@@ -68,7 +68,8 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
     """Draw controls of patches that are applied together.
 
     Args:
-        patches: opened patches, which name cells instead of squares.
+        policy: agent that the patches belong to.
+        patches: patches returned by ``interventions.patch_text.open_patches``.
         number: number of controls.
         seed: seed of the random draws.
         reference: frames on which the size of a change is measured; required for CHANNELS.
@@ -97,9 +98,9 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
 def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                  seed: int | np.random.SeedSequence
                  ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
-    """Draw random sets of as many channels, with a change of about the same size.
+    """Draw random sets of channels whose number and size of change match those of given channels.
 
-    Sets exclude the given channels if there are enough others.
+    Sets exclude the given channels if there are enough other channels.
 
     Args:
         sizes: squared change of each channel in each frame, in standard deviations (n, C).
@@ -108,22 +109,22 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
         seed: seed of the random draws.
 
     Returns:
-        The sets; the size of their changes (mean Euclidean norm over frames) relative to that of
-        ``channels`` (number,); and whether each is within a quarter of it, bool (number,). If too
-        few are, the nearest other sets follow.
+        The sets; the size of their changes (mean Euclidean norm over frames) divided by that of
+        ``channels`` (number,); and whether each size differs by at most a quarter, bool (number,).
+        If there are too few such sets, the most similar other sets follow.
 
     Raises:
         UserError: if there are fewer than ``number`` sets.
     """
     rng = np.random.default_rng(seed)
-    rest = np.setdiff1d(np.arange(sizes.shape[1]), channels)
-    pool = rest if len(rest) >= len(channels) else np.arange(sizes.shape[1])
+    remaining = np.setdiff1d(np.arange(sizes.shape[1]), channels)
+    pool = remaining if len(remaining) >= len(channels) else np.arange(sizes.shape[1])
     candidates = _sets(pool, len(channels), rng)
     candidates = candidates[(candidates != np.sort(channels)).any(axis=1)]
     if len(candidates) < number:
-        raise UserError(f"{number} controls cannot be drawn of a patch of {len(channels)} of "
-                        f"{sizes.shape[1]} channels: there are {len(candidates)} other sets of as "
-                        "many; patch fewer channels, or take fewer --num_controls")
+        raise UserError(f"{number} controls cannot be drawn for a patch of {len(channels)} of "
+                        f"{sizes.shape[1]} channels: there are {len(candidates)} other sets of "
+                        "this size; patch fewer channels, or use fewer --num_controls")
 
     def moved(sets: np.ndarray) -> np.ndarray:
         return np.concatenate([np.sqrt(sizes[:, part].sum(axis=2)).mean(axis=0)
@@ -139,10 +140,13 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
 
 def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
                   reference: ReferenceSet) -> np.ndarray:
-    """Compute the squared change of each channel in each reference frame if all are patched.
+    """Compute the squared change of each channel in each reference frame if all channels of a layer
+    are patched.
 
     Args:
-        patch: patch, applied to all channels of the layer here.
+        policy: the agent.
+        patch: patch whose selection of channels, steps and levels is ignored.
+        layer: the layer.
         reference: frames on which the change is measured.
 
     Returns:
@@ -151,20 +155,22 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
     Raises:
         UserError: if the patch cannot act on the layer.
     """
-    whole = dataclasses.replace(patch, channels=None, steps=None, levels=None, conditions=())
-    selection = whole.select(policy, layer)
+    unrestricted = dataclasses.replace(patch, channels=None, steps=None, levels=None,
+                                       conditions=())
+    selection = unrestricted.select(policy, layer)
     outputs = activations_of(policy, reference.frames, [layer.name],
                              reference.hidden_states)[layer.name]
     before = selection.take(outputs.reshape(len(outputs), layer.shape[0], -1))  # (n, C, M)
     numbers = np.arange(len(outputs))
     context = PatchContext(BatchInfo(numbers, 0 * numbers, numbers), None)
-    after = whole.bind(selection)(before, context)
+    after = unrestricted.bind(selection)(before, context)
     std = selection.broadcast(reference.std(policy, layer), "the standard deviations")
     change = torch.where(std > 0, (after - before) / std, torch.zeros_like(before))
     return change.square().sum(dim=2).double().cpu().numpy()
 
 
 def _default(patch: Patch) -> str:
+    """Return the default kind of the controls of a patch."""
     if isinstance(patch, Add) or (isinstance(patch, Project) and patch.channels is None):
         return PERMUTED
     if patch.cells is not None and (isinstance(patch, SetTo) or patch.channels is None):
@@ -180,11 +186,11 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
     """Draw controls of a patch with other vectors."""
     if not isinstance(patch, Add | Project):
         raise UserError(f"{patch.kind} at {patch.layer} has no vector, so it has no controls of "
-                        f"the kind '{kind}'; leave the kind out to have those of {patch.kind}")
+                        f"the kind '{kind}'; omit the kind to use the default of {patch.kind}")
     if kind == OTHERS:
         if len(others) < number:
-            raise UserError(f"{number} controls take as many other vectors, but there are "
-                            f"{len(others)}; give more, or take fewer --num_controls")
+            raise UserError(f"{number} controls need as many other vectors, but there are "
+                            f"{len(others)}; give more, or use fewer --num_controls")
         given: list[Any] = list(others[:number])
         return [(dataclasses.replace(patch, vector=vector), {"other vector": k}, True)
                 for k, vector in enumerate(given)]
@@ -219,8 +225,8 @@ def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Calla
                np.array([row * layer.shape[-1] + column for row, column in cells]))
     where = (..., channels[:, None], numbers)
     if len(channels) * len(numbers) < 2:
-        raise UserError(f"a vector of one entry of {layer.name} has no others to be permuted with "
-                        "or drawn for; change more of its entries")
+        raise UserError(f"the patch changes a single entry of {layer.name}, so its vector cannot "
+                        "be permuted or redrawn; change more entries")
     flat[where] = change(flat[where], np.random.default_rng(seed))
     return flat.reshape(*lead, *shape)
 
@@ -247,8 +253,8 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
     layers = layers_named(policy, patch.layer)
     if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
             isinstance(patch, Interchange) and not patch.words):
-        raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer that could "
-                        "be drawn for a control; name some, as in "
+        raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer, so no "
+                        "other channels can be drawn as controls; name some, as in "
                         f"{patch.kind}@{layers[0].name}:7,8")
     assert reference is not None
     [layer] = layers
@@ -265,17 +271,17 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
     """Draw controls that set other channels to the value, rescaled to their standard deviations."""
     if callable(patch.value) or isinstance(patch.value, Mapping):
         raise UserError(f"the value that is set at {patch.layer} differs from frame to frame, "
-                        f"so it has no controls of the kind '{CHANNELS}'; take '{CELLS}'")
+                        f"so it has no controls of the kind '{CHANNELS}'; use '{CELLS}'")
     std = reference.channel_stds(policy, layer).flatten().cpu().numpy()  # (C,)
     own = list(patch.channels or ())
     if not std[own].all():
         raise UserError(f"a channel of {patch.layer} that is set never varies in the reference "
-                        f"set, so its value has no size for other channels; take '{CELLS}' as "
-                        "controls")
+                        "set, so its value cannot be rescaled for other channels; use controls of "
+                        f"the kind '{CELLS}'")
     value = np.broadcast_to(np.array(torch.as_tensor(patch.value).cpu(), np.float32), layer.shape)
-    rest = np.setdiff1d(np.flatnonzero(std), own)
+    remaining = np.setdiff1d(np.flatnonzero(std), own)
     drawn = []
-    for channels in _distinct(rest, len(own), number, seeds, f"channels of {patch.layer}"):
+    for channels in _distinct(remaining, len(own), number, seeds, f"channels of {patch.layer}"):
         values = np.zeros(layer.shape, np.float32)
         ratio = (std[channels] / std[own]).reshape(-1, *[1] * (value.ndim - 1))
         values[channels] = value[own] * ratio
@@ -288,32 +294,35 @@ def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSeque
     """Draw controls of a patch at other cells."""
     if patch.cells is None:
         raise UserError(f"{patch.kind} at {patch.layer} names no cells, so it has no controls of "
-                        f"the kind '{CELLS}'; leave the kind out to have those of {patch.kind}")
+                        f"the kind '{CELLS}'; omit the kind to use the default of {patch.kind}")
     layer = layers_named(policy, patch.layer)[0]
-    others = np.array([cell for cell in np.ndindex(*layer.shape[1:]) if cell not in patch.cells])
-    return [(dataclasses.replace(patch, cells=tuple(map(tuple, others[chosen].tolist()))),
-             {"cells": others[chosen].tolist()}, True)
-            for chosen in _distinct(np.arange(len(others)), len(patch.cells), number, seeds,
+    pool = np.array([cell for cell in np.ndindex(*layer.shape[1:]) if cell not in patch.cells])
+    return [(dataclasses.replace(patch, cells=tuple(map(tuple, pool[chosen].tolist()))),
+             {"cells": pool[chosen].tolist()}, True)
+            for chosen in _distinct(np.arange(len(pool)), len(patch.cells), number, seeds,
                                     f"cells of {patch.layer}")]
 
 
 def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSequence,
               what: str) -> np.ndarray:
-    """Draw ``number`` distinct random sets of entries of a pool (number, size).
+    """Draw ``number`` distinct random sets of ``size`` entries of a pool (number, size).
+
+    Args:
+        what: name of the entries, for the message.
 
     Raises:
         UserError: if there are fewer than ``number`` sets.
     """
     sets = _sets(pool, size, np.random.default_rng(seeds))
     if len(sets) < number:
-        raise UserError(f"{number} controls take as many other sets of {size} {what}, but there "
-                        f"are {len(sets)}; change fewer, or take fewer --num_controls")
+        raise UserError(f"{number} controls need as many other sets of {size} {what}, but there "
+                        f"are {len(sets)}; patch fewer of them, or use fewer --num_controls")
     return sets[:number]
 
 
 def _sets(pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return distinct sets of entries of a pool (S, size) in random order: all, or a sample if
-    there are too many. Each set is in ascending order."""
+    """Return distinct sets of ``size`` entries of a pool (number of sets, size) in random order:
+    all sets, or a random sample if there are too many. The entries of a set are ascending."""
     if math.comb(len(pool), size) <= _CANDIDATES:
         return rng.permutation(np.array(list(itertools.combinations(pool, size)), dtype=np.int64
                                         ).reshape(-1, size))

@@ -97,7 +97,7 @@ def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") ->
     """Add the flags that define swaps of directions; see ``add_direction_flags``."""
     parser.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
                         key="gen_model.swap_directions_from",
-                        help="directions of the hidden space to take out of every change of the "
+                        help="directions of the hidden space to remove from every change of the "
                              "agent's state")
     parser.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
                         key="gen_model.swap_directions_to",
@@ -158,8 +158,8 @@ def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
     """
     arms = patch_arms(args)
     if len(arms) > 1:
-        raise UserError(f"--patch and --patch_file mean {len(arms)} arms, and here is room for "
-                        "one; leave sweeps out, or give one of the flags alone")
+        raise UserError(f"--patch and --patch_file define {len(arms)} arms, but this script plays "
+                        "only one; use a file without sweeps, and only one of the two flags")
     return next(iter(arms.values()), ())
 
 
@@ -189,10 +189,12 @@ class OpenedPatches:
 
     @contextlib.contextmanager
     def scope(self, policy: Policy, *before: Patch) -> Iterator[ActivePatches]:
-        """Context manager that applies the patches; on exit, warns of each that never acted.
+        """Context manager that applies the patches; on exit, logs a warning for each patch that
+        never acted.
 
         Args:
-            before: patches to apply before them.
+            policy: the agent.
+            before: patches to apply before the opened patches.
 
         Yields:
             The active patches.
@@ -205,10 +207,12 @@ class OpenedPatches:
 def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
              env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
              edit: LevelEdit | None = None) -> OpenedPatches:
-    """Open the patches of a script.
+    """Open the patches of a script, see ``interventions.patch_text.open_patches``.
 
     Args:
+        patches: patches as parsed from the flags.
         args: parsed arguments, with the flags of ``add_patch_flags``.
+        policy: the agent.
         env: configuration of the game; None in the simulator.
         reference: function that maps a size and a seed to a reference set; called only if a patch
             needs one.
@@ -271,7 +275,7 @@ def configured_name(swap: SwapConfig, random_directions: int | None) -> str | No
 def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, dict[str, str]]],
               device: torch.device | str, random_directions: int | None,
               from_step: int = 0) -> Swap | None:
-    """Return the configured swap, or None if there is none.
+    """Build the patch of the configured swap; return None if no swap is configured.
 
     Args:
         swap: configured directions.

@@ -1,7 +1,9 @@
 """Files of the analysis of the agent's hidden states, in ``analysis/hx_analysis_precomp/``.
 
 The layout is as published, except for the file marked *. N is the number of recorded episodes, M
-the number of simulated samples. Rows are the states ``hx[1:]`` of all episodes, concatenated::
+the number of simulated samples. Rows are the states ``hx[1:]`` of all episodes, concatenated.
+Letters in shapes: D hidden units, P principal components, k independent components, C clusters, F
+NMF factors, T steps of a sample::
 
     hx_mu_N, hx_std_N                               mean and standard deviation of units (D,)
     hx_outlier_mask_N                               bool (rows,), True for a state that is kept,
@@ -10,7 +12,8 @@ the number of simulated samples. Rows are the states ``hx[1:]`` of all episodes,
     pcomponents_N                                   principal components (P, D)
     pc_loading_variances_N, pc_singular_values_N    variances and singular values (P,)
     hx_pca_N                                        principal coordinates (rows, P)
-    gen_hx_projected_realN_genM                     those of the simulated states (M * T, P)
+    gen_hx_projected_realN_genM                     principal coordinates of simulated states
+                                                    (M * T, P)
     ica_unmixing_matrix_hx_N, ica_mixing_matrix_hx_N    ICA matrices (k, k)
     ica_source_signals_hx_N                         independent coordinates (rows, k)
     clusters_hx_N                                   cluster of each row, -1 for none (rows,)

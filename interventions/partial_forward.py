@@ -3,7 +3,8 @@
 The order of computation is traced from the policy's own code by ``torch.fx``, and its own modules
 are called, so that patches and hooks at later layers act as in a full forward pass.
 
-Letters in shape comments: B frames, P patched passes, D hidden units, … the layer's own shape.
+Letters in shape comments: B frames, P patched passes, D hidden units, H W C a frame; … stands for
+the layer's own shape.
 """
 
 from __future__ import annotations

@@ -168,9 +168,9 @@ def parse_patch(text: str) -> Patch:
     match = _PATCH.match(text)
     if match is None:
         raise UserError(f"{where} has no @; a patch is {_USAGE}")
-    if rest := text[match.end():].strip(","):
-        raise UserError(f"{where}: '{rest}' is neither a channel nor an option with a value, such "
-                        "as steps=0:20")
+    if remainder := text[match.end():].strip(","):
+        raise UserError(f"{where}: '{remainder}' is neither a channel nor an option with a value, "
+                        "such as steps=0:20")
     *heads, options = match.groups()
     names = ("kind", "layer", "channels", "value")
     entries = {name: entry for name, entry in zip(names, heads) if entry is not None}
@@ -225,7 +225,7 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
 
 
 def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
-    """Read the arms of a YAML file: one list of patches, or several if the file has sweeps.
+    """Read the arms (lists of patches) of a YAML file: one arm, or several if the file has sweeps.
 
     Raises:
         UserError: if the file is missing or damaged, or a part is invalid; the message names it.
@@ -267,7 +267,7 @@ def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
 
 
 def arm_name(patches: Sequence[Patch]) -> str:
-    """Return the name of a list of patches for folders, reports and figures.
+    """Return a name of a list of patches for folders, reports and figures.
 
     Names longer than MAX_NAME are truncated and end in a checksum, which keeps them unique.
     """
@@ -397,4 +397,4 @@ def warn_of_unused(active: ActivePatches) -> None:
     """Log a warning for each patch with a text form that never acted."""
     for patch in active.never_applied():
         if patch.text:
-            logger.warning("the patch %s was never in force", patch.text)
+            logger.warning("the patch %s never acted on any frame", patch.text)

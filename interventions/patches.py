@@ -55,13 +55,14 @@ class SetTo(Patch):
     override: bool = False
 
     def bind(self, selection: Selection) -> PatchFn:
-        value, others = selection.values(_opened(self.value), "the value to set"), self.others
+        value = selection.values(_require_opened(self.value), "the value to set")
+        others = self.others
         if others is None:
             return lambda entries, context: value(context).expand_as(entries)
         layer = selection.layer
         if self.cells is None:
-            raise UserError(f"others={others:g} says what becomes of other cells, but the "
-                            f"patch of {layer.name} names no cell")
+            raise UserError(f"others={others:g} sets all other cells, but the patch of "
+                            f"{layer.name} names no cell; add cell=row.column")
         chosen = torch.zeros(layer.shape[1:], dtype=torch.bool, device=selection.policy.device)
         chosen[tuple(np.transpose(self.cells))] = True
         inside = chosen.flatten()  # (P,)
@@ -96,7 +97,7 @@ class Mean(Patch):
     over: Literal["cells", "channels"] = "cells"
 
     def bind(self, selection: Selection) -> PatchFn:
-        reference, layer = _given(self.reference, self.kind), selection.layer
+        reference, layer = _require_reference(self.reference, self.kind), selection.layer
         if self.over == "channels":
             mean = reference.channel_means(selection.policy, layer).expand(-1, layer.num_cells)
         else:
@@ -133,14 +134,14 @@ class Resample(Patch):
         return True
 
     def bind(self, selection: Selection) -> PatchFn:
-        sources = self.sources or _given(self.reference, self.kind).drawn
+        sources = self.sources or _require_reference(self.reference, self.kind).drawn
         policy, layer = selection.policy, selection.layer
         num_channels = (layer.shape[0] if selection.channels is None
                         else len(selection.channels))
 
         @functools.cache
         def of_level(level: int) -> Tensor:
-            """Return the entries that replace those of a level (K, M)."""
+            """Return the replacement of the selected entries in all frames of a level (K, M)."""
             frames = sources(level, num_channels if self.draw == "channel" else 1, self.seed)
             outputs = activations_of(policy, frames, [layer.name])[layer.name]
             entries = selection.take(outputs.reshape(len(outputs), layer.shape[0], -1))
@@ -185,19 +186,20 @@ class Noise(Patch):
     def bind(self, selection: Selection) -> PatchFn:
         layer, sigma = selection.layer, torch.tensor(self.sigma)
         if self.reference_sd:
-            stds = _given(self.reference, self.kind).channel_stds(selection.policy, layer)  # (C, 1)
+            reference = _require_reference(self.reference, self.kind)
+            stds = reference.channel_stds(selection.policy, layer)  # (C, 1)
             sigma = sigma * stds.expand(-1, layer.num_cells).reshape(layer.shape)
         scale = selection.broadcast(sigma, "sigma")
 
-        def drawn(*numbers: int) -> np.ndarray:
+        def draw(*numbers: int) -> np.ndarray:
             rng = np.random.default_rng([self.seed, *numbers])
             return rng.standard_normal(layer.shape, dtype=np.float32)
 
         if self.draw == "once":
-            noise = scale * selection.broadcast(drawn(), "noise")
+            noise = scale * selection.broadcast(draw(), "noise")
             return lambda entries, context: entries + noise
         return lambda entries, context: entries + scale * selection.broadcast(
-            np.stack([drawn(int(episode), int(step)) for episode, step in
+            np.stack([draw(int(episode), int(step)) for episode, step in
                       zip(context.required_info.episode, context.required_info.step)]),
             "noise")
 
@@ -217,7 +219,7 @@ class Add(Patch):
     coefficient: float = 1.0
 
     def bind(self, selection: Selection) -> PatchFn:
-        vector = selection.values(_opened(self.vector), "the vector")
+        vector = selection.values(_require_opened(self.vector), "the vector")
         return lambda entries, context: entries + self.coefficient * vector(context)
 
 
@@ -266,7 +268,7 @@ class Project(Patch):
         return self.to == MEAN and self.reference is None
 
     def bind(self, selection: Selection) -> PatchFn:
-        layer, opened = selection.layer, _opened(self.vector)
+        layer, opened = selection.layer, _require_opened(self.vector)
         vector = opened[layer.name] if isinstance(opened, Mapping) else opened
         in_cells = layer.is_map and np.shape(vector) == layer.shape[:1]
         if in_cells:
@@ -284,7 +286,7 @@ class Project(Patch):
 
         to: float | Tensor
         if isinstance(self.to, str):  # by linearity, the mean component is that of the mean
-            mean = _given(self.reference, self.kind).mean(selection.policy, layer)
+            mean = _require_reference(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
         else:
             to = self.to
@@ -293,7 +295,11 @@ class Project(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clamp(Patch):
-    """Clamp activations: a' = min(max(a, low), high); None means no bound."""
+    """Clamp activations: a' = min(max(a, low), high).
+
+    Attributes:
+        low, high: bounds; None for no bound.
+    """
 
     kind: ClassVar[str] = "clamp"
 
@@ -325,9 +331,9 @@ class Shift(Patch):
     def bind(self, selection: Selection) -> PatchFn:
         layer = selection.layer
         if not layer.is_map or self.cells is not None:
-            raise UserError(f"shift moves whole maps, so it takes no cells, and a layer with maps; "
-                            f"{layer.name} has the shape {layer.shape}")
-        means = _given(self.reference, self.kind).channel_means(selection.policy, layer)
+            raise UserError(f"shift needs a layer with maps and takes no cells, because it moves "
+                            f"whole maps; {layer.name} has the shape {layer.shape}")
+        means = _require_reference(self.reference, self.kind).channel_means(selection.policy, layer)
         fill = selection.take(means[None])[..., None]  # (1, K, 1, 1)
         # Row i takes the entries of row i - down.
         (to_rows, from_rows), (to_columns, from_columns) = (
@@ -364,15 +370,15 @@ class Interchange(Patch):
     def bind(self, selection: Selection) -> PatchFn:
         pairs = self.pairs
         if pairs is None:
-            raise UserError("interchange needs to know which frames are paired; name levels to "
-                            "take the entries from, as in source=7/8")
+            raise UserError("interchange needs paired frames; name the levels to take the entries "
+                            "from, as in source=7/8")
 
         def change(entries: Tensor, context: PatchContext) -> Tensor:
             paired = torch.as_tensor(pairs(context.required_info))
             if paired.dtype == torch.uint8:
                 name = selection.layer.name
                 paired = activations_of(selection.policy, paired, [name])[name]
-            return selection.broadcast(paired, "what is paired")
+            return selection.broadcast(paired, "the output for the paired frames")
 
         return change
 
@@ -399,7 +405,7 @@ class ChangeState(Patch):
         return change
 
 
-def _opened(values: Any) -> Any:
+def _require_opened(values: Any) -> Any:
     """Return the values of a patch; raise UserError if they are still a path."""
     if isinstance(values, Path):
         raise UserError(f"the file {values} of a patch must be read first "
@@ -407,7 +413,8 @@ def _opened(values: Any) -> Any:
     return values
 
 
-def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:
+def _require_reference(reference: ReferenceSet | None, kind: str) -> ReferenceSet:
+    """Return the reference set of a patch; raise UserError if it is None."""
     if reference is None:
         raise UserError(f"{kind} needs a reference set of at least 2 frames")
     return reference
@@ -419,6 +426,7 @@ def _meet(a: tuple | None, b: tuple | None) -> bool:
 
 
 def _meet_in_time(a: tuple[int, int | None] | None, b: tuple[int, int | None] | None) -> bool:
+    """Return whether two ranges of steps (begin, end) overlap; None selects all steps."""
     if a is None or b is None:
         return True
     return ((a[1] is None or b[0] < a[1]) and (b[1] is None or a[0] < b[1]))

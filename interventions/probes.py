@@ -52,10 +52,10 @@ class Probe:
             ``base`` and ``shuffled`` (mean over shuffles). Metrics are accuracy, AUC (one class
             versus the rest, mean over classes) and log-loss in nats; or, for a regression, R²
             relative to the training mean.
-        weights: weights of the unscaled activations, of their shape, or (K, *shape) for more than
-            two classes.
+        weights: weights of the unscaled activations, in the shape of the activations of one
+            example, or (K, *shape) for more than two classes.
         intercept: intercept, () or (K,).
-        penalty: chosen penalty.
+        penalty: chosen weight of the L2 penalty.
     """
 
     scores: pd.DataFrame
@@ -76,9 +76,9 @@ def split_levels(levels: np.ndarray, seed: int) -> Parts:
     """
     names = np.unique(levels)
     check_starts(len(names))
-    mixed = np.random.default_rng(seed).permutation(names)
+    shuffled = np.random.default_rng(seed).permutation(names)
     ends = np.round(np.cumsum(SHARES) * len(names)).astype(int)
-    return Parts(*(np.isin(levels, part) for part in np.split(mixed, ends[:2])))
+    return Parts(*(np.isin(levels, part) for part in np.split(shuffled, ends[:2])))
 
 
 def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
@@ -125,7 +125,14 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
-    """A fitted model, whose inputs are centred and divided by one scale; see :class:`Probe`."""
+    """A fitted model, whose inputs are centred and divided by one scale.
+
+    Attributes:
+        means: means of the entries in the training part (F,).
+        scale: scale of all entries.
+        model: model of the scaled entries.
+        penalty: weight of the L2 penalty.
+    """
 
     means: np.ndarray
     scale: float
@@ -139,7 +146,14 @@ class _Fitted:
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
     def errors(self, entries: np.ndarray, target: np.ndarray, trained: np.ndarray) -> np.ndarray:
-        """Return squared errors of the probe, and of the mean of its training targets (2, N)."""
+        """Return squared errors of the probe, and of the mean of the targets that it was trained on
+        (2, N).
+
+        Args:
+            entries: activations (N, F).
+            target: targets (N,).
+            trained: targets of the training part.
+        """
         predicted = self.model.predict(self.scaled(entries))
         return np.stack([target - predicted, target - trained.mean()]) ** 2
 
@@ -177,7 +191,7 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
     once = np.ones((1, level.max() + 1))  # every level drawn once
     if isinstance(fitted.model, Ridge):
         sums = by_episode(level, fitted.errors(entries, target_of, target[parts.train]))
-        statistics = {"r2": lambda draws: _one_less_ratio(*(draws @ sums).T)}
+        statistics = {"r2": lambda draws: _one_minus_ratio(*(draws @ sums).T)}
     else:
         log_probs, of_target = fitted.log_probs(entries, target_of)
         classes = fitted.model.classes_
@@ -186,7 +200,7 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
         wins = [_wins(log_probs[:, number], target_of == name, level)
                 for number, name in enumerate(classes)]
         wins = wins[:1] if len(wins) == 2 else wins  # two classes have the same AUC
-        wins = [each for each in wins if each[1].any() and each[2].any()]
+        wins = [counts for counts in wins if counts[1].any() and counts[2].any()]
         statistics = {
             "accuracy": lambda draws: (draws @ means[:, 0]) / (draws @ means[:, 2]),
             "auc": lambda draws: _auc(wins, draws),
@@ -199,7 +213,8 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
 
 
 def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:
-    """Compute the test scores of a prediction from the training labels alone."""
+    """Compute the test scores of a constant prediction: the frequencies of the training labels, or
+    for a regression their mean."""
     if regression:
         return {"r2": 0.0}
     classes, counts = np.unique(target[parts.train], return_counts=True)
@@ -210,13 +225,15 @@ def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float
 
 
 def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Select the log-probabilities of the targets (N,) from (N, K); tiny for unknown classes."""
+    """Select the log-probabilities of the targets (N,) from those of all classes (N, K); log 1e-15
+    for targets that are not among the classes (K,)."""
     place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
     return np.where(classes[place] == target, log_probs[np.arange(len(target)), place],
                     np.log(_SMALLEST))
 
 
-def _one_less_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
+def _one_minus_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
+    """Return 1 - errors / of_mean; NaN where the denominator is 0."""
     return 1 - np.divide(errors, of_mean, out=np.full(errors.shape, np.nan), where=of_mean > 0)
 
 

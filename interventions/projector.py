@@ -35,7 +35,7 @@ DirectionType = Literal["pca", "ica"]
 
 @dataclasses.dataclass(frozen=True)
 class Projector:
-    """Maps between hidden states and coordinates along directions, for changes and gradients, too.
+    """Maps hidden states, changes of state and gradients to coordinates along directions.
 
     Attributes:
         mean: mean state mu (D,).
@@ -94,11 +94,11 @@ class Projector:
         """
         projector = cls.load(folder, num_episodes)
         if len(projector.mean) != num_units:
-            raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
-                            f"units, but the agent has {num_units}")
-        found_for = hidden_state_results(folder, num_episodes).settings().get("agent_sha256")
-        check_agent(found_for, agent, f"the directions in {folder} were found",
-                    "find this agent's with analysis/hidden_analysis_precompute.py")
+            raise UserError(f"the directions in {folder} have {len(projector.mean)} hidden units, "
+                            f"but the agent has {num_units}")
+        stored = hidden_state_results(folder, num_episodes).settings().get("agent_sha256")
+        check_agent(stored, agent, f"the directions in {folder} were computed",
+                    "compute this agent's with analysis/hidden_analysis_precompute.py")
         files = matrix_files(folder, num_episodes).values()
         return projector, {path.name: sha256(path) for path in files}
 
@@ -169,7 +169,8 @@ class Projector:
         Args:
             delta: changes of hx (…, D).
             taken: directions to remove.
-            put: for each of them, the direction that gets the same amount instead; None for none.
+            put: for each removed direction, the direction that gets the same amount instead, or
+                None.
             kind: type of the directions.
 
         Returns:

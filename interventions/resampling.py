@@ -63,7 +63,7 @@ def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] 
                 return sources
     raise UserError(f"only {len(sources)} of {num} sources with "
                     f"{'the same feature' if same else 'another feature'} as the target ({feature})"
-                    f" were found in {tries} tries; allow more tries, or take fewer sources")
+                    f" were drawn in {tries} tries; allow more tries, or use fewer sources")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Target:
     Attributes:
         level: seed of the level.
         activations: activations of its frames at the layer (B, C, H, W).
-        same: activations of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each
-            frame has sources of its own.
+        same: activations of the sources with the same feature (k, C, H, W), or (k, B, C, H, W) if
+            each frame has its own sources.
         other: activations of the sources with another feature, of the same shape.
         measure: function that maps resampled activations (k, B, C, H, W) to the level's outcomes
             with each source (k, M), for example with ``Prefix.run_from``.
@@ -95,9 +95,9 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
         activations: activations of the target (B, C, H, W); not modified.
         sources: activations of the sources (k, C, H, W) or (k, B, C, H, W).
         channels: channels K to replace.
-        draw: "joint": in draw i, all channels come from source i; "channel": each channel goes
-            through the sources in a random order of its own.
-        rng: random number generator of these orders.
+        draw: "joint": in draw i, all channels come from source i; "channel": the sources of each
+            channel are permuted separately.
+        rng: random number generator of the permutations.
 
     Returns:
         Resampled activations (k, B, C, H, W).
@@ -107,10 +107,10 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
     if draw == "channel":
         order = rng.permuted(order, axis=0)
     sources = sources if sources.ndim == 5 else sources[:, None]
-    taken = activations.repeat(num, 1, 1, 1, 1)
-    for channel, of_channel in zip(channels, torch.as_tensor(order).T):
-        taken[:, :, channel] = sources[of_channel, :, channel]
-    return taken
+    result = activations.repeat(num, 1, 1, 1, 1)
+    for channel, rows in zip(channels, torch.as_tensor(order).T):
+        result[:, :, channel] = sources[rows, :, channel]
+    return result
 
 
 def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def sizes_moved(changes: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarra
         changes: result of :func:`channel_changes`.
         sets: sets of channels.
     """
-    return np.array([np.sqrt(changes[:, list(one)].sum(axis=1)).mean() for one in sets])
+    return np.array([np.sqrt(changes[:, list(channels)].sum(axis=1)).mean() for channels in sets])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +152,15 @@ class Scrubbing:
     Attributes:
         outcomes: names of the M outcomes.
         levels: seed of the level of each target (L,).
-        chosen: outcomes with the channels K resampled, by ``SAME`` and ``OTHER``, float64 (L, M)
-            each.
+        chosen: outcomes with the channels of the hypothesis resampled, by ``SAME`` and ``OTHER``
+            feature of the sources, float64 (L, M) each.
         random: outcomes with the random sets resampled, by ``SAME`` and ``OTHER``, float64
             (S, L, M) each.
-        sets: sets of channels, K first, then the random sets.
+        sets: sets of channels, first the hypothesis, then the random sets.
         moved: size of the change for each set (1 + S,): Euclidean norm in standard deviations of
             the units, root mean square over a target's frames, mean over sources.
-        matched: whether the size of each random set's change is within a quarter of that of K,
-            bool (S,).
+        matched: whether the size of each random set's change differs by at most a quarter from that
+            of the hypothesis, bool (S,).
     """
 
     outcomes: tuple[str, ...]
@@ -182,10 +182,10 @@ class Scrubbing:
             ``feature``, ``outcome``, ``mean``, ``low_95``, ``high_95``.
         """
         bootstrap, rows = ClusterBootstrap(self.levels, seed), []
-        for channels, of in (("hypothesis", self.chosen),
-                             ("random", {name: values.mean(axis=0)
-                                         for name, values in self.random.items()})):
-            for feature, values in of.items():
+        for channels, by_feature in (("hypothesis", self.chosen),
+                                     ("random", {name: values.mean(axis=0)
+                                                 for name, values in self.random.items()})):
+            for feature, values in by_feature.items():
                 ends = bootstrap.interval(values.T)
                 rows += [(channels, feature, *row)
                          for row in zip(self.outcomes, values.mean(axis=0), *ends)]
@@ -193,7 +193,7 @@ class Scrubbing:
                                            "high_95"])
 
     def contrasts(self, seed: int) -> pd.DataFrame:
-        """Test the double contrast of each outcome like an effect of an intervention.
+        """Test the double contrast of each outcome with the statistics of ``stats.effects``.
 
         Args:
             seed: seed of the bootstrap and the sign flips.
@@ -201,9 +201,9 @@ class Scrubbing:
         Returns:
             The table of ``stats.effects.compare_conditions``, with the set of the hypothesis as
             the arm and the random sets as its controls: ``unaltered`` is (other - same) of the
-            random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. A
-            random set is compared with the mean of the others. ``supported``: whether the double
-            contrast is claimed and above 0.
+            random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. Each
+            random set is compared with the mean of the other random sets. An additional column
+            ``supported`` states whether the double contrast is claimed and above 0.
         """
         contrast = self.chosen[OTHER] - self.chosen[SAME]  # (L, M)
         randoms = self.random[OTHER] - self.random[SAME]  # (S, L, M)
@@ -212,8 +212,8 @@ class Scrubbing:
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
         arms: list[Condition] = [
-            Condition(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
-            for number, (name, one) in enumerate(zip(names, self.sets))]
+            Condition(name, "channels " + ",".join(map(str, channels)), "scrubbing", number > 0)
+            for number, (name, channels) in enumerate(zip(names, self.sets))]
         outcomes = [Outcome(name, name) for name in self.outcomes]
         table = compare_conditions(arms, outcomes, mean, np.stack([contrast, *controls]), seed,
                                    self.levels, dict(zip(names, self.moved.tolist())),
@@ -229,16 +229,16 @@ def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[i
     Args:
         target: target with its sources.
         sets: sets of channels.
-        seed: seed of the orders of sources for the draw "channel".
+        seed: seed of the permutations of sources for the draw "channel".
         draw: see ``resampled``.
 
     Returns:
         Outcomes with sources of the same feature, then of another feature, float64 (2, sets, M).
     """
     return np.stack([[
-        target.measure(resampled(target.activations, sources, one, draw,
+        target.measure(resampled(target.activations, sources, channels, draw,
                                  np.random.default_rng([*seed, number]))).mean(axis=0)
-        for number, one in enumerate(sets)] for sources in (target.same, target.other)])
+        for number, channels in enumerate(sets)] for sources in (target.same, target.other)])
 
 
 def collect_scrubbing(levels: Sequence[int], values: np.ndarray, outcomes: Sequence[str],

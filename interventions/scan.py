@@ -58,7 +58,8 @@ KINDS = ("zero", "mean", "interchange")
 UNITS = ("layer", "channel", "cell")
 
 Outcome = Callable[[PolicyOutput, np.ndarray], Tensor]
-"""Maps the output of P passes and the frame of each (P,) to one number per pass (P,)."""
+"""Maps the output of P passes and the number of the frame of each pass (P,) to one value per pass
+(P,)."""
 
 
 OUTCOMES: dict[str, Outcome] = {
@@ -66,7 +67,8 @@ OUTCOMES: dict[str, Outcome] = {
     "entropy": lambda output, frames: -(output.log_probs.exp() * output.log_probs).sum(dim=-1),
     **{name: lambda output, frames, action=action: output.log_probs[:, action]  # type: ignore
        for action, name in enumerate(ACTION_NAMES)}}
-"""Value estimate, entropy of the policy in nats, and log-probability of each action."""
+"""Outcomes by name: value estimate, entropy of the policy in nats, and the log-probability of each
+action under the action's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +241,8 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
     Modules before a layer are run once per frame.
 
     Args:
+        policy: the agent.
+        compute: device and precision.
         parts: parts to patch, one at a time.
         frames: frames in which the parts are patched, with pairs for ``interchange``.
         outcome: outcome to measure in each pass.
@@ -268,18 +272,27 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
                 unpatched[chosen] = before
                 parts_per_batch = max(1, PASSES_PER_BATCH // len(chosen))
                 for first in range(0, len(members), parts_per_batch):
-                    some = np.array(members[first:first + parts_per_batch])
+                    rows = np.array(members[first:first + parts_per_batch])
                     after, sizes = _run_patched(prefix, replacement,
-                                                [parts[place] for place in some], outcome, chosen)
-                    effects[np.ix_(some, chosen)] = after - before
-                    norms[np.ix_(some, chosen)] = sizes
+                                                [parts[row] for row in rows], outcome, chosen)
+                    effects[np.ix_(rows, chosen)] = after - before
+                    norms[np.ix_(rows, chosen)] = sizes
                     progress.update(progress.done + after.size)
     return Scan(list(parts), np.asarray(frames.levels), unpatched, effects, norms)
 
 
 def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], outcome: Outcome,
                  chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the outcome, and the norm of the layer's change, of each part and frame (S, N)."""
+    """Measure the outcome, and the norm of the layer's change, with each part patched in each
+    frame, (S, N) each.
+
+    Args:
+        prefix: forward pass of the frames up to the layer.
+        replacement: replacement of the whole layer's output (N, …).
+        parts: parts of the layer.
+        outcome: outcome to measure.
+        chosen: numbers of the frames (N,).
+    """
     shape = len(parts), len(chosen)
     patched = prefix.activations.repeat(len(parts), *(1,) * (prefix.activations.ndim - 1))
     sizes = []
@@ -351,7 +364,12 @@ class ScanOptions:
 def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFrames:
     """Play one episode per level, and sample the frame of a random step from each.
 
-    Each frame is paired with the frame of another level in the same half.
+    Each frame is paired with the frame of another level in the same half of the levels.
+
+    Args:
+        playground: real levels to play.
+        compute: device and precision.
+        seed: seed of actions and steps.
     """
     assert playground.env is not None  # the simulator has no levels
     levels = np.array(playground.levels)
@@ -365,7 +383,8 @@ def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFr
 
 def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, compute: Compute,
              references: tuple[int, int], settings: Mapping[str, Any], overwrite: bool) -> None:
-    """Rank all parts on half of the levels, test the strongest on the rest, and write the results.
+    """Rank all parts on half of the levels, test the strongest on the other half, and write the
+    results.
 
     Layers whose results are already in the folder are not scanned again.
 
@@ -373,6 +392,7 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
         store: result store of the folder.
         options: options of the scan.
         playground: real levels to play.
+        compute: device and precision.
         references: size and seed of the reference set, for ``mean``.
         settings: settings of the folder in addition to those of the playground and the options;
             must include ``seed``.
@@ -393,14 +413,14 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
     mean = playground.reference(*references) if options.kind == "mean" else None
     is_interchange = options.kind == "interchange"
 
-    def scan_parts(some: Sequence[Part], on: ScanFrames) -> Scan:
-        result = scan(policy, compute, some, on, outcome, options.kind, mean)
+    def scan_parts(selected: Sequence[Part], on: ScanFrames) -> Scan:
+        result = scan(policy, compute, selected, on, outcome, options.kind, mean)
         if is_interchange:  # signed effects cancel, because each frame is both source and target
             result = dataclasses.replace(result, effects=np.abs(result.effects))
         return result
 
     table = pd.concat([store.compute("parts", layer, function=functools.partial(
-        lambda some: scan_parts(some, frames[:half]).table(), parts[layer]))
+        lambda selected: scan_parts(selected, frames[:half]).table(), parts[layer]))
         for layer in layers], ignore_index=True)
     best = strongest(table, options.report)
     tested = scan_parts(best, frames[half:]).test(seed)

@@ -1,8 +1,8 @@
 """Tracking scores: which channels of a map encode the position of an object?
 
-The object (cheese, mouse, a wall, …) is placed at many squares of many levels. For one channel, A_q
-is its map with the object at square q, A_0 its map without the object, and c(q) the cell of the map
-that shows q:
+The object, such as the cheese, the mouse or a wall, is placed at many squares of many levels. For
+one channel, A_q is its map with the object at square q, A_0 its map without the object, and c(q)
+the cell of the map that shows q:
 
 - hit rate: share of (level, q) for which the maximum of A_q - A_0 is within one row and one column
   of c(q). A map that does not change is not a hit.
@@ -75,8 +75,8 @@ class Tracker:
             self._hits[order] += (near & changes).sum(axis=0)
             self._at_cell[order] += activations[squares, :, rows, columns].sum(axis=0)
             np.add.at(self._cells[order], (rows, columns), 1)
-            for each, (row, column) in zip(activations, of_square):
-                _shifted(self._by_offset[order], row, column, self._shape)[...] += each
+            for maps, (row, column) in zip(activations, of_square):
+                _shifted(self._by_offset[order], row, column, self._shape)[...] += maps
 
     def table(self) -> pd.DataFrame:
         """Return the scores of all levels that were added, one row per channel.
@@ -91,17 +91,17 @@ class Tracker:
         table = pd.DataFrame({**dict(zip(SCORES, scores[:, 0])), "at": at / self._num_squares,
                               "elsewhere": elsewhere}).rename_axis("channel").reset_index()
         thresholds = scores[:, 1:].max(axis=(1, 2))
-        named = {f"{name}_threshold": each for name, each in zip(SCORES, thresholds)}
-        return table.assign(**named, tracks=(scores[:, 0] > thresholds[:, None]).all(axis=0),
+        columns = {f"{name}_threshold": threshold for name, threshold in zip(SCORES, thresholds)}
+        return table.assign(**columns, tracks=(scores[:, 0] > thresholds[:, None]).all(axis=0),
                             num_levels=self._num_levels, num_squares=self._num_squares)
 
     def _scores(self) -> np.ndarray:
         """Compute the scores (3, R, C), in the order of ``SCORES``."""
         count, cells = self._num_squares, self._shape[1] * self._shape[2]
         mean = self._total / count  # (C, H, W)
-        whole = self._total.sum(axis=(1, 2))
-        elsewhere = (whole - self._at_cell) / (count * (cells - 1))
-        variance = self._squares / (count * cells) - (whole / (count * cells)) ** 2
+        total = self._total.sum(axis=(1, 2))
+        elsewhere = (total - self._at_cell) / (count * (cells - 1))
+        variance = self._squares / (count * cells) - (total / (count * cells)) ** 2
         contrast = _ratio(self._at_cell / count - elsewhere, np.sqrt(np.maximum(variance, 0)))
         centred = self._squares - count * np.square(mean).sum(axis=(1, 2))
         between = np.stack([self._between(order, mean) for order in range(len(self._cells))])
@@ -111,7 +111,13 @@ class Tracker:
                          _ratio(between, np.where(varies, centred, 0))])
 
     def _between(self, order: int, mean: np.ndarray) -> np.ndarray:
-        """Compute the sum of squares between offsets of activations centred per cell (C,)."""
+        """Compute the between-group sum of squares (C,) of activations centred per cell, grouped by
+        offset from the object's cell.
+
+        Args:
+            order: number of the order of squares; 0 is the true order.
+            mean: mean activation of each cell (C, H, W).
+        """
         sums = self._by_offset[order].copy()  # (C, 2 H - 1, 2 W - 1)
         counts = np.zeros(sums.shape[1:])
         for row, column in np.argwhere(self._cells[order]):
@@ -122,7 +128,16 @@ class Tracker:
 
 
 def _shifted(by_offset: np.ndarray, row: int, column: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the view (…, H, W) of an array by offset that holds a map's offsets from one cell."""
+    """Return the part of an array by offset that belongs to a map relative to one cell.
+
+    Args:
+        by_offset: array (…, 2 H - 1, 2 W - 1); offset (0, 0) is entry (H - 1, W - 1).
+        row, column: the cell.
+        shape: shape (C, H, W) of the layer.
+
+    Returns:
+        View (…, H, W), whose entry (i, j) has the offset (i - row, j - column).
+    """
     _, height, width = shape
     return by_offset[..., height - 1 - row:2 * height - 1 - row,
                      width - 1 - column:2 * width - 1 - column]

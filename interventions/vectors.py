@@ -4,8 +4,8 @@ A vector is added to a layer's output with a coefficient. It is computed from ac
 
 - the mean difference between paired frames that differ in the object of interest, with one pair per
   level, or per square of the level (Turner et al. 2023, "Activation Addition"; Mini et al. 2023);
-- the difference between the means of two classes of states, such as those before one action and
-  those before the others;
+- the difference between the means of two classes of states, such as states before one action and
+  all other states;
 - or the weights of a linear probe.
 
 For the vector of a single pair, the coefficient -1 in the forward pass of the frame with the object
@@ -103,9 +103,8 @@ class SteeringVector:
         if scale == AS_COMPUTED:
             return self
         if not norm:
-            raise UserError(f"the vector at {self.layer} is 0, so it has no direction that could "
-                            f"be scaled to {scale}; the frames it was made of do not differ "
-                            "there")
+            raise UserError(f"the vector at {self.layer} is 0, so it cannot be scaled to {scale}; "
+                            "the frames that it was computed from do not differ at this layer")
         size = 1.0 if scale == UNIT else rms * np.sqrt(self.vector.size)
         return dataclasses.replace(self, scale=scale,
                                    vector=np.asarray(self.vector * (size / norm), np.float32))
@@ -127,7 +126,7 @@ class SteeringVector:
                                   ("a layer of the shape", self.vector.shape, tuple(shape))):
             if own != wanted:
                 raise UserError(f"a vector of {what} {own} cannot be added to {what} {wanted}; "
-                                "make one for it")
+                                "compute one for the latter")
 
 
 def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
@@ -139,9 +138,9 @@ def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
     """
     first, several = vectors[0], len(vectors) > 1
     arrays = {"pairs": first.pairs}
-    for each in vectors:
-        behind = f"@{each.layer}" if several else ""
-        arrays |= {f"vector{behind}": each.vector, f"norms{behind}": each.norms}
+    for vector in vectors:
+        suffix = f"@{vector.layer}" if several else ""
+        arrays |= {f"vector{suffix}": vector.vector, f"norms{suffix}": vector.norms}
     text = {name: getattr(first, name) for name in _TEXT}
     text["layer"] = "all" if several else first.layer
     arrays["text"] = np.array(json.dumps(text))
@@ -171,12 +170,12 @@ def read_vectors(path: Path) -> dict[str, SteeringVector]:
             arrays |= {f"{name}@{text['layer']}": arrays[name] for name in ("vector", "norms")}
         layers = [name.removeprefix("vector@") for name in arrays if name.startswith("vector@")]
         if not layers:
-            raise UserError("it is of no layer")
+            raise UserError("it has no layer")
         return {layer: SteeringVector(layer, arrays[f"vector@{layer}"], arrays["pairs"],
                                       arrays[f"norms@{layer}"], **fields) for layer in layers}
     except (UserError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the {_WHAT} {path} is damaged ({type(error).__name__}: "
-                        f"{str(error)[:200]}); make it again") from None
+                        f"{str(error)[:200]}); compute it again") from None
 
 
 def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
@@ -189,6 +188,7 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
     with a memory is in its initial state.
 
     Args:
+        policy: the agent.
         layers: names of the layers; results are named after the innermost modules.
         shown: frames with the object of interest, uint8 (P, 64, 64, 3).
         lacking: frames without it, uint8 (P, 64, 64, 3).
@@ -222,9 +222,11 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
                        frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
                        levels: np.ndarray, about: str,
                        modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
-    """Compute the mean output over one class of states minus that over the others, per layer.
+    """Compute the mean output over a class of states minus the mean over all other states, at
+    several layers.
 
     Args:
+        policy: the agent.
         layers: names of the layers; results are named after the innermost modules.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent at these frames, float32 (B, D).
@@ -253,6 +255,7 @@ def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.
     """Return the weights of a linear probe as a steering vector.
 
     Args:
+        policy: the agent.
         layer: name of the layer that the probe reads.
         weights: weight of each entry of the layer's unscaled output, of the layer's shape.
         levels: seeds of the levels that the probe was trained on.
@@ -277,7 +280,7 @@ def check_classes(is_in: np.ndarray, about: str) -> None:
     """
     if is_in.all() or not is_in.any():
         raise UserError(f"{'all' if is_in.any() else 'none'} of the {len(is_in)} states are in the "
-                        f"class '{about}', so there is no difference to the others; take another "
+                        f"class '{about}', so there are no states to compare with; use another "
                         "class or more states")
 
 
@@ -287,6 +290,7 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
     """Compute outputs of layers in batches of frames.
 
     Args:
+        policy: the agent.
         layers: names of the layers.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent (B, D); by default initial states.

@@ -61,7 +61,7 @@ def test_permutations_stay_within_the_channels_and_cells_of_the_patch():
     changed = np.argwhere(drawn != vector())
     assert set(changed[:, 0]) == {4, 9} and set(changed[:, 2]) == {3}
     np.testing.assert_array_equal(np.sort(drawn[4, :10, 3]), np.sort(vector()[4, :10, 3]))
-    with pytest.raises(UserError, match="a vector of one entry"):
+    with pytest.raises(UserError, match="changes a single entry"):
         controls_of(POLICY, [Add("gru", 1.0, channels=(3,))], 2, 0)
 
 
@@ -90,7 +90,7 @@ def test_other_vectors_are_taken_as_they_are():
     others = [vector(k) for k in range(1, 4)]
     drawn = controls_of(POLICY, [Add(MAP, vector(), 2.0)], 3, 0, kind=OTHERS, others=others)
     assert all(control.patches[0].vector is other for control, other in zip(drawn, others))
-    with pytest.raises(UserError, match="4 controls take as many other vectors, but there are 3"):
+    with pytest.raises(UserError, match="4 controls need as many other vectors, but there are 3"):
         controls_of(POLICY, [Add(MAP, vector())], 4, 0, kind=OTHERS, others=others)
 
 

@@ -363,7 +363,7 @@ def test_export_overwrites_no_file_of_a_run(undisturbed, tmp_path, capsys):
     other.write_text("seed: 5\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for output, words in ((tmp_path / "model.pt", "in the folder of a run"),
-                          (other.parent / "model.pt", "next to the hyperparameters.yml of another")):
+                          (other.parent / "model.pt", "next to the hyperparameters.yml of")):
         assert export.main(["--model_file", str(source), "--output", str(output)]) == 2
         assert words in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -227,7 +227,7 @@ def test_a_reference_set_has_the_moments_of_its_pictures(known):
     (lambda: kinds.Add(LAYER, V * np.nan), "the vector holds NaN"),
     (lambda: kinds.Mean(LAYER), "mean needs a reference set"),
     (lambda: kinds.Project(LAYER, 0 * V), "is 0 in the entries"),
-    (lambda: kinds.Interchange(LAYER), "which frames are paired")])
+    (lambda: kinds.Interchange(LAYER), "interchange needs paired frames")])
 def test_a_patch_that_does_not_fit_is_refused_before_any_pass(make, message):
     policy = small_policy()
     with pytest.raises(UserError, match=message), patched(policy, [make()]):
@@ -435,7 +435,7 @@ def test_an_evaluation_with_patches_says_so(agent_path, tmp_path, capsys):
     assert result["precision"] == "float32"
     assert [size["pictures"] for size in result["moved"]] == [6, 0, 4]
     error = capsys.readouterr().err
-    assert f"{never} was never in force" in error and f"{patch} was never" not in error
+    assert f"{never} never acted on any frame" in error and f"{patch} was never" not in error
 
 
 def test_recorded_states_are_those_of_the_patch(agent_path, tmp_path):

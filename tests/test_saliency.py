@@ -430,7 +430,7 @@ def test_samples_with_other_actions_are_pointed_out(run, samples, capsys):
         file = SampleFolder(samples).sample_folder(number) / "ims.npy"
         np.save(file, 255 - np.load(file))
     assert run(samples, *few, "--overwrite") == 0
-    assert "in 2 samples, 0 among them, the agent's own actions do not lead to the recorded" in (
+    assert "in 2 samples, such as sample 0, the agent's own actions do not lead to" in (
         capsys.readouterr().out)
 
 

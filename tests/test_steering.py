@@ -228,7 +228,7 @@ def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, ag
 @pytest.mark.parametrize(("patch", "more", "message"), [
     (f"zero@{MAP}", [], "names no channels of one layer"),
     ("add@gru=JUMP", ["--patch_controls", "others", "--control_vectors", "JUMP"],
-     "2 controls take as many other vectors, but there are 1"),
+     "2 controls need as many other vectors, but there are 1"),
     (f"add@{MAP}=JUMP", [], "a vector of the layer gru cannot be added to the layer emb")])
 def test_patches_that_cannot_be_compared_are_refused(steered, runner, tmp_path, capsys, patch, more,
                                                      message):

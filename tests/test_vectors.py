@@ -162,7 +162,7 @@ def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(v
     ("norms", np.zeros(2, np.float32), r"'norms' holds float32 \(2\)"),
     ("text", np.array("{"), "damaged"),
     ("text", {"scale": "huge"}, "the scale 'huge', of which at least one is unknown"),
-    ("text", {"layer": "all"}, "it is of no layer")])
+    ("text", {"layer": "all"}, "it has no layer")])
 def test_damaged_files_are_refused(vectors, tmp_path, name, array, message):
     path = tmp_path / "v.npz"
     save_vectors(path, [vectors[MAP]])

@@ -54,6 +54,8 @@ def opened_page(browser: Browser, address: str, **context: Any) -> Iterator[Page
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """Request handler that does not log requests."""
+
     def log_message(self, *args: object) -> None:
         pass
 

@@ -32,22 +32,24 @@ def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
     """Return the digest of each file in an output folder, ignoring dates, durations and paths.
 
     Args:
+        output: the folder.
         moved_from: former path of the folder, if parts of it were written before it was moved.
 
     Returns:
         Digests by relative path, in which dates are replaced with DATE.
     """
-    places = [str(each) for each in (output, moved_from) if each is not None]
-    found = {}
+    places = [str(path) for path in (output, moved_from) if path is not None]
+    result = {}
     for path in sorted(output.rglob("*")):
         relative = path.relative_to(output)
         if (path.is_file() and relative.parts[0] not in NO_NUMBERS
                 and not path.name.startswith(("events.", "plot."))):
-            found[DATE.sub("DATE", str(relative))] = _digest(path, places)
-    return found
+            result[DATE.sub("DATE", str(relative))] = _digest(path, places)
+    return result
 
 
 def _digest(path: Path, places: list[str]) -> str:
+    """Return the digest of a file without dates, durations and the paths ``places``."""
     content = path.read_bytes()
     if path.suffix in (".pt", ".pth"):
         content = _comparable(torch.load(path, weights_only=True, map_location="cpu"))
@@ -71,9 +73,9 @@ def _comparable(value: object) -> bytes:
     """Encode nested values, with the digests of tensors and without times."""
     def plain(value):
         if isinstance(value, dict):
-            return {str(key): plain(each) for key, each in value.items() if key not in TIMES}
+            return {str(key): plain(item) for key, item in value.items() if key not in TIMES}
         if isinstance(value, list | tuple):
-            return [plain(each) for each in value]
+            return [plain(item) for item in value]
         if isinstance(value, torch.Tensor):
             content = value.flatten().view(torch.uint8).numpy().tobytes()
             return [list(value.shape), hashlib.sha256(content).hexdigest()]
@@ -84,11 +86,11 @@ def _comparable(value: object) -> bytes:
 
 def differences(folder: Path, other: Path) -> list[str]:
     """List files that differ or exist in only one of two folders, one line per file."""
-    found, expected = digests(folder), digests(other)
+    own, expected = digests(folder), digests(other)
     lines = []
-    for name in sorted({name for name, _ in found.items() ^ expected.items()}):
-        what = ("differs" if name in found and name in expected
-                else f"only in {folder if name in found else other}")
+    for name in sorted({name for name, _ in own.items() ^ expected.items()}):
+        what = ("differs" if name in own and name in expected
+                else f"only in {folder if name in own else other}")
         lines.append(f"{what}: {name}")
     return lines
 

@@ -43,9 +43,9 @@ def count_packages(root: Path) -> pd.DataFrame:
 
 def main() -> None:
     packages = count_packages(ROOT)
-    others = packages.drop(TESTS, errors="ignore")
-    others.loc["all but tests"] = others.sum()
-    table = pd.concat([others, packages[packages.index == TESTS]])
+    table = packages.drop(TESTS, errors="ignore")
+    table.loc["all but tests"] = table.sum()
+    table = pd.concat([table, packages[packages.index == TESTS]])
     table.insert(3, "per statement", (table["lines"] / table["statements"].clip(lower=1)).round(2))
     print(table.rename_axis(None).to_string())
 

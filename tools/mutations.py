@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(),
                         help="number of mutations tested in parallel")
     args = parser.parse_args()
-    mutations = [each for each in read_mutations() if args.only in each.name]
+    mutations = [mutation for mutation in read_mutations() if args.only in mutation.name]
     missed = 0
     with ThreadPoolExecutor(args.jobs) as pool:
         for mutation, (found, output) in zip(mutations, pool.map(is_found, mutations)):

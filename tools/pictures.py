@@ -1,4 +1,4 @@
-"""Make the images of the shipped agent and simulator in docs/images from the output of
+"""Create the images of the shipped agent and simulator in docs/images from the output of
 run_pipeline.py:
 
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
@@ -6,8 +6,8 @@ run_pipeline.py:
 
 The contents of each image are chosen by fixed rules. The screenshots of the three pages need
 Chromium and come from the preset demo; `interventions.png` comes from 100 levels per alteration.
-`python -m maze.table` draws `maze_findings.png`. Images that cannot be made, for example because a
-stage is not finished, are reported with the reason.
+`python -m maze.table` draws `maze_findings.png`. Images that cannot be created, for example because
+a stage is not finished, are reported with the reason.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def simulator(shown: Shown) -> Image.Image:
 
 
 def shown_samples(shown: Shown) -> list[int]:
-    """Return evenly spaced numbers of samples whose episode does not end, or of all if too few."""
+    """Return the numbers of FILMS evenly spaced samples among those whose episode does not end, or
+    among all samples if there are too few."""
     samples = SaliencyFolder(shown.output / "samples" / "informed_init").samples
     numbers = np.array(samples.numbers())
     goes_on = samples.stacked_field("terminals", numbers.tolist()).max(axis=1) < ENDED
@@ -128,23 +129,23 @@ def direction_function(folder: SaliencyFolder, numbers: list[int], component: in
     Raises:
         UserError: if not all of these samples have a saliency map of the component.
     """
-    there = set.intersection(*map(set, folder.finished(numbers).values()))
+    available = set.intersection(*map(set, folder.finished(numbers).values()))
     for name in (f"hx_direction_{component}_ica", f"hx_direction_{component}_pca"):
-        if name in there:
+        if name in available:
             return name
     raise UserError(f"the samples have no saliency of component {component}; see --component")
 
 
 def _columns(pictures: list[Image.Image]) -> Image.Image:
-    """Join images side by side, with wider gaps than between the frames in them."""
+    """Place image strips next to each other, with wider gaps than between the frames of a strip."""
     gap = FILM_SIZE // 7
-    whole = Image.new("RGB", (sum(each.width + gap for each in pictures) - gap,
-                              max(each.height for each in pictures)), (255, 255, 255))
+    result = Image.new("RGB", (sum(picture.width + gap for picture in pictures) - gap,
+                               max(picture.height for picture in pictures)), (255, 255, 255))
     left = 0
-    for each in pictures:
-        whole.paste(each, (left, 0))
-        left += each.width + gap
-    return whole
+    for picture in pictures:
+        result.paste(picture, (left, 0))
+        left += picture.width + gap
+    return result
 
 
 def behaviour(shown: Shown) -> Image.Image:
@@ -190,9 +191,11 @@ PICTURES = (
 
 
 def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:
-    """Return the reason why an image cannot be made, or "" if it can.
+    """Return the reason why an image cannot be created, or "" if it can.
 
     Args:
+        picture: the image.
+        experiment: output folder with the records of the stages.
         made: names of the stages in the experiment's preset.
     """
     never = [stage for stage in picture.stages if stage not in made]
@@ -211,6 +214,7 @@ def save(path: Path, made: Image.Image | list[Image.Image], browser: bool) -> No
     """Write an image as PNG, or several frames as GIF.
 
     Args:
+        path: file to write.
         made: image, or frames of an animation.
         browser: whether the image is a screenshot, which needs all colours for its colour bars.
     """
@@ -233,7 +237,7 @@ def parser() -> Parser:
     flags.add_argument("output", type=Path, help="output folder of run_pipeline.py")
     flags.add_argument("--images_dir", type=Path, default=IMAGES, help="folder for the images")
     flags.add_argument("--only", nargs="+", choices=[picture.name for picture in PICTURES],
-                       metavar="PICTURE", help="make only the images with these file names")
+                       metavar="PICTURE", help="create only the images with these file names")
     flags.add_argument("--component", type=from_zero, default=0,
                        help="index of the hidden-state component whose saliency is shown "
                             "(default: 0)")
@@ -246,8 +250,8 @@ def main(argv: list[str] | None = None) -> None:
     experiment = Experiment(args.output)
     description = experiment.description()
     if not description:
-        raise UserError(f"{args.output} holds no experiment; run_pipeline.py --preset section:demo "
-                        f"--output_dir {args.output} makes one")
+        raise UserError(f"{args.output} holds no experiment; run run_pipeline.py --preset "
+                        f"section:demo --output_dir {args.output} first")
     stages = {stage.name for stage in all_stages(load_preset(description["preset"]),
                                                  description["name"])}
     lacking = []
@@ -261,7 +265,7 @@ def main(argv: list[str] | None = None) -> None:
             save(args.images_dir / picture.name, picture.make(Shown(args.output, args.component)),
                  picture.browser)
     if lacking:
-        raise UserError(f"not made: {', '.join(lacking)}")
+        raise UserError(f"these images could not be created: {', '.join(lacking)}")
 
 
 if __name__ == "__main__":
