@@ -120,7 +120,7 @@ def test_scales_are_norms_and_multiples_of_the_layers_size(vectors):
         assert cosine == pytest.approx(np.linalg.norm(each.vector))
     assert (unit.scale, rms.scale) == (UNIT, RMS)
     nothing = dataclasses.replace(vector, vector=0 * vector.vector)
-    with pytest.raises(UserError, match="is 0, so it has no direction"):
+    with pytest.raises(UserError, match="is 0, so it cannot be scaled to unit"):
         nothing.scaled(UNIT)
 
 
