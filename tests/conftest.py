@@ -535,7 +535,10 @@ def read_video(path):
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
-def error_line(capsys):
-    """The only line on stderr that is an error."""
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    return line
+def refusal(main, argv, capsys) -> str:
+    """The sentence with which a script refuses its arguments."""
+    capsys.readouterr()
+    assert main([str(word) for word in argv]) == 2
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("error: ") and not any(line.startswith("error") for line in before)
+    return last

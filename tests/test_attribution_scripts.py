@@ -126,7 +126,7 @@ def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, dat
     assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
 
 
-def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, capsys):
+def test_killed_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, capsys):
     output, alone = tmp_path / "out", tmp_path / "alone"
 
     def run(folder, *more):
@@ -135,7 +135,11 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
             "3", "--num_steps", "3", "--memory_steps", "2", "--gradient_activation", *more))
 
     assert run(alone) == 0
-    assert run(output, "--shard", "1/2") == 0
+    with killed_at(ResultStore, "write", 6):  # behind the first trajectory
+        assert run(output, "--shard", "1/2") == 130
+    kept = {path: path.stat().st_mtime_ns for path in output.rglob("traj*0.npz")}
+    assert kept and run(output, "--shard", "1/2") == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
     other = shutil.copytree(found, tmp_path / "other")
     directions = ResultStore(other / "hidden_state", FEATURES).file_of("directions")
     np.save(directions, 2 * np.load(directions))
@@ -282,22 +286,12 @@ def test_what_does_not_belong_together_is_refused(file, changes, words, agent, d
             if name in before} == before
 
 
-@pytest.mark.parametrize("script", (features, attribute))
-def test_a_killed_run_resumes_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
-                                                           monkeypatch):
+def test_killed_features_resume_to_the_same_files(agent, data, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "FRAMES_PER_PART", 64)
-
-    def run(name):
-        if script is features:
-            return features.main(features_arguments(agent, data, tmp_path / name, "block3"))
-        return attribute.main(attribution_arguments(
-            agent, data, found, tmp_path / name, "--layers", "block3", "--num_steps", "6"))
-
-    assert run("whole") == 0
-    with killed_at(ResultStore, "write", 6):  # behind the parts, or the first trajectory
-        assert run("killed") == 130
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("traj*0.npz")}
-    assert script is features or kept
-    assert run("killed") == 0
-    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    whole, killed = (features_arguments(agent, data, tmp_path / name, "block3")
+                     for name in ("whole", "killed"))
+    assert features.main(whole) == 0
+    with killed_at(ResultStore, "write", 6):  # behind the parts
+        assert features.main(killed) == 130
+    assert features.main(killed) == 0
     assert bytes_of_files(tmp_path / "killed") == bytes_of_files(tmp_path / "whole")

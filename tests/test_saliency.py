@@ -1,4 +1,4 @@
-"""saliency_experiments.py: gradients compared with finite differences, and the files."""
+"""saliency_experiments.py: copies, maps and files; test_simulator.py has the golden gradients."""
 
 import dataclasses
 import itertools
@@ -10,11 +10,10 @@ import pytest
 import torch
 from conftest import (
     FLOAT32,
-    bytes_of_files,
-    error_line,
     golden_projector,
     killed_at,
     read_video,
+    refusal,
     save_projector,
 )
 from PIL import Image
@@ -88,10 +87,10 @@ def vectors(num, seed=0):
     return on_unit_sphere(torch.randn(num, 16, generator=torch.Generator().manual_seed(seed)))
 
 
-def one_pass(simulator, copies, names, without=False):
+def one_pass(simulator, copies, names):
     functions = saliency_functions(names, [], "ica")
-    found = SaliencyPass(simulator, FLOAT32, copies, functions, [COMMON], NUM_STEPS, without,
-                         golden_projector().coordinates)
+    found = SaliencyPass(simulator, FLOAT32, copies, functions, [COMMON], NUM_STEPS,
+                         coordinates=golden_projector().coordinates)
     return [found.gradients(function) for function in functions]
 
 
@@ -109,74 +108,6 @@ def assert_close(pairs):
 
 
 # Gradients
-
-class Surrogate:
-    """The simulator as the smooth function whose slope the gradients are.
-
-    The forward pass of a choice has no slope, so the surrogate keeps every choice that the
-    simulator made, and adds to it what the tensor whose gradient the choice passes has changed
-    by. It equals the simulator where nothing is moved, and finite differences of it are the
-    gradients that straight-through choices define. But for the agent's rectifiers it is smooth.
-    """
-
-    def __init__(self, simulator, vector, without):
-        self.simulator, self.without = simulator, without
-        self.start = simulator.start_from(vector, MODE)
-        self.base = simulator.imagine(self.start, MODE, NUM_STEPS)
-
-    def __call__(self, field, at, move):
-        """Values (T,), log-probabilities (T, A) and states (T, D), with a field moved at a step."""
-        simulator, policy = self.simulator, self.simulator.agent.policy
-        h, z, hidden, action = (self.start.env_h, self.start.z, self.start.agent_hidden,
-                                self.start.action)
-        found = []
-        for t, base in enumerate(self.base):
-            moved = {name: move if (name, t) == (field, at) else 0.0 for name in GRADIENTS}
-            entering = base.actions if self.without else action
-            h = simulator.cell.advance(z, simulator.cell.action_input(entering), h)
-            h = h + moved["env_h"]
-            probs = torch.softmax(simulator.cell.prior_logits(h), dim=-1)
-            z = base.z + probs - torch.softmax(base.prior_logits, dim=-1)
-            image = base.images + simulator.decoder(h, z)[0] - base.raw_images
-            image = image + moved["images"]
-            states, _ = policy.gru.gru(policy.embed(image)[None], hidden[None])
-            hidden = states[0] + moved["hidden_states"]
-            log_probs = torch.log_softmax(policy.fc_policy(hidden), dim=-1)
-            action = base.own_actions + log_probs - base.log_probs
-            found.append((policy.fc_value(hidden)[0, 0], log_probs[0], hidden[0]))
-        return [torch.stack(each) for each in zip(*found)]
-
-
-SCALARS = {  # of values, log-probabilities and states
-    "value": lambda values, log_probs, states: values[COMMON],
-    "action": lambda values, log_probs, states: log_probs[COMMON].max(),
-    "leftwards": lambda values, log_probs, states: log_probs[COMMON, [0, 1, 2]].mean(),
-    "hx_direction_1_ica": lambda values, log_probs, states: golden_projector().coordinates(
-        states[COMMON], "ica")[1],
-    "value_delta": lambda values, log_probs, states: values.diff().mean(),
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("without", [False, True])
-@pytest.mark.parametrize("name", SCALARS)
-def test_gradients_are_slopes_of_a_smooth_surrogate(simulator, name, without):
-    vector = vectors(1, seed=2)
-    surrogate = Surrogate(simulator, vector, without)
-    (gradients,) = one_pass(simulator, vector[None], [name], without=without)
-    step = 3e-3  # less drowns in rounding, more meets too many rectifiers
-    for field, at in (("env_h", 0), ("env_h", 1), ("hidden_states", 1), ("images", 0),
-                      ("images", COMMON)):
-        gradient = getattr(gradients, field)[0, at]
-        aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(at))
-        for direction in (gradient, gradient + aside * gradient.norm() / aside.norm()):
-            move = step * direction / direction.norm()
-            above, below = (SCALARS[name](*surrogate(field, at, sign * move))
-                            for sign in (1, -1))
-            slope = (above - below) / (2 * step)
-            expected = (gradient * direction).sum() / direction.norm()
-            assert abs(slope - expected) < 0.02 * gradient.norm(), (field, at)
-
 
 def test_samples_that_share_a_pass_do_not_mix(simulator):
     copies = vectors(6).unflatten(0, (2, 3))
@@ -253,9 +184,13 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
 
 # Files
 
-def test_files_hold_the_gradients_of_the_samples(run, samples, simulator):
+def test_files_of_killed_shards_hold_the_gradients_of_the_samples(run, samples, simulator):
     untouched = {path: path.read_bytes() for path in samples.rglob("*.npy")}
-    assert run(samples, "--sample_ids", 1, 4, "--batch_size", 1) == 0
+    argv = samples, "--sample_ids", 1, 4, "--batch_size", 1
+    with killed_at(SaliencyFolder, "add", 2):
+        assert run(*argv, "--shard", "2/2") == 130
+    for more in ("--shard", "2/2"), ("--shard", "1/2"), ("--join",):
+        assert run(*argv, *more) == 0
     folder, source = SaliencyFolder(samples), SampleFolder(samples)
     assert all(path.read_bytes() == content for path, content in untouched.items())
     sizes = {"images": (4, 3, 64, 64), "hidden_states": (4, 64), "env_h": (4, 48),
@@ -310,22 +245,6 @@ def test_specificity_is_one_for_one_map_and_small_for_many():
     assert found[0] == pytest.approx(specificity(others[1:])[0])
 
 
-def test_killed_shards_join_to_the_files_of_one_run(arguments, samples, recorded, tmp_path):
-    def run(folder, *more):
-        argv = arguments(folder, "--batch_size", 2, "--saliency_func_type", "value",
-                         "hx_direction_1", "--difference_demo_sample_ids", 0, 5,
-                         "--difference_demo_dir", folder / "demo", *more)
-        return saliency_experiments.main([word for word in argv if word != "--no_videos"])
-
-    assert run(samples) == 0
-    shards = shutil.copytree(recorded, tmp_path / "shards")
-    with killed_at(SaliencyFolder, "add", 2):
-        assert run(shards, "--shard", "2/2") == 130
-    for more in ("--shard", "2/2"), ("--shard", "1/2"), ("--join",):
-        assert run(shards, *more) == 0
-    assert bytes_of_files(shards) == bytes_of_files(samples)
-
-
 def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
     path = samples.parent / "informed_init_mean_of_1_5_3"
@@ -363,7 +282,8 @@ def test_videos_show_frame_and_saliency(arguments, samples):
 def test_demonstration_shows_frame_with_without_and_difference(run, samples, tmp_path):
     few = ("--sample_ids", "0", "to", "3", "--saliency_func_type", "value")
     assert run(samples, *few, "--without_env_grads") == 0
-    assert run(samples, *few, "--difference_demo_sample_ids", "1", "to", "9") == 0
+    for more in ("--shard", "1/2"), ("--shard", "2/2"), ("--join",):
+        assert run(samples, *few, "--difference_demo_sample_ids", "1", "to", "9", *more) == 0
     demo = SaliencyFolder(tmp_path / "demo")
     assert {path.name for path in demo.samples.path.iterdir()} == {"sample_00001", "sample_00002"}
     plain, without = (demo.saliency(1, "value" + ending) for ending in ("", WITHOUT_ENV_GRADS))
@@ -389,8 +309,7 @@ def test_saliency_of_other_settings_is_refused_unless_overwritten(run, samples, 
     before = SaliencyFolder(samples).saliency(0, "value")
     for more, words in ((["--seed", 6], "another seed"),
                         (["--common_timesteps", 1], "another common_timesteps")):
-        assert run(samples, *few, *more) == 2
-        assert words in error_line(capsys)
+        assert words in refusal(lambda argv: run(samples, *argv), [*few, *more], capsys)
     assert run(samples, *few, "--common_timesteps", 1, "--overwrite") == 0
     after = SaliencyFolder(samples).saliency(0, "value")
     assert before.images[COMMON].any() and not after.images[COMMON].any()
@@ -406,8 +325,7 @@ def test_saliency_of_other_settings_is_refused_unless_overwritten(run, samples, 
     (["--combine_samples_not_iterate", "--shard", "1/2"], "leave one of them out")])
 def test_mistakes_are_one_sentence_and_leave_nothing(run, samples, capsys, more, words):
     before = sorted(samples.parent.rglob("*"))
-    assert run(samples, *more) == 2
-    assert words in error_line(capsys)
+    assert words in refusal(lambda argv: run(samples, *argv), more, capsys)
     assert sorted(samples.parent.rglob("*")) == before
 
 
@@ -416,8 +334,8 @@ def test_samples_of_another_simulator_are_refused_and_published_ones_are_not(run
     description = json.loads((samples / "recording.json").read_text())
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
         (samples / "recording.json").write_text(json.dumps({**description, key: "0" * 64}))
-        assert run(samples, *few) == 2
-        assert f"were recorded with another {flag}" in error_line(capsys)
+        assert f"were recorded with another {flag}" in refusal(
+            lambda argv: run(samples, *argv), few, capsys)
     (samples / "recording.json").unlink()
     assert run(samples, *few) == 0
 
@@ -437,7 +355,7 @@ def test_samples_with_other_actions_are_pointed_out(run, samples, capsys):
 def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, tmp_path, capsys):
     projector = golden_projector()
     save_projector(tmp_path / "m", dataclasses.replace(projector, std=projector.std * 1e-40))
-    assert run(samples, "--saliency_func_type", "hx_direction_0_ica",
-               "--precomputed_analysis_data_path", tmp_path / "m") == 2
-    assert "in sample 0 holds NaN" in error_line(capsys)
+    argv = ("--saliency_func_type", "hx_direction_0_ica", "--precomputed_analysis_data_path",
+            tmp_path / "m")
+    assert "in sample 0 holds NaN" in refusal(lambda argv: run(samples, *argv), argv, capsys)
     assert not list(samples.glob("sample_*/*saliency*"))
