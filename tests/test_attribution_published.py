@@ -7,7 +7,7 @@ from pathlib import Path
 import joblib
 import numpy as np
 import pytest
-from conftest import FLOAT32, ROOT
+from conftest import FLOAT32, ROOT, refusal
 
 from agents.acting import run_policy
 from agents.agent_file import AgentOrigin, load_agent, read_origin, save_agent
@@ -36,12 +36,11 @@ def random_checkpoint() -> dict:
     return {"args": dict(ARGS), "params": params, "time": 1.5}
 
 
-def refusal(checkpoint: Path, capsys) -> str:
+def refused(checkpoint: Path, capsys) -> str:
     """The sentence with which a file is refused."""
     output = checkpoint.parent / "refused.pth"
-    assert published.main([str(checkpoint), "--output", str(output)]) == 2
+    line = refusal(published.main, [checkpoint, "--output", output], capsys)
     assert not output.exists()
-    (line,) = capsys.readouterr().err.strip().splitlines()
     return line
 
 
@@ -126,7 +125,7 @@ def test_code_in_a_checkpoint_is_named_and_never_runs(place, tmp_path, capsys):
         path.write_bytes(pickle.dumps(content))
     else:
         joblib.dump(content, path)
-    message = refusal(path, capsys)
+    message = refused(path, capsys)
     assert not made.exists()
     # numpy pickles an array of its own by a function, too, where joblib does not write it.
     assert {"an array of objects": "an array of the type 'O8', which is no number",
@@ -148,7 +147,7 @@ def test_code_in_a_checkpoint_is_named_and_never_runs(place, tmp_path, capsys):
 def test_other_names_are_refused_and_admitted_ones_cannot_be_altered(content, words, tmp_path,
                                                                      capsys):
     (tmp_path / "hostile.jd").write_bytes(content)
-    assert words in refusal(tmp_path / "hostile.jd", capsys)
+    assert words in refused(tmp_path / "hostile.jd", capsys)
 
 
 def test_damaged_files_are_refused_in_one_sentence(tmp_path, capsys):
@@ -156,7 +155,7 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path, capsys):
     content, path = (tmp_path / "whole.jd").read_bytes(), tmp_path / "damaged.jd"
     for damaged in (b"", content[:5000], content[:-30], b"PK" + content):
         path.write_bytes(damaged)
-        assert "truncated, compressed or no joblib file" in refusal(path, capsys)
+        assert "truncated, compressed or no joblib file" in refused(path, capsys)
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -176,7 +175,7 @@ def test_agents_of_another_kind_are_refused_by_the_entry(changes, words, tmp_pat
         if value is not None:
             of[key] = value
     joblib.dump(content, tmp_path / "wrong.jd")
-    assert words in refusal(tmp_path / "wrong.jd", capsys)
+    assert words in refused(tmp_path / "wrong.jd", capsys)
 
 
 def test_the_real_published_agent_expects_a_coin(tmp_path):

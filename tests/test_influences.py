@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn, golden_projector, tiny_policy
+from conftest import figures_drawn, golden_projector, refusal, tiny_policy
 from PIL import Image
 from torch import nn
 
@@ -562,20 +562,13 @@ def replace_array(path, array):
     np.save(path, array)
 
 
-def error_of(capsys, main, argv):
-    capsys.readouterr()
-    assert main(argv) == 2
-    return capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("more", "words"), [
     (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
     (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
     (["--common_timesteps", "1"], "made with another common_timesteps"),
     (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
 def test_what_does_not_fit_is_said(folders, capsys, more, words):
-    assert re.search(words, error_of(capsys, xcorr_and_xcaus_plots.main,
-                                     arguments(folders, *more)))
+    assert re.search(words, refusal(xcorr_and_xcaus_plots.main, arguments(folders, *more), capsys))
 
 
 def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
@@ -584,20 +577,20 @@ def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
     path = copy / "informed_init" / "sample_00007" / "grad_hx_hx_direction_3_ica.npy"
     kept = np.load(path)
     path.unlink()
-    message = error_of(capsys, main, arguments(copy))
+    message = refusal(main, arguments(copy), capsys)
     assert str(path) in message and "saliency_experiments.py writes it" in message
     replace_array(path, kept * 2)  # not what its JSON file says
-    assert "an IC should move itself by 1" in error_of(capsys, main, arguments(copy))
+    assert "an IC should move itself by 1" in refusal(main, arguments(copy), capsys)
     replace_array(path, kept)
     mean = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
     kept = np.load(mean)
     replace_array(mean, kept + 1)
-    assert "made with another directions file" in error_of(capsys, main, arguments(copy))
+    assert "made with another directions file" in refusal(main, arguments(copy), capsys)
     replace_array(mean, kept)
     behaviours = StepResults(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
                              BEHAVIOUR_FILES, NUM_SAMPLES)
     replace_array(behaviours.file("per_sample"), LABELS[:-1])
-    assert "63 behaviours, not one for each of 64" in error_of(capsys, main, arguments(copy))
+    assert "63 behaviours, not one for each of 64" in refusal(main, arguments(copy), capsys)
 
 
 def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
@@ -637,8 +630,8 @@ def test_answers_can_come_from_the_read_out_weights(folders, heads, projector, t
     main = dynamics_grads_consistency_plots.main
     argv = arguments(copy, "--agent_file", str(agent_path), "--num_shuffles", "50",
                      "--no_behaviours", "--only_with_env_grads")
-    assert "the agent's heads read 64 units, but the samples' states have 4" in error_of(
-        capsys, main, argv)
+    assert "the agent's heads read 64 units, but the samples' states have 4" in refusal(
+        main, argv, capsys)
     monkeypatch.setattr(dynamics_grads_consistency_plots, "load_agent",
                         lambda _: SimpleNamespace(fc_policy=heads[0], fc_value=heads[1]))
     assert main([*argv, "--data_output_dir", str(tmp_path / "data")]) == 0

@@ -6,11 +6,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import (
-    FLOAT32,
-    tiny_config,
-    tiny_policy,
-)
+from conftest import FLOAT32, refusal, tiny_config, tiny_policy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
@@ -189,8 +185,8 @@ def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file
     run = TrainingRun(tmp_path / "run", settings, FLOAT32)
     run.save()
     save_agent(own, a_teacher(32), {})
-    assert train.main(["--resume", str(tmp_path / "run")]) == 2
-    assert "not the file that this run started with" in capsys.readouterr().err
+    assert "not the file that this run started with" in refusal(
+        train.main, ["--resume", tmp_path / "run"], capsys)
     shutil.copy(teacher_file, own)
     run._one_update()
     run.save()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import figures_drawn
+from conftest import figures_drawn, refusal
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
@@ -517,35 +517,28 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, draw
 # Bad input.
 
 
-def error_of(capsys, main, argv):
-    assert main(list(map(str, argv))) == 2
-    message = capsys.readouterr().err
-    assert "Traceback" not in message
-    return message
-
-
 def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp_path, capsys):
     main, _ = BEHAVIOURS
     more = ["--precomp_dir", tmp_path / "out", "--env_precomp_dir", env_folder(precomputed).path,
             "--num_env_samples", NUM_SAMPLES]
     other = shutil.copytree(data, tmp_path / "other")
     SampleFolder(other / "informed_init").settings_file.write_text('{"kind": "other"}')
-    assert "does not hold the samples of" in error_of(
-        capsys, main, [*arguments(other, precomputed), *more])
+    assert "does not hold the samples of" in refusal(
+        main, [*arguments(other, precomputed), *more], capsys)
     few = StepResults(shutil.copytree(env_folder(precomputed).path, tmp_path / "env"),
                       ENV_STATE_FILES, 10)
     np.save(few.file("principal"), np.zeros((60, 16), np.float32))
     more[3], more[-1] = few.path, 10
-    assert "of the states in 10 samples, but" in error_of(
-        capsys, main, [*arguments(data, precomputed), *more])
+    assert "of the states in 10 samples, but" in refusal(
+        main, [*arguments(data, precomputed), *more], capsys)
 
 
 def test_gradients_that_say_nothing_are_refused(data, tmp_path, capsys):
     main, _ = JACOBIAN
     for step, words in ((4, "at grad_timestep 4 are 0.*read at step 2"),
                         (6, "grad_timestep is 6, but .* has only 6 steps")):
-        assert re.search(words, error_of(
-            capsys, main, arguments(data, tmp_path, "--grad_timestep", step)))
+        assert re.search(words, refusal(
+            main, arguments(data, tmp_path, "--grad_timestep", step), capsys))
     assert not any(tmp_path.iterdir())
 
 
