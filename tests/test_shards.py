@@ -9,6 +9,7 @@ import pytest
 from conftest import bytes_of_files, killed_at, record_arguments
 
 import record
+from agents import rollout_files
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.errors import UserError
 from common.shards import Shard, ShardNotes
@@ -77,11 +78,12 @@ def write_shards(path, num_episodes, parts):
         writer.finish()
 
 
-def write_whole(path, num_episodes):
+def write_whole(path, num_episodes=4):
     """The same episodes by one process."""
     writer = RolloutWriter(path, {"kind": "test"})
     for number in range(num_episodes):
-        writer.add(number, random_episode(number))
+        if not writer.has(number):
+            writer.add(number, random_episode(number))
     writer.finish()
 
 
@@ -102,27 +104,32 @@ def test_a_recording_is_extended_by_shards(tmp_path):
     assert bytes_of_files(tmp_path / "more") == bytes_of_files(tmp_path / "one")
 
 
-def test_a_join_that_is_killed_anywhere_is_repeated(tmp_path, monkeypatch):
-    """Killed before each of its renamings and deletions, it leaves what another join completes."""
-    write_shards(tmp_path / "pieces", 4, 2)
-    expected = shutil.copytree(tmp_path / "pieces", tmp_path / "expected")
-    join_recording(expected)
+@pytest.mark.parametrize("complete", [join_recording, write_whole])
+def test_a_join_or_a_recording_that_is_killed_anywhere_is_repeated(complete, tmp_path):
+    """Killed before each of its writes and deletions, it leaves what another one completes."""
+    if complete is join_recording:
+        write_shards(tmp_path / "begun", 4, 2)
+    else:
+        write_whole(tmp_path / "begun", 2)
+    expected = shutil.copytree(tmp_path / "begun", tmp_path / "expected")
+    complete(expected)
     for name in (*(f"data_gen_model_0000{number}.csv" for number in range(4)),
                  "idx_to_episode.csv", "recording.json"):
         assert (expected / name).is_file()
     assert not list(expected.glob(".*"))
     moments = 0
-    for owner, method in ((os, "replace"), (os, "rename"), (type(expected), "unlink")):
+    for owner, method in ((os, "replace"), (os, "rename"), (type(expected), "unlink"),
+                          (np, "save"), (rollout_files, "append_or_nothing")):
         for call in range(1, 100):
-            data = shutil.copytree(tmp_path / "pieces", tmp_path / f"{method}_{call}")
+            data = shutil.copytree(tmp_path / "begun", tmp_path / f"{method}_{call}")
             try:
                 with killed_at(owner, method, call):
-                    join_recording(data)
+                    complete(data)
                 break  # it is not called so often
             except KeyboardInterrupt:
                 moments += 1
-                assert join_recording(data).index()["episode"].nunique() == 4
-                assert bytes_of_files(data) == bytes_of_files(expected)
+            complete(data)
+            assert bytes_of_files(data) == bytes_of_files(expected)
     assert moments > 10
 
 
