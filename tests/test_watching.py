@@ -13,7 +13,7 @@ import evaluate
 import render
 from agents.episodes import play_episodes
 from common.video import enlarge
-from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from envs.procgen_env import EnvConfig
 
 
 def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
@@ -100,23 +100,3 @@ def test_drawn_levels_lie_in_the_range_and_are_distinct():
     assert sorted(drawn) == list(range(10, 30)) and config.draw_levels(25, 0)[:20] == drawn
     unseen = config.unseen_levels().draw_levels(1000, 0)
     assert min(unseen) >= 30 and len(set(unseen)) == 1000
-
-
-@pytest.mark.parametrize("game", ["bossfight", "caveflyer", "chaser", "coinrun", "dodgeball",
-                                  "heist", "leaper", "maze", "ninja", "plunder"])
-def test_every_game_runs_and_returns_to_a_saved_state(game):
-    env = ProcgenVectorEnv(EnvConfig(game, "hard"), 2, seed=1)
-    actions = np.random.RandomState(0).randint(0, 15, (40, 2)).astype(np.int32)
-
-    def play(rows):
-        for row in rows:
-            env.act(row)
-            yield env.observe()
-
-    list(play(actions[:20]))
-    states = env.get_state()
-    expected = list(play(actions[20:]))
-    env.set_state(states)
-    for observation, other in zip(play(actions[20:]), expected):
-        for name in ("frames", "rewards", "first"):
-            np.testing.assert_array_equal(getattr(observation, name), getattr(other, name))
