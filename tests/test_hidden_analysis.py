@@ -6,13 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn
+from conftest import figures_drawn, refusal
 from matplotlib.colors import to_rgba_array
 from PIL import Image
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import adjusted_rand_score
 
+from agents.provenance import agent_sha256
 from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from analysis.clustering import (
@@ -203,7 +204,8 @@ def states(recording):
                            for number in range(NUM_EPISODES)])
 
 
-def test_files_have_their_published_names(precomputed):
+def test_files_have_their_published_names_and_say_what_they_are_of(precomputed, recording,
+                                                                    agent_path):
     stems = ["hx_mu", "hx_std", "hx_pca", "pcomponents", "pc_loading_variances",
              "pc_singular_values", "ica_unmixing_matrix_hx", "ica_mixing_matrix_hx",
              "ica_source_signals_hx", "clusters_hx", "cluster_means_hx", "tsne_hx", "nmf_hx",
@@ -211,6 +213,9 @@ def test_files_have_their_published_names(precomputed):
     assert {path.name for path in precomputed.path.iterdir()} == {
         *(f"{stem}_12.npy" for stem in stems), "gen_hx_projected_real12_gen6.npy",
         "hx_outlier_retention_fraction.npy", "settings_12.json"}
+    settings = precomputed.settings()
+    assert settings["agent_sha256"] == agent_sha256(agent_path)
+    assert settings["recording_sha256"] == RolloutFolder(recording / "data").sha256()
 
 
 def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
@@ -261,17 +266,12 @@ def test_clusters_and_factors_belong_to_the_states(precomputed, states):
     assert set(settings["seconds"]) == {"scale", "kept", "pca", "ica", "clusters", "tsne", "nmf"}
 
 
-def error_of(capsys, main, argv):
-    assert main(argv) == 2
-    return capsys.readouterr().err
-
-
 def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, capsys):
     for more, words in (
             (["--num_episodes", "40"], "40 episodes are asked for, but .* holds only 12"),
             (["--num_generated_samples", "7"], "7 simulated samples .* holds only 6")):
         argv = arguments(recording / "data", samples, tmp_path / "out", *more)
-        assert re.search(words, error_of(capsys, hidden_analysis_precompute.main, argv))
+        assert re.search(words, refusal(hidden_analysis_precompute.main, argv, capsys))
     assert not (tmp_path / "out").exists()
 
 
@@ -279,9 +279,9 @@ def test_nan_in_a_file_is_an_error_that_names_it(recording, samples, tmp_path, c
     copy = shutil.copytree(samples, tmp_path / "samples")
     path = copy / "informed_init" / "sample_00002" / "agent_hs.npy"
     np.save(path, np.full_like(np.load(path), np.inf))
-    assert "sample_00002 is damaged: 'agent_hs' holds NaN" in error_of(
-        capsys, hidden_analysis_precompute.main,
-        arguments(recording / "data", copy, tmp_path / "out"))
+    assert "sample_00002 is damaged: 'agent_hs' holds NaN" in refusal(
+        hidden_analysis_precompute.main, arguments(recording / "data", copy, tmp_path / "out"),
+        capsys)
 
 
 def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path, capsys):
@@ -348,6 +348,6 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures)
 def test_figures_without_their_data_are_refused(recording, tmp_path, capsys):
     argv = [*arguments(recording / "data", None, tmp_path / "nowhere"), "--output_dir",
             str(tmp_path / "plots")]
-    assert "hidden_analysis_precompute.py writes it" in error_of(
-        capsys, hidden_analysis_plotting.main, argv)
+    assert "hidden_analysis_precompute.py writes it" in refusal(
+        hidden_analysis_plotting.main, argv, capsys)
     assert not (tmp_path / "plots").exists()

@@ -413,23 +413,35 @@ def test_everything_is_written(compared):
         "from": [0], "to": [None], "turned_by_seed": 1}
 
 
-def test_shards_give_the_comparison_of_simulated_starts_of_one_run(agent_path, simulator_file,
-                                                                   matrices, tmp_path):
+def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
+        agent_path, simulator_file, recording, matrices, tmp_path):
+    (tmp_path / "arms.yml").write_text(
+        "- {kind: multiply, layer: embedder.block2.res1.resadd, channels: [3, 8], value: -1}\n")
+
     def run(folder, *more):
         assert compare_interventions.main(arguments(
             agent_path, matrices, tmp_path / folder, "--directions", 0, "--in_simulator",
-            "--model_file", simulator_file, "--recording_rand_init", *more)) == 0
+            "--model_file", simulator_file, "--data_dir", recording / "data", "--patch_file",
+            tmp_path / "arms.yml", "--reference_size", 3, *more)) == 0
         return comparison_store(tmp_path / folder)
 
     one = run("one")
     for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
         run("shards", *more)
     assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
-    unaltered, out = (read_runs(one, arm) for arm in ("unaltered", "ic_0_to_None"))
+    name = "multiply_block2.res1.resadd_3_8_-1"
+    unaltered, out, multiplied = (read_runs(one, arm) for arm in (
+        "unaltered", "ic_0_to_None", f"patch_{name}"))
     assert len(set(unaltered.lengths)) == 1
     assert np.abs(out.values - unaltered.values).max() > 0.01
-    assert set(pd.read_csv(one.file_of("effects"))["outcome"]) == {
-        each.name for each in chosen_outcomes(simulated=True)}
+    assert np.abs(multiplied.values - unaltered.values).max() > 1e-4
+    table = pd.read_csv(one.file_of("effects"))
+    assert set(table["outcome"]) == {each.name for each in chosen_outcomes(simulated=True)}
+    assert table[~table["control"]]["arm"].unique().tolist() == ["ic_0_to_None", f"patch_{name}"]
+    assert table["pattern"].nunique() == 2 and (table["num_controls"] >= 1).all()
+    drawn, other = (one.settings()["arms"][f"control_00{k}_{name}"]["drawn"][0]["channels"]
+                    for k in range(2))
+    assert drawn != other and not {3, 8} & {*drawn, *other}
 
 
 def test_matrices_of_another_agent_are_refused(agent_path, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Digests of agents and recordings, and that scripts compare them."""
 
-import json
 import os
 import shutil
 
@@ -136,14 +135,3 @@ def test_hidden_states_of_two_agents_are_not_analysed_together(
         "--generated_data_dir", str(tmp_path / "samples"), "--num_episodes", "12",
         "--num_generated_samples", "2", "--save_dir", str(tmp_path / "analysis")]) == 2
     assert "with another agent than" in capsys.readouterr().err
-
-
-def test_the_analysis_stores_agent_and_recording(recording, agent_path, tmp_path):
-    precomputed = tmp_path / "analysis"
-    assert hidden_analysis_precompute.main([
-        "--interpreting_params_name", "tiny", "--data_dir", str(recording / "data"),
-        "--no_generated_samples", "--num_episodes", "12", "--save_dir", str(precomputed)]) == 0
-    [settings] = precomputed.rglob("settings_12.json")
-    found = json.loads(settings.read_text())
-    assert found["agent_sha256"] == agent_sha256(agent_path)
-    assert found["recording_sha256"] == RolloutFolder(recording / "data").sha256()

@@ -138,11 +138,6 @@ def test_vectors_of_all_layers_probes_and_scales_are_made(runner, tmp_path):
     assert probe.vector @ head / np.linalg.norm(head) > 0.5
 
 
-def test_another_agents_recording_is_refused(runner, agent_path, tmp_path, capsys):
-    assert make(runner, tmp_path / "v.npz", "--split", "reward=3", "--agent_file", agent_path) == 2
-    assert "was recorded with another agent" in capsys.readouterr().err
-
-
 def compare(runner, output, *more):
     return compare_interventions.main([*map(str, (
         "--agent_file", runner / "model_0.pth", "--interpreting_params_name", "tiny", "--env_name",
@@ -201,28 +196,6 @@ def test_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
         assert f"holds 'patch_{ARM}' of the arms with other settings" in capsys.readouterr().err
     finally:
         save_vectors(path / "jump.npz", [vector])
-
-
-def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, agent_path,
-                                                              recording, matrices, tmp_path):
-    (tmp_path / "arms.yml").write_text(
-        f"- {{kind: multiply, layer: {MAP}, channels: [3, 8], value: -1}}\n")
-    assert compare_interventions.main([*map(str, (
-        "--agent_file", agent_path, "--interpreting_params_name", "tiny", "--num_episodes", 10,
-        "--num_controls", 2, "--reference_size", 3, "--device", "cpu", "--output_dir",
-        tmp_path / "sim", "--in_simulator", "--model_file", simulator_file, "--data_dir",
-        recording / "data", "--patch_file", tmp_path / "arms.yml", "--directions", 0,
-        "--precomputed_analysis_data_path", matrices))]) == 0
-    folder = comparison_store(tmp_path / "sim")
-    table = pd.read_csv(folder.file_of("effects"))
-    name = "multiply_block2.res1.resadd_3_8_-1"
-    assert table[~table["control"]]["arm"].unique().tolist() == ["ic_0_to_None", f"patch_{name}"]
-    assert table["pattern"].nunique() == 2 and (table["num_controls"] >= 1).all()
-    unaltered, patched_runs = (read_runs(folder, arm) for arm in ("unaltered", f"patch_{name}"))
-    assert np.abs(patched_runs.values - unaltered.values).max() > 1e-4
-    one, other = (folder.settings()["arms"][f"control_00{k}_{name}"]["drawn"][0]["channels"]
-                  for k in range(2))
-    assert one != other and not {3, 8} & {*one, *other}
 
 
 @pytest.mark.parametrize(("patch", "more", "message"), [

@@ -16,7 +16,6 @@ from common.errors import UserError
 from interventions.patches import Add
 from interventions.vectors import (
     AS_COMPUTED,
-    CLASS_MEANS,
     PAIRS,
     PROBE,
     RMS,
@@ -25,7 +24,6 @@ from interventions.vectors import (
     read_vectors,
     save_vectors,
     vector_of_probe,
-    vectors_of_classes,
     vectors_of_pairs,
 )
 
@@ -86,19 +84,8 @@ def test_squares_of_a_level_are_averaged_before_levels():
     assert (found.levels, found.modes, found.kind) == ((2, 3, 4), ("easy",), PAIRS)
 
 
-def test_class_means_are_those_of_the_states_as_they_entered():
-    policy, number = tiny_policy(), 70  # two passes
-    frames, rng = random_frames(number), np.random.default_rng(3)
-    entering = rng.normal(size=(number, 64)).astype(np.float32)
-    is_in = rng.random(number) < 0.3
-    found = vectors_of_classes(policy, [MAP, "gru"], frames, entering, is_in,
-                               np.arange(number) // 10, "action=right")
-    states = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering)).hidden_states.numpy()
-    np.testing.assert_allclose(found["gru"].vector,
-                               states[is_in].mean(axis=0) - states[~is_in].mean(axis=0), atol=1e-5)
-    assert found[MAP].vector.shape == (32, 16, 16)
-    assert (found["gru"].kind, found["gru"].levels) == (CLASS_MEANS, tuple(range(7)))
-    for classes in (np.zeros(number), np.ones(number)):
+def test_classes_of_all_states_or_of_none_are_refused():
+    for classes in (np.zeros(70), np.ones(70)):
         with pytest.raises(UserError, match="of the 70 states are in the class 'action=right'"):
             check_classes(classes, "action=right")
 
