@@ -348,7 +348,7 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
 
 # Training
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(recording, tmp_path):
+def test_a_stopped_run_goes_on_to_the_same_weights_and_is_exported(recording, tmp_path):
     settings = settings_for(recording, max_batches=8)
     whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)
     assert whole.train() == 0
@@ -365,6 +365,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(recording, tmp_path)
         del content["wall_time"]
         saved.append(content)
     assert_same(*saved)
+    small = tmp_path / "shipped" / "model.pt"
+    assert export.main(["--model_file", str(whole.newest_checkpoint), "--output", str(small)]) == 0
+    states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()
+              for path in (whole.newest_checkpoint, small)]
+    for name, exact in states[0].items():
+        torch.testing.assert_close(states[1][name], exact, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
@@ -387,20 +393,6 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
     for name, expected, trained in zip(names, average, run.simulator.trainable_parameters()):
         torch.testing.assert_close(opened.get_parameter(name), expected)
         assert not torch.equal(trained, expected)
-
-
-def test_an_exported_simulator_is_the_same(recording, tmp_path):
-    settings = settings_for(recording, max_batches=2)
-    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
-    assert run.train() == 0
-    small = tmp_path / "shipped" / "model.pt"
-    assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
-    assert small.stat().st_size < 0.3 * run.newest_checkpoint.stat().st_size
-    states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()
-              for path in (run.newest_checkpoint, small)]
-    for name, exact in states[0].items():
-        torch.testing.assert_close(states[1][name], exact, rtol=1e-3, atol=1e-5, msg=name)
-    assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
 
 
 def test_it_learns_how_the_camera_moves(recording, tmp_path):
