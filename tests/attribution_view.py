@@ -4,8 +4,7 @@ import re
 
 import numpy as np
 from attribution_run import NUM_FEATURES, hues
-from page_data import picture_of, read_script
-from page_view import go, parse_number
+from page_view import go, parse_number, picture_of, read_script
 
 from attribution.page_files import LEVELS, TILES
 

@@ -26,10 +26,9 @@ from attribution_view import (
     shown_frame,
     table_of,
 )
-from page_data import read_script
 from page_exports import HOSTILE_NAME as NAME
 from page_exports import needs_browser
-from page_view import colours, facts, fragment_of, image_of, parse_number, pixels
+from page_view import colours, facts, fragment_of, image_of, parse_number, pixels, read_script
 from PIL import Image
 
 from attribution.checking.object_scores import OBJECT_FILES

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from agents.training import RESUME_NAME, TrainingRun
 from common.config import load_settings
 from common.distributed import Distributed
 from common.errors import UserError
+from common.shared_memory import SharedSum
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig
 from generative.networks import LatentSampler
@@ -125,6 +127,42 @@ def test_two_processes_train_the_simulator_that_one_trains(kind, by_one, by_two)
     own = [name for name in one if not name.startswith("held_out")]
     np.testing.assert_allclose(two[own][:2], one[own][:2], rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-2)
+
+
+SUMMED = (torch.zeros(3), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.zeros(()))
+
+
+def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
+    """Three processes, whose shares of the columns are not the same, and of which one is late at
+    every point; twice, with other numbers in the same memory."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = [[[torch.randn(like.shape, generator=generator) for like in SUMMED]
+                for _ in range(3)] for _ in range(2)]
+    barrier = threading.Barrier(3, timeout=20)
+    rows = torch.full((4, SharedSum.length(SUMMED)), torch.nan)
+
+    def run(rank):
+        def wait():
+            time.sleep(.1 * (rank == 1))
+            barrier.wait()
+            time.sleep(.1 * (rank == 1))
+
+        sums = SharedSum(rows, rank, SUMMED, wait)
+        for each in numbers:
+            sums.add_up(each[rank])
+
+    expected = [[sum(parts) for parts in zip(*each)] for each in numbers]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each, sums in zip(numbers, expected):
+        for own in each:
+            torch.testing.assert_close(own, sums, rtol=1e-6, atol=1e-6)
+        for own in each[1:]:
+            torch.testing.assert_close(own, each[0], rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

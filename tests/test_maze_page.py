@@ -9,11 +9,10 @@ from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 import pytest
-from conftest import FLOAT32
-from page_data import read_script
+from conftest import FLOAT32, refusal
 from page_exports import MAZE_NAME as NAME
 from page_exports import MAZE_SEEDS, SHIPPED, needs_browser, small_maze_policy
-from page_view import colours, fragment_of, go, pixels
+from page_view import colours, fragment_of, go, pixels, read_script
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
@@ -561,7 +560,6 @@ def test_what_the_page_cannot_show_is_refused(tmp_path, capsys):
             ([small, small], "two agents are called 'small'"),
             ([small, "--name", "a", "b"], "2 names"),
             ([small, "--levels", "9-3"], "ends before it begins")):
-        assert script.main(["--agent_file", *flags, "--output_dir", str(output)]) == 2
-        error = capsys.readouterr().err
-        assert words in error and "\n" not in error.strip()
+        argv = ["--agent_file", *flags, "--output_dir", output]
+        assert words in refusal(script.main, argv, capsys)
     assert not output.exists()
