@@ -100,7 +100,7 @@ def plot_actions(preferences: np.ndarray, title: str) -> Figure:
     """Draw a heat map of the policy's weights: one row per action, one column per component.
 
     Args:
-        preferences: weights of the logits minus their mean over actions (A, I).
+        preferences: weights of the logits minus their mean over actions, (A actions, I components).
         title: second line of the title.
     """
     ics = [str(i) for i in range(preferences.shape[1])]
@@ -114,7 +114,7 @@ def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
     """Draw the policy's weights as bars: one panel per component, one bar per action.
 
     Args:
-        preferences: weights of the logits minus their mean over actions (A, I).
+        preferences: weights of the logits minus their mean over actions, (A actions, I components).
         title: second line of the title.
     """
     num_ics = preferences.shape[1]
@@ -138,7 +138,7 @@ def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
 
 
 def plot_value(value: np.ndarray, title: str) -> Figure:
-    """Draw the readout weights of the value (I,) as bars, one per component."""
+    """Draw the readout weights of the value (I components,) as bars, one per component."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw_bars(axes, value)

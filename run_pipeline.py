@@ -144,7 +144,13 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
     """Submit the stages that are neither done nor submitted, or with --dry_run print the commands;
-    returns the exit status."""
+    returns the exit status.
+
+    Args:
+        args: parsed flags.
+        pipeline: the stages.
+        description: settings of the experiment, which are stored in its folder.
+    """
     experiment = pipeline.experiment
     command = [sys.executable, str(ROOT / "run_pipeline.py"), "--preset", args.preset,
                "--output_dir", str(experiment.path), "--exp_name", description["name"]]

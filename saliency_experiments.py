@@ -188,7 +188,11 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
 
 
 def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
-    """Raise UserError if samples belong to another simulator or agent; warn if that is unknown."""
+    """Raise UserError if samples belong to another simulator or agent; warn if that is unknown.
+
+    Args:
+        origin: expected origin of the samples, with the entry "model_sha256".
+    """
     description = samples.description()
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
         accepted = (agent_digests(agent_file) if key == "agent_sha256" else {origin[key]})

@@ -135,10 +135,14 @@ def checksum(teacher_file: str) -> str:
 
 
 def resumed_settings(args, explicit: set[str]) -> TrainSettings:
-    """Return the settings of the run to resume, updated by the flags that may change.
+    """Return the settings of the run to resume, updated by the flags in ``RESUMABLE``.
+
+    Args:
+        args: parsed flags.
+        explicit: names of the flags given on the command line.
 
     Raises:
-        UserError: if there is no run, or another flag was given.
+        UserError: if there is no run, or a flag was given that is not in ``RESUMABLE``.
     """
     if not (args.resume / RESUME_NAME).is_file():
         raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")

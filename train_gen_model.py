@@ -94,10 +94,14 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
 
 
 def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorRunSettings:
-    """Return the settings of the run to resume, updated by the flags that may change.
+    """Return the settings of the run to resume, updated by the flags in ``RESUMABLE``.
+
+    Args:
+        args: parsed flags.
+        explicit: names of the flags given on the command line.
 
     Raises:
-        UserError: if there is no run, or another flag was given.
+        UserError: if there is no run, or a flag was given that is not in ``RESUMABLE``.
     """
     if not checkpoints(args.resume):
         raise UserError(f"{args.resume} holds no run to resume: there is no checkpoint in it")

@@ -107,7 +107,10 @@ class ActionNoise:
 def load_action_noise(env_name: str) -> ActionNoise:
     """Read a game's action noise from ``hyperparams/action_noise.yml``.
 
-    Games without a section of their own use the section ``other_games``.
+    Games without a section use the section ``other_games``.
+
+    Args:
+        env_name: name of the game.
 
     Raises:
         UserError: if both sections are missing, or the section is invalid.

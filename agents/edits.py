@@ -28,8 +28,8 @@ class Edit:
     """Edit a' = a - s P a at every cell, where P is the projection onto the span of the directions.
 
     Directions for a layer with C channels have C slots (entries), or 2 C: the first C slots are
-    max(a, 0) and the others max(-a, 0). In the second case P acts on the slots, and a' is the first
-    half of the result minus the second.
+    max(a, 0) and the last C are max(-a, 0). With 2 C slots, P acts on the slots, and a' is the
+    first half of the result minus the second.
 
     Attributes:
         layer: path of the layer.

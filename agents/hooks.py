@@ -85,7 +85,12 @@ class _BoundPatch:
         self._sums = torch.zeros(3, dtype=torch.float64, device=policy.device)
 
     def __call__(self, output: Tensor, info: BatchInfo | None, state: Tensor | None) -> Tensor:
-        """Patch an output (…, *shape); returns a new tensor if anything changes."""
+        """Patch an output (…, *shape); returns a new tensor if anything changes.
+
+        Args:
+            info: batch metadata of the B rows of the output; None if the forward pass has none.
+            state: recurrent state that enters the step (B, D), for the layer ``hidden_state`` only.
+        """
         chosen = self._chosen_rows(info, output.numel() // self._units)
         if chosen is not None and not len(chosen):
             return output
@@ -175,7 +180,14 @@ class ActivePatches:
 
     def apply(self, layer: str, output: Tensor, info: BatchInfo | None,
               state: Tensor | None) -> Tensor:
-        """Apply the patches of a layer to its output."""
+        """Apply the patches of a layer to its output (…, *shape).
+
+        Args:
+            layer: module path of the layer.
+            output: output of the layer for B rows.
+            info: batch metadata (B rows); None if the forward pass has none.
+            state: recurrent state that enters the step (B, D), for the layer ``hidden_state`` only.
+        """
         self._has_run = True
         for patch in self._bound:
             if patch.layer.name == layer:
@@ -208,10 +220,14 @@ class ActivationCache(Mapping):
         self.layers = set(self._shapes)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return all outputs of a layer.
+        """Return all outputs of a layer, (N, *shape).
+
+        Args:
+            name: name of the layer, as passed to ``cached``.
 
         Raises:
-            ValueError: if there are none yet, or several with a graph, which are not concatenated.
+            ValueError: if the layer has not run yet, or several times with ``graph``: outputs with
+                a graph are not concatenated.
         """
         calls = self.calls(name)
         if not calls or (self._graph and len(calls) > 1):
@@ -225,7 +241,11 @@ class ActivationCache(Mapping):
         return len(self._named)
 
     def calls(self, name: str) -> list[Tensor]:
-        """Return the outputs of a layer, one per forward pass, with concatenated chunks."""
+        """Return the outputs of a layer, one tensor per forward pass.
+
+        Args:
+            name: name of the layer, as passed to ``cached``.
+        """
         return [chunks[0] if len(chunks) == 1 else torch.cat(chunks)
                 for chunks in self._calls[self._named[name].name]]
 
@@ -372,7 +392,11 @@ def _temporarily(policy: Policy, **values: object) -> Iterator[None]:
 
 
 def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextManager[None]:
-    """Attach batch metadata to all forward passes inside the ``with`` block."""
+    """Attach batch metadata to all forward passes inside the ``with`` block.
+
+    Args:
+        info: metadata of each row of the batch.
+    """
     return _temporarily(policy, info=info)
 
 

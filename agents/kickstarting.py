@@ -96,5 +96,10 @@ class Teacher:
 
 
 def remaining_weight(config: AgentConfig, progress: float) -> float:
-    """Return the factor of the loss weights, which falls from 1 to 0 at ``kickstart_until``."""
+    """Return the factor of the loss weights: 1 at the start, falling linearly to 0 at
+    ``kickstart_until``.
+
+    Args:
+        progress: completed fraction of the run.
+    """
     return 1 - progress / config.kickstart_until if progress < config.kickstart_until else 0.0

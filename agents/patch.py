@@ -150,6 +150,10 @@ class Selection:
     def values(self, values: Values, name: str) -> Callable[[PatchContext], Tensor]:
         """Return a function from a context to values that broadcast with (R, K, M).
 
+        Args:
+            values: values of a patch.
+            name: description of the values, for messages.
+
         Raises:
             UserError: if a mapping lacks the layer, or an array does not fit or is not finite; also
                 raised by the returned function.

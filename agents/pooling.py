@@ -1,6 +1,6 @@
 """Max-pool 3x3, stride 2, padding 1, for bfloat16 images on a CPU, with the same results as torch.
 
-For the backward pass, torch stores the input and an index of eight bytes per maximum; this function
+For the backward pass, torch stores the input and an index of eight bytes per maximum; this module
 stores only an index of one byte. On one core with bfloat16 in hardware, it reduces the CPU time of
 a gradient step of the IMPALA network on 512 frames by 9 %, and of acting on 64 frames by 8 %. In
 float32, torch's max-pool is as fast and is used instead.
@@ -89,7 +89,8 @@ def _bits(key):
 
 @njit(**_JIT)
 def _round(floats, rounded):
-    """Round the bits of float32 numbers (L,) to the bits of the nearest bfloat16, ties to even."""
+    """Round float32 numbers (L,), given as bits, to the nearest bfloat16, ties to even; the bits of
+    the result are written to ``rounded`` (L,)."""
     for e in range(uint64(rounded.size)):
         u = floats[e]
         odd = (u >> np.uint32(16)) & np.uint32(1)
@@ -98,13 +99,14 @@ def _round(floats, rounded):
 
 @njit(**_JIT)
 def _widen(bfloats, floats):
+    """Convert bfloat16 (L,) to float32; the bits of the result are written to ``floats`` (L,)."""
     for e in range(uint64(bfloats.size)):
         floats[e] = np.uint32(bfloats[e]) << np.uint32(16)
 
 
 @njit(**_JIT)
 def _split(row, even, odd, channels):
-    """Split a row of 16-byte words into its even and odd columns."""
+    """Copy the even and odd columns of a row of 16-byte words to ``even`` and ``odd``."""
     words = channels // PIXEL_UNIT
     for j in range(uint64(row.size) // (2 * words)):
         for w in range(words):
@@ -114,6 +116,7 @@ def _split(row, even, odd, channels):
 
 @njit(**_JIT)
 def _join(even, odd, row, channels):
+    """Invert :func:`_split`: write even and odd columns to ``row``."""
     words = channels // PIXEL_UNIT
     for j in range(uint64(row.size) // (2 * words)):
         for w in range(words):
@@ -123,9 +126,15 @@ def _join(even, odd, row, channels):
 
 @njit(**_JIT)
 def _across(row, even, odd, best, place, channels):
-    """Compute the largest key of every three columns in a row, and its position 0 to 2, each (L,).
+    """Compute the largest key of every window of three columns in a row.
 
-    ``odd`` begins with the padding column before the first column.
+    Args:
+        row: row of the image as 16-byte words.
+        even: buffer for the even columns (L,).
+        odd: buffer for the odd columns (L + C,), which begins with the padding column.
+        best: receives the largest key of each window (L,).
+        place: receives the position of this key in the window, 0 to 2, (L,).
+        channels: number of channels C.
     """
     _split(row, even.view(np.complex128), odd[channels:].view(np.complex128), channels)
     for e in range(uint64(best.size)):
@@ -168,7 +177,11 @@ def _spread_row(gradient, origin, first, even, odd, channels):
     """Add the gradients of a row of windows to one row of the input that they cover.
 
     Args:
+        gradient: gradient of each window (L,).
+        origin: index within each window, 0 to 8, of its maximum (L,).
         first: index within each window of its left entry in that row: 0, 3 or 6.
+        even, odd: gradients of the even and odd columns (L,), which are updated in place.
+        channels: number of channels.
     """
     nothing, length = np.float32(0), uint64(origin.size)
     for e in range(length):

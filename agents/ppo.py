@@ -218,6 +218,11 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
 
     If several processes train, all draw the same minibatches over all environments, and each uses
     the part that belongs to its own environments, which may be empty.
+
+    Args:
+        config: parameter set.
+        generator: random generator, in the same state in all processes.
+        world: the group of training processes.
     """
     frames_per_index = config.n_steps if config.recurrent else 1
     order = torch.randperm(_num_indices(config), generator=generator)

@@ -174,7 +174,12 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
 
 def _reference(steps: Iterable[tuple[Episode | EpisodeArrays, int]],
                description: dict) -> ReferenceSet:
-    """Create a reference set from one step of each episode."""
+    """Create a reference set from one step of each episode.
+
+    Args:
+        steps: episodes, each with the number of the step.
+        description: settings that the reference set depends on.
+    """
     frames, hidden_states = zip(*((episode.frames[step], episode.hidden_states[step])
                                   for episode, step in steps))
     return ReferenceSet(np.stack(frames), np.stack(hidden_states), description)

@@ -79,6 +79,7 @@ def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str
     """Return maximum, mean and minimum of the recent returns and lengths, by column name.
 
     Args:
+        statistics: returns and lengths of the recent episodes.
         prefix: prefix of the column names, "val_" for validation.
     """
     columns = {}

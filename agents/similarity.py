@@ -98,7 +98,7 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
 
 @torch.no_grad()
 def _state_after(policy: Policy, compute: Compute, frames: np.ndarray) -> np.ndarray:
-    """Return an agent's hidden state (D,) after the first frames (T, H, W, 3) of an episode."""
+    """Return an agent's hidden state (D,) after the first T frames (T, H, W, 3) of an episode."""
     state = policy.initial_states(1)
     if policy.recurrent and len(frames):
         embeddings = embed_frames(policy, torch.as_tensor(frames).to(compute.device), compute)

@@ -187,6 +187,10 @@ class TrainingRun:
     def _checked(self, state: dict, where: str) -> dict:
         """Check the contents of a resume file; returns the entries that a run reads.
 
+        Args:
+            state: contents of the file.
+            where: name of the file, for messages.
+
         Raises:
             UserError: if an entry does not fit this run; the message names it.
         """
@@ -382,6 +386,9 @@ def _check_collector(collector: Collector, state, where: str, normalizes: bool =
     """Check that ``_load_collector`` can load a state.
 
     Args:
+        collector: the collector that would load the state.
+        state: contents of a file, of any type.
+        where: name of the state, for messages.
         normalizes: whether the state must include a reward normaliser. Otherwise it may include
             one, because earlier versions stored one for validation.
 

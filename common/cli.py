@@ -72,7 +72,11 @@ class Parser(argparse.ArgumentParser):
                 action.help = argparse.SUPPRESS
 
     def explicit(self, argv: list[str] | None) -> set[str]:
-        """Return the names of the flags given on the command line."""
+        """Return the names of the flags given on the command line, without "--".
+
+        Args:
+            argv: words of the command line; None for those of this process.
+        """
         words = {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)}
         return {action.dest for action in self._actions if words & set(action.option_strings)}
 
@@ -257,7 +261,11 @@ def add_save_dir_flag(parser: Parser) -> None:
 
 
 def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add flags without effect that published commands pass; ``docs/differences.md`` lists them."""
+    """Add flags without effect that published commands pass; ``docs/differences.md`` lists them.
+
+    Args:
+        names: names of the flags, without "--".
+    """
     for name in names:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
 

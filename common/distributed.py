@@ -200,7 +200,8 @@ class Distributed:
             tensor.copy_(summed.view_as(tensor))
 
     def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
-        """Return the ``SharedSum`` for tensors of these shapes, or None without shared memory."""
+        """Return the ``SharedSum`` for tensors of the shapes and type of ``like``; None if the
+        ranks have no shared memory or the tensors are on a GPU."""
         if self._local_size != self.world_size or like[0].is_cuda:
             return None
         shapes = [tensor.shape for tensor in like]
@@ -211,7 +212,8 @@ class Distributed:
         return self._shared[1]
 
     def _share_memory(self, length: int, dtype: torch.dtype) -> Tensor | None:
-        """Return shared memory (world size + 1, length), or None if a rank cannot map it."""
+        """Return shared memory (world size + 1, ``length``) of type ``dtype``; None if a rank
+        cannot map it."""
         with contextlib.ExitStack() as stack:
             address = None
             if self.is_main:
@@ -341,7 +343,11 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
-    """Return whether no rank has yet reported this error, or the cause of a lost process."""
+    """Return whether no rank has yet reported this error, or the cause of a lost process.
+
+    Args:
+        store: key-value store that all ranks share.
+    """
     with contextlib.suppress(RuntimeError):  # the store may be lost, too
         if isinstance(error, LostProcess) and store.check(["reported"]):
             return False

@@ -171,7 +171,7 @@ def append_or_nothing(path: Path, text: str) -> None:
 
 
 def save_json(path: Path, content: dict | list, through: Path | None = None) -> None:
-    """Write indented JSON atomically; for ``through`` see ``atomic_path``."""
+    """Write ``content`` as indented JSON, atomically; for ``through`` see ``atomic_path``."""
     with atomic_path(path, through=through) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -371,7 +371,17 @@ def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
 
 
 def _array_header(path: Path, written_by: str) -> tuple[ArrayFile, bool]:
-    """Read the header of a ``.npy`` file of numbers; returns whether its rows are contiguous."""
+    """Read the header of a ``.npy`` file of numbers.
+
+    Args:
+        written_by: script that writes the file, for the message about a missing file; may be "".
+
+    Returns:
+        Type, shape and position of the array in the file; and whether its rows are contiguous.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
     path = Path(path)
     if not path.is_file():
         source = f"; {written_by} writes it" if written_by else ""

@@ -218,7 +218,11 @@ class _SaveDir:
 
 
 def flattened(values: dict, prefix: str = "") -> dict[str, object]:
-    """Flatten nested values to a mapping by dotted name; tuples become lists."""
+    """Flatten nested values to a mapping by dotted name; tuples become lists.
+
+    Args:
+        prefix: beginning of all names.
+    """
     flat: dict[str, object] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -228,13 +232,20 @@ def flattened(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _nested(key: str, value: object) -> dict:
-    """Nest a value in mappings, one for each part of its dotted name."""
+    """Nest a value in mappings, one for each part of the dotted name ``key``."""
     first, *rest = key.split(".")
     return {first: _nested(".".join(rest), value) if rest else value}
 
 
 def _merged(values: dict, changes: dict, source: str) -> dict:
-    """Merge ``changes`` into a copy of ``values``, section by section; new keys are an error."""
+    """Merge ``changes`` into a copy of ``values``, section by section.
+
+    Args:
+        source: name of the file with the changes, for messages.
+
+    Raises:
+        UserError: if ``changes`` is not a mapping or has a key that ``values`` lacks.
+    """
     if not isinstance(changes, dict):
         raise UserError(f"{source} must hold a mapping of names to values")
     merged = dict(values)

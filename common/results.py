@@ -71,6 +71,9 @@ __all__ = [
 class ResultStore:
     """Reader and writer of a result folder.
 
+    Methods select a file by the name of its entry in the schema, and a key: the values for the
+    ``{}`` in the path of the entry.
+
     Args:
         path: the folder, which need not exist.
         schema: schema of the folder.

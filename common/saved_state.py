@@ -58,14 +58,16 @@ def check_like(found, expected, where: str) -> None:
 
 
 def check_numbers(found, kind: type, limit: int, where: str) -> None:
-    """Raise UserError unless a value is a list of at most ``limit`` finite numbers of a type."""
+    """Raise UserError unless ``found`` is a list of at most ``limit`` finite numbers of type
+    ``kind``; the message begins with ``where``."""
     if not isinstance(found, list) or len(found) > limit:
         raise UserError(f"{where} is not a list of at most {limit} numbers")
     check_like(found, [kind()] * len(found), where)
 
 
 def check_generator(found, generator: torch.Generator, where: str) -> None:
-    """Raise UserError unless a value is a valid state for a random generator."""
+    """Raise UserError unless ``found`` is a valid state for a random generator; the message begins
+    with ``where``."""
     check_like(found, generator.get_state(), where)
     try:
         torch.Generator(generator.device).set_state(found)
@@ -74,7 +76,8 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
 
 
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
-    """Raise UserError unless a value is a valid state for an optimiser.
+    """Raise UserError unless ``found`` is a valid state for an optimiser; the message begins with
+    ``where``.
 
     Its hyperparameters must equal those of ``optimizer``, except for the learning rate;
     hyperparameters that older torch versions lack may be missing.

@@ -87,7 +87,7 @@ class SharedSum:
 
     @staticmethod
     def length(like: Sequence[Tensor]) -> int:
-        """Return the total number of elements of such tensors, which is the length of a row."""
+        """Return the total number of elements of the tensors ``like``: the length of a row."""
         return sum(map(torch.numel, like))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:

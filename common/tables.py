@@ -26,7 +26,12 @@ def markdown_escaped(text: str) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, followed by an empty line."""
+    """Return the lines of a Markdown table, followed by an empty line.
+
+    Args:
+        header: titles of the columns.
+        rows: cells of each row, as Markdown.
+    """
     cells = [header, ["---"] * len(header), *rows]
     return [*("| " + " | ".join(row) + " |" for row in cells), ""]
 
@@ -95,6 +100,7 @@ def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
     """Check the type of a column and return it; truth values are converted to bool.
 
     Args:
+        kind: ``int``, ``float``, ``bool`` or ``str``.
         gaps: whether cells may be empty.
         what: beginning of messages.
     """

@@ -123,6 +123,9 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
     """Write uint8 frames (H, W, 3) as a looping GIF, atomically.
 
     The palette of 256 colours is chosen for the first frame.
+
+    Args:
+        fps: frames per second.
     """
     images = [Image.fromarray(frame) for frame in frames]
     palette = images[0].quantize(256)
@@ -159,7 +162,8 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
     """Yield frames that show several videos next to each other, each below its title.
 
     Args:
-        columns: videos by title, uint8 (T, rows, H, W, 3); the rows of a column are stacked.
+        columns: videos of T frames by title, uint8 (T, rows, H, W, 3); the rows of a column are
+            stacked.
         factor: integer factor by which frames are enlarged.
 
     Yields:

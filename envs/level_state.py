@@ -220,7 +220,11 @@ class LevelState:
         return _integers(0, len(self.game)) + self.game.encode("ascii")
 
     def _check(self, walk: _Walk) -> None:
-        """Raise UserError if a well-formed state would crash or hang Procgen."""
+        """Raise UserError if a well-formed state would crash or hang Procgen.
+
+        Args:
+            walk: reader of the serialised state, which creates the errors.
+        """
         height, width = self.grid.shape
         if not (self.entities["type"] == 0).any():
             raise walk.error("it has no player")
@@ -273,7 +277,11 @@ class _Walk:
         return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
-        """Skip ``size`` bytes; returns the offset of the first byte."""
+        """Skip ``size`` bytes; returns the offset of the first skipped byte.
+
+        Raises:
+            UserError: if the size is negative, or fewer bytes are left.
+        """
         begin = self.at
         if size < 0:
             raise self.error(f"a negative length of {what} at byte {begin}")

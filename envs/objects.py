@@ -139,7 +139,13 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """Add to a mask of entities, bool (entities,), the trails that belong to them."""
+    """Add to a mask of entities the trails that belong to them: those to which a marked entity is
+    the nearest of its kind.
+
+    Args:
+        kind: kind of object, with the entity types of objects and trails.
+        chosen: mask, bool (entities,).
+    """
     entities = state.entities
     owners = np.flatnonzero(np.isin(entities["type"], kind.entity_types))
     trails = np.flatnonzero(np.isin(entities["type"], kind.trails))
@@ -168,7 +174,12 @@ def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.n
 
 
 def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]) -> LevelState:
-    """Set fields of the entities that the mask ``rows`` selects."""
+    """Return a state in which fields of some entities are changed.
+
+    Args:
+        rows: mask of the entities to change, bool (entities,).
+        values: new values by name of the field.
+    """
     if not rows.any():
         return state
     entities = state.entities.copy()

@@ -1,4 +1,7 @@
-"""Normalisation of rewards, and statistics of finished episodes, during an agent's training."""
+"""Normalisation of rewards, and statistics of finished episodes, during an agent's training.
+
+N is the number of environments in shape comments.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,8 @@ class RewardNormalizer:
                 "largest": self.largest}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, which names the entry, if ``load_state_dict`` cannot load a state."""
+        """Raise UserError if ``load_state_dict`` cannot load a state; the message begins with
+        ``where`` and names the invalid entry."""
         if isinstance(state, dict):
             state = {"largest": 0.0, **state}  # missing in files of earlier versions
         check_like(state, self.state_dict(), where)
@@ -96,7 +100,12 @@ class EpisodeStatistics:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     def update(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """Add a step of every environment: its reward (N,) and whether it ended an episode (N,)."""
+        """Add a step of every environment.
+
+        Args:
+            rewards: rewards (N,).
+            first: whether the step ended an episode, bool (N,).
+        """
         self._returns += rewards
         self._lengths += 1
         if first.any():
@@ -115,7 +124,8 @@ class EpisodeStatistics:
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, which names the entry, if ``load_state_dict`` cannot load a state."""
+        """Raise UserError if ``load_state_dict`` cannot load a state; the message begins with
+        ``where`` and names the invalid entry."""
         check_like(state, {
             **self.state_dict(),
             "recent_returns": lambda value, name: check_numbers(value, float, self.WINDOW, name),

@@ -64,7 +64,7 @@ class BatchOrder:
 
 
 class BatchReader:
-    """Reads batches ahead of time, in the background.
+    """Reader that loads batches ahead of time, in a background thread.
 
     Args:
         dataset: the recorded windows.

@@ -181,7 +181,7 @@ def frame_edges(images: Tensor) -> Tensor:
 
 
 class PhaseEstimator(nn.Module):
-    """Estimates the camera's phase from the edges in a frame, which lie mostly between squares.
+    """Estimator of the camera's phase from the edges in a frame, which lie mostly between squares.
 
     Args:
         pixels_per_square: size of a square in pixels.
@@ -207,7 +207,7 @@ class PhaseEstimator(nn.Module):
 
 
 class VelocityEstimator(nn.Module):
-    """Estimates the camera's velocity at the last initial frame.
+    """Estimator of the camera's velocity at the last initial frame.
 
     Costs tell how many squares the camera has moved, phases how far within a square. The frames
     before the last two help where costs are ambiguous, because levels repeat after one square.
@@ -274,7 +274,7 @@ def near_player(memory: Tensor) -> Tensor:
 
 
 class CameraMotion(nn.Module):
-    """Predicts the camera's motion in a step from the centre of the view, memory and action.
+    """Predictor of the camera's motion in a step from the centre of the view, memory and action.
 
     In training mode, the motion memory is the only input that has a gradient.
 

@@ -22,7 +22,12 @@ SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
 def _within(config: object, low: float, high: float, *names: str) -> None:
-    """Raise UserError if a field is given but not within the bounds; the message names it."""
+    """Raise UserError if a field is neither None nor a finite number from ``low`` to ``high``.
+
+    Args:
+        config: the object with the fields.
+        names: names of the fields to check. The message names the first invalid one.
+    """
     for name in names:
         value = getattr(config, name)
         if value is not None and (not low <= value <= high or value == math.inf):

@@ -18,7 +18,7 @@ _WARM_UP_STEPS = 3  # steps in which the libraries choose their algorithms and a
 
 
 class GraphedStep:
-    """Runs the first steps eagerly, then captures one as a graph and replays it.
+    """Runner of steps: the first run eagerly; then one is captured as a CUDA graph and replayed.
 
     The results equal those of eager steps.
 

@@ -1,8 +1,8 @@
 """Fidelity of predicted frames, for comparison with other world models: PSNR and SSIM per frame.
 
 ``docs/fidelity.md`` defines the protocol. *Remembered* pixels show a place of the level that was in
-view in one of the initial frames; the others are *newly revealed*. Pixels of moving objects belong
-to neither and are measured separately.
+view in one of the initial frames; *newly revealed* pixels show other places. Pixels of moving
+objects belong to neither and are measured separately.
 
 Letters in shape comments: T simulated steps, B windows, I initial frames, C H W a frame, K kinds of
 object, D agent hidden state.

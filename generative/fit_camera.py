@@ -82,7 +82,7 @@ class CameraWindows:
 
 
 class CameraTraining:
-    """Trains the networks of a simulator that estimate or predict the camera's motion.
+    """Training of the networks of a simulator that estimate or predict the camera's motion.
 
     Args:
         simulator: a spatial simulator whose camera moves; trained in place.
@@ -116,7 +116,12 @@ class CameraTraining:
         return CameraWindows(*(torch.cat(tensors) for tensors in zip(*parts)))
 
     def _part(self, windows, vector_noise: float) -> list[Tensor]:
-        """Compute the fields of ``CameraWindows`` for a batch of windows."""
+        """Compute the fields of ``CameraWindows`` for a batch of windows.
+
+        Args:
+            windows: the batch.
+            vector_noise: norm of noise added to every second bottleneck vector.
+        """
         config: SimulatorConfig = self.simulator.config
         batch = align(windows.to(self.compute.device), config)
         camera = true_camera(batch, config.pixels_per_square or 0.0)  # (T, B, 4)

@@ -29,7 +29,7 @@ Draw = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LatentSampler:
-    """Samples z from its logits, or takes its mode.
+    """Sampler of z from its logits, or of its mode.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
@@ -70,7 +70,7 @@ class LatentSampler:
 
 
 class PresetDraw:
-    """Draws each variable from its distribution, with given random numbers.
+    """Sampler that draws each variable from its distribution, with given random numbers.
 
     Unlike with a generator, the draws of a row do not depend on the other rows of the batch.
 
@@ -144,7 +144,7 @@ class DownBlock(nn.Module):
 
 
 class BottleneckEncoder(nn.Module):
-    """Encodes initial frames as a point on the unit sphere.
+    """Encoder of initial frames as a point on the unit sphere.
 
     Args:
         image_channels: C, colour channels of an image.
@@ -190,7 +190,7 @@ class Converter(nn.Sequential):
 
 
 class FrameEmbedding(nn.Module):
-    """Embeds images (N, C, 64, 64) in [0, 1] as vectors (N, E) for the posterior."""
+    """Embedding of images (N, C, 64, 64) in [0, 1] as vectors (N, E) for the posterior."""
 
     def __init__(self, image_channels: int):
         super().__init__()
@@ -288,7 +288,7 @@ _HEAD_WIDTH = 400
 
 
 class ImageDecoder(nn.Module):
-    """Decodes states (N, H + S·K) into images (N, C, 64, 64)."""
+    """Decoder of states (N, H + S·K) into images (N, C, 64, 64)."""
 
     def __init__(self, in_size: int, image_channels: int, depth: int):
         super().__init__()
@@ -330,7 +330,7 @@ class Head(nn.Sequential):
 
 
 class Decoder(nn.Module):
-    """Decodes image, reward and terminal from [h, z]."""
+    """Decoder of image, reward and terminal from [h, z]."""
 
     def __init__(self, config: SimulatorConfig):
         super().__init__()

@@ -127,7 +127,12 @@ def read_progress(folder: Path) -> pd.DataFrame:
 
 
 def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
-    """Return the path of the folder of a run that starts now; the folder is not created."""
+    """Return the path of the folder of a run that starts now; the folder is not created.
+
+    Args:
+        log_dir_base: folder that contains ``results``.
+        exp_name: name of the experiment, a folder inside ``results``.
+    """
     return Path(log_dir_base) / "results" / exp_name / time.strftime("%Y%m%d_%H%M%S")
 
 

@@ -120,10 +120,11 @@ class SampleOrigin:
 
 
 def stack(folder: Path, arrays: Mapping[int, np.ndarray], what: str) -> np.ndarray:
-    """Stack an array of several samples, by number.
+    """Stack an array of several samples along a new first axis.
 
     Args:
         folder: folder of the samples, for the message.
+        arrays: the array of each sample, by number of the sample.
         what: name of the array, for the message.
 
     Raises:
@@ -138,7 +139,7 @@ def stack(folder: Path, arrays: Mapping[int, np.ndarray], what: str) -> np.ndarr
 
 
 class SampleFolder(ResultStore):
-    """Reads a folder of samples, or writes to it after ``open_samples``.
+    """Reader of a folder of samples, or writer if opened with ``open_samples``.
 
     Args:
         path: the folder; shards recorded in it are joined.
@@ -184,8 +185,8 @@ class SampleFolder(ResultStore):
         """Read one sample; published samples do not store actions, which are then all -1.
 
         Raises:
-            UserError: if a file is missing, damaged, or inconsistent with the others; the message
-                names it.
+            UserError: if a file is missing or damaged, or does not fit the shape of another file;
+                the message names the file.
         """
         arrays = self.read("sample", number)
         arrays.setdefault("actions", np.full(len(arrays["ims"]), -1))
@@ -204,7 +205,12 @@ class SampleFolder(ResultStore):
             for field, name in _NAMES.items()})
 
     def stacked_field(self, field: str, numbers: Sequence[int] | None = None) -> np.ndarray:
-        """Return one field of ``stacked``; only the files of this field are read."""
+        """Return one field of ``stacked``; only the files of this field are read.
+
+        Args:
+            field: name of a field of ``SampleArrays``.
+            numbers: numbers of the samples; None for all.
+        """
         numbers = self.numbers() if numbers is None else numbers
         return stack(self.path, {number: self._read_field(number, field) for number in numbers},
                      _NAMES[field])

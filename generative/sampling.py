@@ -115,7 +115,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Sampler:
-    """Simulates the samples of a plan.
+    """Simulation of the samples of a plan.
 
     The samples of start i, one per manual action, are numbered from ``i * plan.samples_per_start``.
 
@@ -195,7 +195,11 @@ class Sampler:
         return PresetDraw(torch.from_numpy(uniform).to(self._compute.device))
 
     def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
-        """Return the forced actions (T, B), or None if the agent acts."""
+        """Return the forced actions (T, B), or None if the agent acts.
+
+        Args:
+            batch: recorded windows of the starts; None for random starts.
+        """
         if batch is not None and self.plan.recorded_actions:
             return batch.actions
         if not self.plan.manual_actions:

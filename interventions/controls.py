@@ -249,7 +249,11 @@ def _gaussian(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
               reference: ReferenceSet | None) -> Drawn:
-    """Draw controls of a patch at other channels."""
+    """Draw ``number`` controls of a patch at other channels.
+
+    Raises:
+        UserError: if the patch does not name channels of a single layer.
+    """
     layers = layers_named(policy, patch.layer)
     if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
             isinstance(patch, Interchange) and not patch.words):
@@ -268,7 +272,12 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
 
 def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
                   seeds: np.random.SeedSequence, reference: ReferenceSet) -> Drawn:
-    """Draw controls that set other channels to the value, rescaled to their standard deviations."""
+    """Draw ``number`` controls that set other channels to the value, rescaled to their standard
+    deviations in the reference set.
+
+    Raises:
+        UserError: if the value differs between frames, or a channel of the patch never varies.
+    """
     if callable(patch.value) or isinstance(patch.value, Mapping):
         raise UserError(f"the value that is set at {patch.layer} differs from frame to frame, "
                         f"so it has no controls of the kind '{CHANNELS}'; use '{CELLS}'")
@@ -291,7 +300,11 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
 
 
 def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence) -> Drawn:
-    """Draw controls of a patch at other cells."""
+    """Draw ``number`` controls of a patch at other cells of the same layer.
+
+    Raises:
+        UserError: if the patch names no cells.
+    """
     if patch.cells is None:
         raise UserError(f"{patch.kind} at {patch.layer} names no cells, so it has no controls of "
                         f"the kind '{CELLS}'; omit the kind to use the default of {patch.kind}")

@@ -59,7 +59,7 @@ def add_direction_folder_flag(parser: Parser) -> None:
 
 
 def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
-    """Add the flag for the number of episodes that directions were computed from."""
+    """Add the flag ``name``: the number of episodes that directions were computed from."""
     parser.add_argument(name, type=count, key="analysis.agent_h.num_episodes",
                         help="number of recorded episodes that the directions were computed from; "
                              "part of their file names")
@@ -260,7 +260,12 @@ class Swap:
 
 
 def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
-    """Return the name of a swap for file names, such as ``10_5_to_12_None``."""
+    """Return the name of a swap for file names, such as ``10_5_to_12_None``.
+
+    Args:
+        taken: numbers of the directions to remove.
+        put: direction that gets the amount of each removed one, or None.
+    """
     return "_".join(map(str, (*taken, "to", *put)))
 
 

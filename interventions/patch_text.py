@@ -251,7 +251,12 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
 
 
 def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
-    """Create the patch of a mapping, or several patches if the mapping has sweeps."""
+    """Create the patch of a mapping, or several patches if the mapping has sweeps.
+
+    Args:
+        entries: entries of a patch file by key; a sweep is a list of values.
+        where: place of the mapping, for messages.
+    """
     choices = []
     for key, value in entries.items():
         is_set = key == "channels" and isinstance(value, list) and not any(
@@ -326,6 +331,9 @@ def register_option(name: str, open_option: OpenOption) -> None:
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
     """Read the files that patches name, and apply their registered options, for one agent.
 
+    Args:
+        opening: the agent, and the means to read or record what the patches need.
+
     Raises:
         UserError: if the agent has no such layer, channel or cell; a file is missing, damaged, or
             belongs to another agent, layer or shape; or an option does not apply here.
@@ -394,7 +402,7 @@ register_option("source", _open_source)
 
 
 def warn_of_unused(active: ActivePatches) -> None:
-    """Log a warning for each patch with a text form that never acted."""
+    """Log a warning for each patch that never acted on a frame and has a text form."""
     for patch in active.never_applied():
         if patch.text:
             logger.warning("the patch %s never acted on any frame", patch.text)

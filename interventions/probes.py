@@ -163,7 +163,14 @@ class _Fitted:
 
 
 def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool) -> _Fitted:
-    """Fit the training part with each penalty, and return the best fit on the penalty part."""
+    """Fit the training part with each penalty, and return the best fit on the penalty part.
+
+    Args:
+        entries: activations (N, F).
+        target: targets (N,).
+        parts: division of the N rows.
+        regression: fit a ridge regression instead of a logistic regression.
+    """
     train, train_target = entries[parts.train], target[parts.train]
     held_out, held_target = entries[parts.penalty], target[parts.penalty]
     means = train.mean(axis=0, dtype=np.float64)
@@ -185,7 +192,19 @@ def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool
 def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
             parts: Parts, bootstrap: ClusterBootstrap | None = None
             ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Compute the scores on the test part, with intervals if a bootstrap over levels is given."""
+    """Compute the scores on the test part.
+
+    Args:
+        fitted: the fitted model.
+        entries: activations (N, F).
+        target: targets (N,).
+        levels: level of each row (N,).
+        parts: division of the N rows.
+        bootstrap: bootstrap over the levels of the test part; None for no intervals.
+
+    Returns:
+        Scores by name, and their intervals by name; the second is empty without a bootstrap.
+    """
     entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
     _, level = np.unique(levels, return_inverse=True)
     once = np.ones((1, level.max() + 1))  # every level drawn once
@@ -273,7 +292,8 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
               rng: np.random.Generator) -> np.ndarray:
-    """Give each level the targets of another level of the same part, repeated or truncated."""
+    """Return targets (N,) in which each level has the targets of another level of the same part,
+    repeated or truncated to its number of rows."""
     shuffled = target.copy()
     for part in (parts.train, parts.penalty, parts.test):
         order = rng.permutation(np.unique(levels[part]))

@@ -35,7 +35,7 @@ DirectionType = Literal["pca", "ica"]
 
 @dataclasses.dataclass(frozen=True)
 class Projector:
-    """Maps hidden states, changes of state and gradients to coordinates along directions.
+    """Linear map from hidden states, their changes and gradients to coordinates along directions.
 
     Attributes:
         mean: mean state mu (D,).
@@ -134,23 +134,25 @@ class Projector:
         return len(self.unmixing)
 
     def coordinates(self, hx: Tensor, kind: DirectionType) -> Tensor:
-        """Map states (…, D) to coordinates (…, P) or (…, k)."""
+        """Map states (…, D) to coordinates: (…, P) for "pca", (…, k) for "ica"."""
         return self.change(hx - self.mean, kind)
 
     def change(self, delta: Tensor, kind: DirectionType) -> Tensor:
-        """Map changes of state (…, D) to changes of coordinates (…, P) or (…, k)."""
+        """Map changes of state (…, D) to changes of coordinates: (…, P) for "pca", (…, k) for
+        "ica"."""
         principal = (delta / self.std) @ self.components.T
         if kind == "pca":
             return principal
         return (principal[..., :self.num_ics] / self._pc_std()) @ self.unmixing.T
 
     def gradient(self, gradient: Tensor, kind: DirectionType) -> Tensor:
-        """Map gradients with respect to hx (…, D) to gradients with respect to the coordinates
-        (…, P) or (…, k)."""
+        """Map gradients with respect to hx (…, D) to gradients with respect to the coordinates:
+        (…, P) for "pca", (…, k) for "ica"."""
         return gradient @ self.directions(kind).T
 
     def directions(self, kind: DirectionType) -> Tensor:
-        """Return the change of hx per unit of each coordinate, as rows (P, D) or (k, D).
+        """Return the change of hx per unit of each coordinate, as rows: (P, D) for "pca", (k, D)
+        for "ica".
 
         These are the columns of the inverse map. They differ from the rows of the forward map,
         because the independent components are not orthogonal.

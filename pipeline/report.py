@@ -353,7 +353,11 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def figures(record: Record) -> tuple[str, str, str]:
-    """Format wall time, size of the outputs and result of a stage; "" for unknown values."""
+    """Format wall time, size of the outputs and result of a stage; "" for unknown values.
+
+    Args:
+        record: record of the last run of the stage.
+    """
     return (duration(record.seconds) if record.seconds else "",
             f"{record.bytes / 1e6:.1f} MB" if record.status == DONE else "", record.result)
 

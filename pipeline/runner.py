@@ -174,7 +174,16 @@ class Pipeline:
         return status
 
     def _run_whole(self, stage: Stage, part: Part, torchrun: Sequence[str] | None) -> int:
-        """Run a stage that is not divided, or join its shards; returns the exit status."""
+        """Run a stage that is not divided, or join its shards; returns the exit status.
+
+        Args:
+            stage: the stage.
+            part: the part of the stage that a cluster job runs.
+            torchrun: arguments of ``torchrun``; None to run the script in a single process.
+
+        Raises:
+            UserError: if a shard to be joined is not done or outdated.
+        """
         decision = self.decide(stage)
         if decision.action == UP_TO_DATE:
             print(f"{stage.name}: up to date, {decision.why}", flush=True)
@@ -357,7 +366,15 @@ class Pipeline:
 
     def _run_script(self, stage: Stage, verb: str, record: Record, argv: list[str],
                     torchrun: Sequence[str] | None = None) -> tuple[int, float]:
-        """Run the script of a stage or a part; returns exit status and wall time in seconds."""
+        """Run the script of a stage or a part; returns exit status and wall time in seconds.
+
+        Args:
+            stage: the stage.
+            verb: "runs" or "continues", for the message.
+            record: record of the run.
+            argv: flags of the script.
+            torchrun: arguments of ``torchrun``; None to run the script in a single process.
+        """
         name = self._part.name if self._part else stage.name
         print(f"\n{name}: {verb}, because {record.why}", flush=True)
         begin, log = time.monotonic(), self.experiment.path / record.log

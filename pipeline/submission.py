@@ -248,6 +248,12 @@ class Submitter:
     def _submit(self, name: str, shards: int, jobs: list[Job], dry_run: bool) -> tuple[str, ...]:
         """Submit all jobs of a stage, or none if one is refused; each waits for its predecessor.
 
+        Args:
+            name: name of the stage.
+            shards: number of shards of the stage; 0 if it is not divided.
+            jobs: jobs in the order of their execution.
+            dry_run: print the commands instead of submitting the jobs.
+
         Returns:
             The numbers of the jobs.
         """

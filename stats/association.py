@@ -1,7 +1,9 @@
 """Association of two quantities of frames, with 95 % bootstrap intervals over episodes.
 
 In every function, ``episodes`` is the number of the episode of each frame (N,), and ``bootstrap``
-resamples these episodes. Shape symbols: N frames, E episodes, K quantities, R resamplings.
+resamples these episodes.
+
+Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
 """
 
 from __future__ import annotations

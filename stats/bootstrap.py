@@ -1,7 +1,7 @@
 """Cluster bootstrap over episodes.
 
-Shape symbols: N windows (or frames), E episodes, K quantities, T steps or other quantities, R
-resamplings.
+Letters in shape comments: N windows (or frames), E episodes, K quantities, T steps or other
+quantities, R resamplings.
 """
 
 from __future__ import annotations

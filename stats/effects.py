@@ -24,7 +24,7 @@ the unaltered value otherwise.
 Outcomes may be any numbers. Several runs may belong to one level: they are resampled and flipped
 together.
 
-Shape symbols: A conditions, N starts, K outcomes, C comparisons (A * K).
+Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A * K).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A study measures outcomes at the same levels or starts without any intervention, under several
 interventions, and under matched controls of each. A package declares its conditions, whose values
-only this package interprets, and a function that measures the outcomes; the rest is done here::
+only this package interprets, and a function that measures the outcomes. This module runs the
+conditions, estimates their effects and writes the results::
 
     conditions = [Condition("zero", "channel 55 to zero", "zero", value=[patch]),
                   *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])

@@ -87,7 +87,7 @@ class SaliencyArrays:
 
 
 class SaliencyFolder(ResultStore):
-    """Reads and writes the saliency in a folder of samples.
+    """Reader and writer of the saliency in a folder of samples.
 
     Args:
         path: folder of samples; shards recorded in it are joined.

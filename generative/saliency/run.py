@@ -81,7 +81,7 @@ class SaliencyPlan:
 
 
 class SampleSaliency:
-    """Computes the saliency of recorded samples.
+    """Computation of the saliency of recorded samples.
 
     Args:
         simulator: simulator on the device of ``compute``.
@@ -323,8 +323,8 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
                         batch_size: int, with_videos: bool, overwrite: bool) -> int:
     """Compare the value's saliency with and without gradients through the environment.
 
-    Writes images of the frames, both saliencies and their difference on one colour scale.
-    Arguments, result and errors are those of ``write_saliency``.
+    Writes images of the frames, both saliencies and their difference on one colour scale. The
+    arguments, the result and the errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
     # The samples are in another folder, so checksums identify their vectors.
@@ -366,6 +366,8 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     """Simulate one sample from the mean of the bottleneck vectors of several samples.
 
     Args:
+        samples: folder of the samples.
+        numbers: numbers of the samples to average.
         description: further settings that the new sample depends on.
 
     Returns:
