@@ -57,7 +57,12 @@ def parser() -> Parser:
 
 
 def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
-    """Write the videos of an episode, and print a one-line summary."""
+    """Write the videos of an episode, and print a one-line summary.
+
+    Args:
+        tps: environment steps per second of the videos.
+        with_strip: also write an image of several frames side by side.
+    """
     views = {"person": episode.person_views,
              "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
                        for frame in episode.frames)}

@@ -176,7 +176,16 @@ def main(argv: list[str] | None = None) -> int:
 def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
                     demonstration: Path, demonstrated: Sequence[int],
                     batch_size: int) -> SharedSaliency:
-    """Return the saliency files that all shards write together, including the demonstration."""
+    """Return the saliency files that all shards write together.
+
+    Args:
+        plan: settings of the saliency.
+        folder: folder of the samples.
+        numbers: numbers of the samples.
+        demonstration, demonstrated: folder, and numbers of its samples, in which saliency with and
+            without gradients through the environment is compared.
+        batch_size: number of samples per forward pass.
+    """
     files = [SaliencyFolder(folder).file_of("description", number, plan.file_name(function))
              for number in numbers for function in plan.functions]
     files += [SaliencyFolder(demonstration).file_of("description", number, DIFFERENCE)

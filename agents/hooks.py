@@ -116,7 +116,15 @@ class _BoundPatch:
         return result
 
     def _chosen_rows(self, info: BatchInfo | None, batch_size: int) -> np.ndarray | None:
-        """Return the indices of the rows to change, or None for all rows."""
+        """Return the indices of the rows of a batch to change, int64; None for all rows.
+
+        Args:
+            info: metadata of the rows; None if the forward pass has none.
+            batch_size: number of rows B.
+
+        Raises:
+            UserError: if the patch needs metadata and there is none.
+        """
         if info is None:
             if self.patch.needs_info:
                 raise UserError(f"the patch of {self.layer.name} needs metadata of each frame "
@@ -290,7 +298,7 @@ class _HookStack:
     @classmethod
     @contextlib.contextmanager
     def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
-        """Keep a block active inside the ``with`` block."""
+        """Add a block to the policy's active blocks inside the ``with`` statement."""
         stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
         stack.blocks.append(block)
         for layer in block.layers:

@@ -214,7 +214,8 @@ class HiddenState(nn.Module):
     """Identity on the hidden state that leaves a step, so that a hook can read and change it."""
 
     def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
-        """Return ``leaving`` (…, D); hooks also receive ``entering`` (B, D)."""
+        """Return the state that leaves the step (…, D); hooks also receive the state that enters
+        it (B, D)."""
         return leaving
 
 
@@ -325,7 +326,8 @@ class Policy(nn.Module):
         return self._heads(self.hidden_state(hidden, after))
 
     def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
-        """Run one step on images in [0, 1] (N, C, H, W), states (N, D) and masks (N,)."""
+        """Run one step on images in [0, 1] (N, C, H, W), states (N, D) and masks (N,), which are 0
+        where an episode begins and 1 elsewhere."""
         embeddings = self.embed(images).float()
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])

@@ -119,7 +119,8 @@ class SyntheticAgent:
         return moving(np.random.default_rng(trajectory), 7, TRAJECTORY_STEPS)
 
     def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
-        """Return sparse attributions; few cells are large."""
+        """Return random attributions of a trajectory, few of which are large; they do not depend
+        on ``output``."""
         rng = np.random.default_rng(trajectory)
         side = GRIDS[layer][0]
         shape = (TRAJECTORY_STEPS, side, side, NUM_FEATURES + 1)

@@ -183,7 +183,19 @@ Drawn = Sequence[tuple[Patch, dict, bool]]  # control patch, its random choices,
 
 def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.random.SeedSequence,
              others: Sequence[Mapping[str, Array] | Array]) -> Drawn:
-    """Draw controls of a patch with other vectors."""
+    """Draw ``number`` controls of a patch with other vectors.
+
+    Args:
+        policy: the agent.
+        patch: the patch.
+        kind: PERMUTED, GAUSSIAN or OTHERS.
+        number: number of controls.
+        seeds: source of the seeds of the controls.
+        others: vectors of the controls of kind OTHERS.
+
+    Raises:
+        UserError: if the patch has no vector, or there are fewer than ``number`` other vectors.
+    """
     if not isinstance(patch, Add | Project):
         raise UserError(f"{patch.kind} at {patch.layer} has no vector, so it has no controls of "
                         f"the kind '{kind}'; omit the kind to use the default of {patch.kind}")
@@ -210,7 +222,21 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
 
 def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Callable, patch: Patch,
              layer: Layer, seed: int) -> Any:
-    """Change the entries of a vector within the patch, in the same way for all frames."""
+    """Change the entries of a vector within the patch, in the same way for all frames.
+
+    Args:
+        vector: the vector, or a function that returns the vectors of frames.
+        change: maps entries (…, K, M) and a random generator to new entries.
+        patch: patch that selects channels and cells.
+        layer: layer of the vector.
+        seed: seed of the random generator.
+
+    Returns:
+        The new vector, or a function of the same kind as ``vector``.
+
+    Raises:
+        UserError: if the patch changes a single entry.
+    """
     if callable(vector):
         return lambda rows: _changed(vector(rows), change, patch, layer, seed)
     values = np.array(torch.as_tensor(vector, dtype=torch.float32).cpu())

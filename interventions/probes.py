@@ -259,10 +259,16 @@ def _one_minus_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
 def _wins(scores: np.ndarray, positive: np.ndarray,
           level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the pairs in which a positive example of one level scores above a negative example of
-    another, ties as half (E, E).
+    another, ties as half.
+
+    Args:
+        scores: scores of the examples (N,).
+        positive: whether each example is positive, bool (N,).
+        level: index of each example's level, 0 to E - 1 (N,).
 
     Returns:
-        These counts, and the numbers of positive and of negative examples per level, (E,) each.
+        Counts (E, E), by level of the positive and of the negative example; and the numbers of
+        positive and of negative examples per level, (E,) each.
     """
     num = level.max() + 1
     positives, of_positive = scores[positive], level[positive]
@@ -278,9 +284,14 @@ def _wins(scores: np.ndarray, positive: np.ndarray,
 
 def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
          draws: np.ndarray) -> np.ndarray:
-    """Compute the AUC, mean over classes, of each draw of levels (R, E); returns (R,).
+    """Compute the AUC, mean over classes, of each draw of levels.
 
-    It is NaN where a draw lacks positive or negative examples of a class.
+    Args:
+        classes: result of ``_wins`` for each class.
+        draws: number of times that each of R draws contains each level (R, E).
+
+    Returns:
+        AUC (R,); NaN where a draw lacks positive or negative examples of a class.
     """
     areas = [] if classes else [np.full(len(draws), np.nan)]
     for wins, positive, negative in classes:

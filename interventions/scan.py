@@ -439,7 +439,14 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
 
 def _report(title: str, labels: Sequence[str], table: pd.DataFrame,
             tested: pd.DataFrame) -> str:
-    """Return the report as Markdown."""
+    """Return the report as Markdown.
+
+    Args:
+        title: title of the report.
+        labels: labels of the tested parts.
+        table: effects of all parts on the first half of the levels.
+        tested: effects of the tested parts on the second half.
+    """
     return "\n".join([
         f"# {title}", "",
         f"{len(table)} parts were patched one at a time and ranked by the absolute mean effect. "

@@ -422,7 +422,13 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
 
 
 def _try_lock(file: TextIO, kind: int) -> bool:
-    """Return whether a lock is acquired; also True on a file system without locks."""
+    """Try to lock a file without blocking; returns whether the lock was acquired.
+
+    On a file system without locks, a warning is logged and the result is True.
+
+    Args:
+        kind: operation of ``fcntl.flock``.
+    """
     try:
         fcntl.flock(file, kind)
     except BlockingIOError:

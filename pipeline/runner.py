@@ -199,7 +199,16 @@ class Pipeline:
         return self._run(stage, decision, torchrun)
 
     def _run_shard(self, stage: Stage, part: Part, attempt: JobAttempt) -> tuple[JobAttempt, int]:
-        """Run or continue a shard; returns its attempt and its exit status."""
+        """Run or continue a shard.
+
+        Args:
+            stage: the stage.
+            part: the shard.
+            attempt: record of this attempt.
+
+        Returns:
+            The attempt with cache key and run time, and the exit status of the script.
+        """
         with self.experiment.beginning(stage.name):
             decision = self.decide(stage)
             begun = self._begin(stage, decision) if decision.action != UP_TO_DATE else None

@@ -59,7 +59,7 @@ MIXED = dataclasses.replace(
 
 
 def format_number(value: float, form: str = ".3g") -> str:
-    """Format a number; NaN gives "none"."""
+    """Format a number with the format specification ``form``; NaN gives "none"."""
     return "none" if math.isnan(value) else f"{value:{form}}"
 
 
@@ -77,7 +77,8 @@ def format_interval(value: float, low: float, high: float, form: str = ".3g") ->
 
 
 def format_range(low: float, high: float, form: str = ".3g") -> str:
-    """Format a range, such as "0.1 to 0.9"; NaN gives "none"."""
+    """Format a range, such as "0.1 to 0.9", with the format specification ``form``; NaN gives
+    "none"."""
     return "none" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
@@ -148,7 +149,12 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
 
 
 def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """Format the size of each change, and the range of sizes of its controls."""
+    """Format the size of each change, and the range of sizes of its controls.
+
+    Args:
+        directions, controls: rows of the interventions and of the controls in the effects table.
+        wording: terms of the report.
+    """
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
     columns = {"norm": "norm", "relative": "as a share of the output's norm"}
     columns = {name: label for name, label in columns.items() if name in directions}
@@ -164,7 +170,12 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
 
 
 def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
-    """Format verdicts (claimed, nothing, undecided), margins and medians."""
+    """Format verdicts (claimed, nothing, undecided), margins and medians.
+
+    Args:
+        directions: rows of the interventions in the effects table.
+        outcomes: outcomes, with their labels.
+    """
     labels = {outcome.name: outcome.label for outcome in outcomes}
     counts = directions["verdict"].value_counts()
     return [
@@ -188,7 +199,12 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """List the numbers of claimed effects, of interventions and of controls for comparison."""
+    """List the numbers of claimed effects, of interventions and of controls for comparison.
+
+    Args:
+        directions, controls: rows of the interventions and of the controls in the effects table.
+        wording: terms of the report.
+    """
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
@@ -217,7 +233,13 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """Format the effects of each intervention, then the range of the controls of each pattern."""
+    """Format the effects of each intervention, then the range of the controls of each pattern.
+
+    Args:
+        table: effects table of interventions and controls.
+        outcomes: outcomes, one per column of the result.
+        wording: terms of the report.
+    """
     directions, names = table[~table["control"]], [outcome.name for outcome in outcomes]
     unaltered = directions.drop_duplicates("outcome").set_index("outcome")["unaltered"]
     rows = [("unaltered", *map(format_number, unaltered[names]))]

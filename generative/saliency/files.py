@@ -135,6 +135,11 @@ class SaliencyFolder(ResultStore):
     def stacked_field(self, field: str, function: str, numbers: Sequence[int]) -> np.ndarray:
         """Stack one field of several samples.
 
+        Args:
+            field: name of a field of ``SaliencyArrays``.
+            function: name of the saliency function.
+            numbers: numbers of the samples.
+
         Raises:
             UserError: see ``saliency``; or if the shapes of the samples differ.
         """
@@ -144,8 +149,13 @@ class SaliencyFolder(ResultStore):
     def is_finished(self, number: int, function: str, description: dict) -> bool:
         """Whether the saliency of a function in a sample is finished.
 
+        Args:
+            number: number of the sample.
+            function: name of the function.
+            description: expected settings.
+
         Raises:
-            UserError: if it is finished, but was computed with other settings.
+            UserError: if the saliency is finished, but was computed with other settings.
         """
         stored = self.description(number, function)
         key = first_difference(stored, description, SALIENCY.informative) if stored else None
@@ -184,7 +194,10 @@ class SharedSaliency:
         self.notes = ShardNotes(folder, f"_saliency_{key}")
 
     def begin(self, shard: Shard, overwrite: bool) -> None:
-        """Register a shard, unless everything is finished and joined.
+        """Register a shard, unless all files are finished and joined.
+
+        Args:
+            overwrite: register the shard in any case.
 
         Raises:
             FolderInUse, UserError: see ``ShardNotes.begin``.
