@@ -102,7 +102,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain
     if FORBIDDEN & set(name) or name.startswith("."):
-        raise UserError(f"--exp_name is part of folder names; choose another than '{name}'")
+        raise UserError(f"--exp_name is part of folder names and cannot be '{name}'")
     output = args.output_dir or Path(f"{plain}_output")
     stages = all_stages(preset, name)
     experiment = Experiment(output)

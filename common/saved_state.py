@@ -87,10 +87,10 @@ def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
         raise UserError(f"{where} is not the state of an optimiser")
     groups = found["param_groups"]
     if not isinstance(groups, list) or len(groups) != len(ours["param_groups"]):
-        raise UserError(f"{where} has other groups of parameters")
+        raise UserError(f"{where} has an unexpected number of parameter groups")
     for group, expected in zip(groups, ours["param_groups"]):
         if not isinstance(group, dict) or not {"lr", "params"} <= group.keys() <= expected.keys():
-            raise UserError(f"{where} has other settings")
+            raise UserError(f"{where} has missing or unknown settings")
         check_like(group["lr"], float(expected["lr"]), f"{where}: 'lr'")
         for key, value in group.items():
             if key != "lr" and (type(value) is not type(expected[key]) or value != expected[key]):
