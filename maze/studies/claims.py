@@ -56,8 +56,8 @@ LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
 _NO_ENDS = (math.nan, math.nan)  # ends of a missing interval
 
 CLAIMS = ClaimsTable({
-    1: Claim("A trained agent reaches cheese in its training region in nearly every episode (a "
-             "curve)", "success rate on unseen levels, by place of the cheese"),
+    1: Claim("A trained agent reaches cheese in its training region in nearly every episode: a "
+             "training curve", "success rate on unseen levels, by place of the cheese"),
     2: Claim("With the cheese anywhere, the agent often reaches it: 69.1 % of 2 000 levels; 71.4 % "
              "of 5 239 forks with the cheese outside the region; trained with R = 7: 84.8 % of "
              "1 000 levels",
@@ -82,24 +82,25 @@ CLAIMS = ClaimsTable({
              "cells, and Gaussian vectors of the same norm"),
     7: Claim("Adding the cheese vector changes little",
              "claim 6 with coefficient +1; tested by the log-odds", is_null=True),
-    8: Claim("A random vector ruins the field (pictures)",
-             "changes of the whole field by 20 Gaussian vectors with the norm of the cheese "
-             "vector (mean, range of the 20 means), next to its own; p belongs to the cheese "
-             "vector", tested=False),
+    8: Claim("A random vector ruins the field: pictures only",
+             "changes of the whole field by the cheese vector (subtracted), and by 20 Gaussian "
+             "vectors of the same norm (mean and range of the 20 means)", tested=False),
     9: Claim("The vector of another level acts if its cheese is on the same square: often also up "
-             "to 2 squares away, else not; the mean vector of 100 levels does nothing (pictures)",
+             "to 2 squares away, else not; the mean vector of 100 levels does nothing; pictures "
+             "only",
              "claim 6 with vectors of other levels, by distance of the cheeses in squares"),
-    10: Claim("With the vector subtracted, the field is often nearly that without cheese "
-              "(pictures)",
+    10: Claim("With the vector subtracted, the field is often nearly that without cheese: "
+              "pictures only",
               "change, by the vector, of the mean total variation between the field and that of "
               "the level without cheese"),
     11: Claim("Subtraction works in every agent: also at all layers at once with coefficient "
               "-0.05; the last layers differ",
               "claim 6 at each layer alone (the strongest is shown), and at all layers at once"),
     12: Claim("The vector to the corner draws the mouse there: a little at coefficient 0.5, "
-              "strongly at 1 and 5, less at 10, nonsense at 20; less in small mazes (pictures)",
-              "change of P(corner) at the decision square, by coefficient"),
-    13: Claim("Both vectors act together (pictures)",
+              "strongly at 1 and 5, less at 10, nonsense at 20; less in small mazes; pictures only",
+              "change of P(corner) at the decision square, by coefficient; *P(region before "
+              "cheese)*: exact probability of reaching the region first, on fewer forks"),
+    13: Claim("Both vectors act together: pictures only",
               "cheese vector at -1, vector to the corner at +1, both; interaction: change of the "
               "log-odds by both, minus the sum of the single changes", tested=False),
     14: Claim("Some channels follow the cheese: 11 of 128; one is +0.6 at the cheese and -0.2 "
@@ -107,14 +108,14 @@ CLAIMS = ClaimsTable({
               "channels chosen on 100 levels that follow the cheese on 100 others; the best "
               "channel's mean at the cheese minus its mean elsewhere (reference)"),
     15: Claim("Scaling the best channel changes P(cheese): slightly up for factors above 1, "
-              "slightly down for 0; below -1 the mouse avoids the cheese (pictures)",
+              "slightly down for 0; below -1 the mouse avoids the cheese; pictures only",
               "change of P(cheese) at the decision square when the best channel of claim 14 is "
               "multiplied; controls: random channels"),
     16: Claim("One cell set to 5.5 draws the mouse to its square: success about 0.9 on the way to "
               "the corner, below 0.3 at 25 squares off it, 0.2 at 50; moving the cheese works best",
               "change of the path probability of every free square as the target, without "
-              "cheese, by distance from the path to the corner. *With controls*: targets that "
-              "were also run with other channels and other cells. *All channels*: all chosen "
+              "cheese, by number of steps off the path to the corner. *With controls*: targets "
+              "that were also run with other channels and other cells. *All channels*: all chosen "
               "channels set to 1"),
     17: Claim("The channels carry the square of the cheese: resampling changes the field by 0.88 "
               "if the source has the same cheese square, else 1.26; random channels 0.60 and 0.54 "
@@ -139,7 +140,7 @@ CLAIMS = ClaimsTable({
     "and *p* (paired sign flips, Holm's correction over the agent's column) and *controls* (share "
     "of controls with as large an effect) are at most 0.05. A tested claim *holds* if its effect "
     "is claimed; claim 7, of no effect, then does not hold.",
-    "Agents with a common teacher share part of what it knows; their model cards say how much."))
+    "Agents with a common teacher are not independent; their model cards say how similar."))
 
 
 class StudiesFolder:
@@ -362,10 +363,10 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
         name = "moved cheese" if arm == MOVED_CHEESE else patch
         for row in parts.itertuples():
             where = "" if row.by == ALL else (
-                f", {row.part} steps {row.by}" if row.by.startswith("off")
-                else f", {row.by} {row.part}")
+                f", {row.part} steps off" if row.by.startswith("off") else f", {row.by} {row.part}")
             yield Finding(
-                f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
+                f"{row.targets} targets",
+                f"{'' if row.outcome == 'path' else 'exact probability, '}{name}{where}",
                 row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
                 altered=row.patched, shown=row.outcome == "path" and (
                     row.by == ALL or (is_primary and row.by.startswith("off")
@@ -381,10 +382,10 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 17: causal scrubbing."""
     conditions, num = folder.table(SCRUBBING, SCRUBBING_FILES, "conditions", CONDITION_COLUMNS)
     contrasts, _ = folder.table(SCRUBBING, SCRUBBING_FILES, "contrasts", CONTRAST_COLUMNS)
-    sizes = {"total_variation": "total variation", "published_size": "published norm"}
+    sizes = {"total_variation": "", "published_size": "published norm, "}
     for row in conditions[conditions["outcome"].isin(sizes)].itertuples():
         channels = "chosen channels" if row.channels == "hypothesis" else "random channels"
-        yield Finding("forks", f"{sizes[row.outcome]}, {channels}, cheese at "
+        yield Finding("forks", f"{sizes[row.outcome]}{channels}, cheese at "
                       f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
                       row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
     own = _own_rows(contrasts)
