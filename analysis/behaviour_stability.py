@@ -7,7 +7,7 @@ agreement to combined_agent_env_hx_analysis_precompute.py as --clustering.
 """
 
 # Reference: Ben-Hur, Elisseeff and Guyon 2002. Letters in shape comments: M samples, T steps per
-# sample, F features per step, K methods.
+# sample, F features per step, K clustering methods, in the order of CLUSTERINGS.
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from common.results import ResultStore
 from common.schemas import Array, Entry, Npy, Schema, Table, Text
 from common.step_results import StepResult
 
-NOT_DRAWN = NO_CLUSTER - 1
+NOT_DRAWN = NO_CLUSTER - 1  # label of a sample that is not in a draw
 SAMPLES, CONTROL = "samples", "control"
 DATA = (SAMPLES, CONTROL)
 
 
 def stability_schema(num_draws: int) -> Schema:
-    """Return the schema of the behaviours found in draws from N samples.
+    """Return the schema of a folder with the behaviours found in draws from N samples.
 
-    Layout::
+    Layout, where D is the number of a draw, from 0 to ``num_draws`` - 1::
 
         behaviours_samples_D_N.npy, behaviours_control_D_N.npy
                                      behaviour of each sample in draw D for each method of
@@ -59,7 +59,17 @@ def stability_schema(num_draws: int) -> Schema:
 
 
 def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:
-    """Draw ``number`` random subsets of the samples, each without replacement and sorted."""
+    """Draw random subsets of samples, each without replacement.
+
+    Args:
+        num_samples: number of samples to draw from.
+        share: size of a subset, as a share of the samples.
+        number: number of subsets.
+        seed: seed of the draws.
+
+    Returns:
+        Ascending indices of the samples in each subset.
+    """
     rng = np.random.default_rng(seed)
     size = max(round(share * num_samples), 1)
     return [np.sort(rng.choice(num_samples, size, replace=False)) for _ in range(number)]
@@ -74,6 +84,8 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
 
     Args:
         features: features of all steps (M, T, F).
+        config: parameters; only the number of principal components is used.
+        seed: seed of the PCA and of the permutations.
 
     Returns:
         Features of the control, float32 (M, T, F).
@@ -97,6 +109,9 @@ def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConf
     Args:
         features: features of all steps (M, T, F).
         draw: indices of the samples in the draw.
+        config: numbers of components and clusters.
+        seed: seed of the PCA and of the clustering.
+        tsne_seed: seed of t-SNE.
 
     Returns:
         Behaviour of each sample for each method, NOT_DRAWN for the other samples, int64 (K, M).
@@ -107,15 +122,15 @@ def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConf
     number = max(fit.number_for(CLUSTERED_SHARE), config.n_components_tsne)
     places, _ = embed(np.ascontiguousarray(fit.coordinates(standardised)[:, :number]),
                       config.n_components_tsne, tsne_seed)
-    found = np.full((len(CLUSTERINGS), len(features)), NOT_DRAWN)
+    behaviours = np.full((len(CLUSTERINGS), len(features)), NOT_DRAWN)
     for i, method in enumerate(CLUSTERINGS):
         labels, _ = find_clusters(places, method, config.n_clusters, seed)
-        found[i, draw] = most_common(labels.reshape(len(draw), -1))
-    return found
+        behaviours[i, draw] = most_common(labels.reshape(len(draw), -1))
+    return behaviours
 
 
 def agreements(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
-    """Compare all pairs of draws with each method.
+    """Compute the agreement of the behaviours in every pair of draws, for each method.
 
     The agreement of two draws on the samples that both contain is the adjusted Rand index (Hubert
     and Arabie 1985): 1 for identical groupings, 0 on average for random ones. Samples without a
@@ -126,7 +141,9 @@ def agreements(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
         labels: results of ``behaviours_of``, one (K, M) array per draw.
 
     Returns:
-        A table with one row per method and pair of draws.
+        A table with one row per method and pair of draws: ``data``, ``method``, the numbers
+        ``draw`` and ``other_draw`` of the draws, ``shared_samples`` (number of samples in both),
+        and ``adjusted_rand``.
     """
     rows = []
     for (one, first), (two, second) in itertools.combinations(enumerate(labels), 2):
@@ -139,24 +156,41 @@ def agreements(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
 
 
 def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
-    """Count the behaviours found in each draw, and compute the share of samples without one."""
+    """Count the behaviours in each draw, and compute the share of samples without one.
+
+    Args:
+        data: name of the data, SAMPLES or CONTROL.
+        labels: results of ``behaviours_of``, one (K, M) array per draw.
+
+    Returns:
+        A table with one row per method and draw: ``data``, ``method``, the number ``draw`` of the
+        draw, ``behaviours`` (their number), and ``in_none`` (the share of the drawn samples that
+        show no behaviour).
+    """
     return pd.DataFrame([
         {"data": data, "method": method, "draw": draw,
          "behaviours": len(np.unique(row[row > NO_CLUSTER])),
          "in_none": float((row[row != NOT_DRAWN] == NO_CLUSTER).mean())}
-        for draw, found in enumerate(labels)
-        for method, row in zip(CLUSTERINGS, found, strict=True)])
+        for draw, of_draw in enumerate(labels)
+        for method, row in zip(CLUSTERINGS, of_draw, strict=True)])
 
 
 def report(agreement: pd.DataFrame, draws: pd.DataFrame, num_samples: int, share: float) -> str:
-    """Format a Markdown report of the number of behaviours and the agreement for each method."""
+    """Format a Markdown report of the number of behaviours and the agreement for each method.
+
+    Args:
+        agreement: concatenated results of ``agreements`` for SAMPLES and CONTROL.
+        draws: concatenated results of ``counts`` for SAMPLES and CONTROL.
+        num_samples: number of samples that the draws were taken from.
+        share: share of the samples in each draw.
+    """
     lines = ["# Are behaviours the same in other samples?", "",
-             f"{draws['draw'].nunique()} draws of {share:.0%} of {num_samples} samples; behaviours "
-             "were found in each from the beginning. Agreement: adjusted Rand index between two "
-             "draws, over the samples in both (mean of all pairs, smallest to largest); 0 is "
-             "chance, 1 the same. Control: samples whose principal coordinates were exchanged, so "
-             "that there are no behaviours to find; how far draws agree there is what the shape "
-             "of the cloud of states does alone.", "",
+             f"{draws['draw'].nunique()} draws of {share:.0%} of {num_samples} samples; all steps "
+             "of the analysis were repeated in each draw. Agreement: adjusted Rand index between "
+             "two draws, over the samples in both (mean of all pairs, smallest to largest); 0 is "
+             "chance, 1 means identical groups. Control: the principal coordinates were permuted "
+             "among the samples, which destroys any behaviours; the agreement that remains comes "
+             "from the shape of the cloud of states alone.", "",
              "| method | behaviours | samples in none | agreement | control |",
              "| --- | --- | --- | --- | --- |"]
     ranges = draws[draws["data"] == SAMPLES].groupby("method")[["behaviours", "in_none"]].agg(

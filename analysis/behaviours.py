@@ -8,19 +8,19 @@ marked *; N is the number of simulated samples, and rows are the steps of sample
 1, and so on::
 
     clusters_combined_agent_env_hx_N        cluster of each step, -1 for none (rows,)
-    cluster_means_combined_agent_env_hx_N   mean coordinates of each cluster on the map (C, 3)
+    cluster_means_combined_agent_env_hx_N   mean coordinates of each of C clusters on the map (C, 3)
     tsne_combined_agent_env_hx_N            coordinates on the map (rows, 3)
     clusters_per_sample_N                   behaviour of each sample, -1 for none (N,)
     pcomponents_combined_agent_env_hx_N *, pc_variances_combined_agent_env_hx_N *,
     pca_data_combined_agent_env_hx_N *      principal components (P, F), variances (P,),
-                                            coordinates (rows, P)
+                                            principal coordinates (rows, P)
     mu_combined_agent_env_hx_N *,
     std_combined_agent_env_hx_N *           mean and standard deviation of the features (F,)
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples, T steps per sample, F features per step, B behaviours,
-A actions.
+Letters in shape comments: M samples (N in file names), T steps per sample, F features per step,
+P principal components, B behaviours, A actions.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
     clusters of their own.
 
     Args:
-        agent: states of the agent (M, T, D).
+        agent: hidden states of the agent (M, T, D).
         env: principal coordinates of the environment's states (M, T, P).
         differences: time differences k, in steps.
 
@@ -118,20 +118,24 @@ def most_common(labels: np.ndarray) -> np.ndarray:
         labels: cluster of each step, NO_CLUSTER for none (M, T).
 
     Returns:
-        Cluster of each sample, NO_CLUSTER if none of these steps has one, int64 (M,).
+        Cluster of each sample, NO_CLUSTER if none of its first steps has one, int64 (M,).
     """
-    found = np.full(len(labels), NO_CLUSTER, dtype=np.int64)
+    behaviours = np.full(len(labels), NO_CLUSTER, dtype=np.int64)
     for sample, votes in enumerate(labels[:, :VOTING_STEPS]):
         votes = votes[votes != NO_CLUSTER]
         if len(votes):
             clusters, first, counts = np.unique(votes, return_index=True, return_counts=True)
             most = counts == counts.max()
-            found[sample] = clusters[most][first[most].argmin()]
-    return found
+            behaviours[sample] = clusters[most][first[most].argmin()]
+    return behaviours
 
 
 def compute(run: SampleRun) -> None:
-    """Find behaviours in the chosen samples, see ``analyse``."""
+    """Read the samples of a run, and find and store their behaviours; see ``analyse``.
+
+    Raises:
+        UserError: see ``read_features`` and ``analyse``.
+    """
     features, settings = read_features(run)
     analyse(features, len(run.numbers), run.start(**settings))
 
@@ -143,10 +147,10 @@ def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None
     Args:
         features: result of ``behaviour_features`` (M * T, F).
         num_samples: number of samples, M.
-        state_map: computes the shared steps and stores the results.
+        state_map: computes PCA, t-SNE and clusters, and stores the results of all steps.
 
     Raises:
-        UserError: if there are too few steps.
+        UserError: if there are too few steps of samples for PCA, t-SNE or the clusters.
     """
     _, _, leading = state_map.principal(features, state_map.scale(features, "feature"))
     labels = state_map.clusters(state_map.tsne(leading)).reshape(num_samples, -1)
@@ -162,7 +166,8 @@ def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None
 
 
 def add_env_flags(parser: Parser) -> None:
-    """Add the flags that choose the environment's principal coordinates."""
+    """Add --env_precomp_dir and --num_env_samples, which select the file with the environment's
+    principal coordinates."""
     parser.add_argument("--env_precomp_dir", type=Path,
                         help="folder of the environment's principal coordinates, from "
                              f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
@@ -173,10 +178,11 @@ def add_env_flags(parser: Parser) -> None:
 
 
 def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
-    """Read the features of the samples' steps, and print how many there are.
+    """Compute the features of all steps of the samples of a run, and print their numbers.
 
     Returns:
-        Features (M * T, F), and settings that identify the environment's coordinates.
+        Features (M * T, F), and the path and checksum of the file with the environment's
+        coordinates, as settings of the results.
 
     Raises:
         UserError: if samples or coordinates are missing, damaged or too few, or if the coordinates
@@ -197,10 +203,21 @@ def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
 
 def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: list[int],
                          num_steps: int, num_components: int) -> np.ndarray:
-    """Read the first principal coordinates of the environment's states in samples (M, T, P).
+    """Read the first principal coordinates of the environment's states.
+
+    Args:
+        results: results of env_h_analysis_precompute.py.
+        samples: folder of the samples.
+        numbers: numbers of the M samples.
+        num_steps: number of steps per sample, T.
+        num_components: number of principal components to read, P.
+
+    Returns:
+        Principal coordinates (M, T, P).
 
     Raises:
-        UserError: if they are missing, damaged or too few, or belong to other samples.
+        UserError: if the file is missing or damaged, has too few samples or components, or belongs
+            to other samples.
     """
     path, script = results.file("principal"), ENV_STATE_FILES.script
     rows = results.read("principal", results.number * num_steps)
@@ -211,8 +228,8 @@ def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: l
     settings = results.settings()
     if settings and (settings["sample_numbers"][:len(numbers)] != numbers
                      or settings["samples_made_by"] != samples.description()):
-        raise UserError(f"{path} was made of {settings['samples']}, which does not hold the "
-                        f"samples of {samples.path}; run {script} on these")
+        raise UserError(f"{path} was computed from {settings['samples']}, which does not hold the "
+                        f"samples of {samples.path}; run {script} on these samples")
     return rows[:len(numbers) * num_steps, :num_components].reshape(len(numbers), num_steps, -1)
 
 
@@ -220,7 +237,11 @@ FRAME_FACTOR = 2  # frames are enlarged to make the action's arrow readable
 
 
 def action_shares(actions: np.ndarray) -> np.ndarray:
-    """Compute the share of each action (A,) among all known actions, which are not -1."""
+    """Compute the frequency of each action, as a share of all known actions (A,).
+
+    Args:
+        actions: actions, -1 where unknown, of any shape.
+    """
     known = actions[actions >= 0]
     return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 
@@ -236,10 +257,11 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
         members: whether each sample shows the behaviour, bool (M,); if none does, the panels show
             only all samples.
         values: value estimates of the agent (M, T).
-        actions: actions that entered the steps, -1 if unknown (M, T).
+        actions: action that led to each step, -1 if unknown (M, T).
 
     Returns:
-        The figure, and the empty part below, for frames of NUM_STRIPS samples.
+        The figure, and its empty lower subfigure, which has room for the frames of NUM_STRIPS
+        samples, see ``draw_strips``.
     """
     heights = (4.6, (13 / values.shape[1] + 0.15) * NUM_STRIPS + 0.6)
     figure = Figure(figsize=(15, sum(heights)), layout="constrained")
@@ -265,8 +287,8 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
                   title: str) -> Figure:
-    """Draw an overview of all behaviours: number of samples, steps in the cluster, and actions of
-    the samples.
+    """Draw an overview of all behaviours: number of samples, number of samples in the cluster at
+    each step, and actions of the samples.
 
     Args:
         sizes: number of samples of each behaviour (B,).
@@ -315,14 +337,15 @@ def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
 
 def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
                 actions: np.ndarray, voting: np.ndarray) -> None:
-    """Draw the frames of samples from the first step to the last, with the actions that entered.
+    """Draw all frames of some samples, one sample per row, marked with the action that led to each.
 
     Args:
         figure: figure to draw into.
         samples: folder of the samples.
-        numbers: numbers of the samples (n,).
-        actions: actions that entered the steps, -1 if unknown (n, T).
-        voting: whether each step is in the cluster of the behaviour, and is framed, bool (n, T).
+        numbers: numbers of the n samples.
+        actions: action that led to each step, -1 if unknown (n, T).
+        voting: whether each step is in the cluster of the behaviour; such frames get a coloured
+            border, bool (n, T).
     """
     panels = figure.subplots(len(numbers), actions.shape[1], squeeze=False)
     for sample, frames in enumerate(samples.stacked_field("frames", numbers)):
@@ -341,14 +364,14 @@ def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
                  config: BehavioursConfig, seed: int) -> Figures:
-    """Draw all figures of the analysis.
+    """Draw the figures of the principal components, the t-SNE map, and the behaviours.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters of the analysis.
-        seed: seed of the drawing order.
+        config: parameters of the analysis, not used.
+        seed: seed of the order in which states are drawn.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.
@@ -392,10 +415,12 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
     """Draw an overview of the behaviours and one figure per behaviour.
 
     Args:
-        labels: cluster of each step (M * T,).
-        per_sample: behaviour of each sample (M,).
+        samples: folder of the samples.
+        steps: steps of the same samples.
+        labels: cluster of each step, -1 for none (M * T,).
+        per_sample: behaviour of each sample, -1 for none (M,).
         number: number of behaviours.
-        plane: map of all steps.
+        plane: t-SNE map of all steps.
     """
     plots, labels = ClusterPlots([plane], labels), steps.by_sample(labels)  # (M, T)
     values, actions = steps.by_sample(steps.value), steps.by_sample(steps.action)

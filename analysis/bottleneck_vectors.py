@@ -9,7 +9,7 @@ N is the number of simulated samples of each kind (informed, random), with one r
     lv_rand_pca_projected_N     random vectors projected on these components (N, P)
     tsne_lv_inf_N, tsne_lv_rand_N       coordinates of both kinds on one t-SNE map (N, 2)
     clusters_lv_inf_N           cluster of each informed vector, -1 for none (N,)
-    cluster_means_lv_inf_N      mean principal coordinates of each cluster (C, P)
+    cluster_means_lv_inf_N      mean principal coordinates of each of C clusters (C, P)
     mu_lv_inf_N *               mean of the informed vectors (V,)
     pc_variances_lv_inf_N *     variances along the principal components (P,)
     cosines_lv_inf_N *, cosines_lv_rand_N *     cosines between pairs of vectors, at most a million
@@ -21,8 +21,9 @@ N is the number of simulated samples of each kind (informed, random), with one r
     lv_inf_aux_data_N.csv       table for these scripts: sum_of_reward, ends, mean_value and cluster
                                 of the informed samples, one row each
 
-All files without a suffix here are ``.npy`` files. The uniformity statistics are in the settings.
-In a published folder the coordinates are read under either name.
+All files without a suffix here are ``.npy`` files. The settings file ``settings_N.json`` also holds
+the uniformity statistics. A published folder may have the coordinates under either of two names,
+``lv_inf_pca_N`` or ``pca_data_lv_inf_N``; both are read.
 
 Letters in shape comments: N vectors, V dimensions, P principal components.
 """
@@ -103,10 +104,11 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 def uniformity(vectors: np.ndarray) -> dict[str, float]:
     """Test whether vectors (N, V) come from the uniform distribution on the sphere.
 
-    For n vectors in d dimensions and large n, n d |mean|² (Rayleigh) follows a chi² distribution
-    with d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) one with
-    (d - 1)(d + 2) / 2, where S is the matrix of second moments; at any n, they have the mean of
-    chi² and (n - 1) / n times its variance. See Mardia and Jupp, Directional Statistics, 10.4.
+    Let S be the matrix of second moments of the vectors, scaled to unit length. Under uniformity
+    and for large N, Rayleigh's statistic N V |mean|² follows a chi² distribution with V degrees of
+    freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) a chi² distribution
+    with (V - 1)(V + 2) / 2. At any N, both have the mean of chi² and (N - 1) / N times its
+    variance. See Mardia and Jupp, Directional Statistics, 10.4.
 
     Returns:
         ``num_vectors``; ``mean_norm``, the norm of the mean vector, which is 1 if all vectors are
@@ -163,11 +165,12 @@ def uniform_cosine_density(cosines: np.ndarray, dimensions: int) -> np.ndarray:
 
 def compute(run: SampleRun) -> None:
     """Find the principal components of informed vectors, project random vectors on them, cluster
-    the informed vectors, map both kinds, and test both for uniformity on the sphere.
+    the informed vectors, compute one t-SNE map of both kinds, and test both for uniformity on the
+    sphere.
 
     The vectors are centred but not divided by standard deviations, because their variances are
     a result. Clusters use the principal coordinates that hold 95 % of the variance of the informed
-    vectors; the map uses all coordinates, since random vectors also vary along the others.
+    vectors; the t-SNE map uses all P coordinates, since random vectors also vary along later ones.
 
     Raises:
         UserError: if samples are missing, damaged or too few, or if the random samples are those of
@@ -217,7 +220,9 @@ def compute(run: SampleRun) -> None:
 
 
 def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
-    """Return the outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    """Summarise samples in a table with one row each: ``sample`` (its number), ``sum_of_reward``,
+    ``ends`` (1 if the terminal probability exceeds ENDED at any step, else 0) and ``mean_value``
+    (mean value estimate over the steps)."""
     return pd.DataFrame({
         "sample": steps.by_sample(steps.sample)[:, 0],
         "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),
@@ -227,14 +232,14 @@ def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
                  config: BottleneckConfig, seed: int) -> Figures:
-    """Draw all figures of the analysis.
+    """Draw the figures of the bottleneck vectors: projections, clusters and tests of uniformity.
 
     Args:
         results: precomputed results.
         samples: folder of the informed samples.
         steps: steps of the same samples.
-        config: parameters of the analysis.
-        seed: seed of the drawing order.
+        config: parameters of the analysis, not used.
+        seed: seed of the order in which vectors are drawn.
 
     Raises:
         UserError: if a file is missing or damaged.
@@ -258,7 +263,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         "ends": Category(table["ends"].to_numpy(), "end of the sample", ("goes on", "ends")),
         "mean_value": Quantity(table["mean_value"].to_numpy(), "mean value of the sample")}
     yield from variances.draw(what)
-    if can_draw("the figures of how far the vectors are from uniform", results, "cosines",
+    if can_draw("the figures of the tests of uniformity", results, "cosines",
                 "random_cosines"):
         statistics = results.settings()["steps"]["uniformity"]
         dimensions = results.read("components").shape[1]
@@ -301,7 +306,7 @@ def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
     Args:
         informed, random: principal coordinates of the two kinds (N, P).
         dimensions: dimension V of the vectors.
-        uniformity_of: results of ``uniformity``, informed vectors first.
+        uniformity_of: results of ``uniformity`` by kind of start, informed vectors first.
     """
     figure, axes = _figure(
         f"{len(informed)} informed and {len(random)} random bottleneck vectors of {dimensions} "
@@ -326,7 +331,7 @@ def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
     Args:
         informed, random: cosines of the two kinds (pairs,).
         dimensions: dimension V of the vectors.
-        uniformity_of: results of ``uniformity``, informed vectors first.
+        uniformity_of: results of ``uniformity`` by kind of start, informed vectors first.
     """
     figure, axes = _figure(
         f"{len(informed)} pairs of bottleneck vectors of each kind, {dimensions} dimensions",

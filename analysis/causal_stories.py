@@ -1,5 +1,6 @@
-"""Write causal stories: for each behaviour, a page with its samples and with the influences on
-components and on the agent's outputs for which gradients and correlations agree."""
+"""Write causal stories: a page per behaviour with some of its samples, and with the influences of
+components of the hidden state on one another and on the agent's outputs for which gradients and
+correlations agree."""
 
 # Layout of the folder:
 #
@@ -52,14 +53,15 @@ INDEX_NAME = "index.md"
 PAGE_FILES = Schema(
     "pages of causal_stories.py", "analysis/causal_stories.py", replaced=True,
     results={"pages": Entry("{}.md", File()), "figures": Entry("{}.png", File())})
-_FRAME = 0.95  # inches
-_CHARTED = 12
-_SHOWN_OF_COMPONENT = 8
-_MARKERS = {WITH: ("o", BLUE, -0.12), WITHOUT: ("^", VERMILION, 0.12)}  # and vertical offset
+_FRAME = 0.95  # inches, side of a frame
+_CHARTED = 12  # largest number of influences in a figure
+_SHOWN_OF_COMPONENT = 8  # largest number of frames in each row of the figure of a component
+# Marker, colour and vertical offset of each kind of gradient.
+_MARKERS = {WITH: ("o", BLUE, -0.12), WITHOUT: ("^", VERMILION, 0.12)}
 
 
 def named(text: str) -> tuple[int, str]:
-    """argparse type: the number and name of a behaviour, such as ``3=jumps``."""
+    """argparse type: number and name of a behaviour, such as ``3=jumps``."""
     match = re.fullmatch(r"\s*(\d+)\s*=\s*(\S.*?)\s*", text, re.DOTALL)
     if not match:
         raise argparse.ArgumentTypeError(
@@ -121,11 +123,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class BehaviourPages:
-    """Writes the behaviour pages.
+    """Writer of the pages, one per behaviour.
+
+    Letters in shapes: M samples, T steps per sample, I independent components (ICs).
 
     Args:
         comparison: results of dynamics_grads_consistency_plots.py.
-        samples: the samples of the comparison, in the same order (M, T, …).
+        samples: the samples of the comparison, in the same order; arrays have the leading
+            dimensions (M, T).
         ics: coordinates of the ICs in these samples (M, T, I).
         share: share of all steps that counts as extreme at each end of a component; the frames
             that illustrate the component are chosen from these steps.
@@ -213,7 +218,7 @@ class BehaviourPages:
             parts += [f"## {variant.capitalize()} gradients through the environment\n",
                       influences.text(variant)]
         if len(influences.variants) == 1:
-            parts.append("Gradients without those through the environment were not looked at.\n")
+            parts.append("Gradients without paths through the environment were not looked at.\n")
         shown = influences.components()
         if shown:
             parts.append("## What these components look like\n")
@@ -227,7 +232,8 @@ class BehaviourPages:
         return "\n".join(parts)
 
     def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
-        """Return the frames of some samples (samples, T, H, W, C), with known actions marked."""
+        """Return the frames of the samples at ``rows``, with marks for known actions, uint8
+        (samples, T, height, width, 3)."""
         return np.stack([[mark_action(frame, action) if action >= 0 else frame
                           for frame, action in zip(self._samples.frames[row],
                                                    self._samples.actions[row])] for row in rows])
@@ -251,29 +257,30 @@ class BehaviourPages:
             lines.append(f"| [{self._title(group)}]({file_stem(group)}.md) | "
                          f"{influences.num_samples} | {' | '.join(counts)} | {best} |")
         lines += [
-            "", "Counted are influences of a component on another one and on what the agent "
-            "answers; what a component does to itself is on the pages.\n", "## How to read them\n",
+            "", "The table counts influences of a component on other components and on the "
+            "agent's outputs; influences of a component on itself are on the pages.\n",
+            "## How to read them\n",
             f"An influence is claimed if gradient and deviations from the median agree in sign in "
             f"more samples than they do when the sources are shuffled among the samples (corrected "
             f"p ≤ {settings['level']} for all pairs, lags and behaviours, "
             f"{settings['num_shuffles']} shuffles), if the median gradient has the sign of the "
             f"cross-correlation, and if one standard deviation of the source moves the target by "
             f"at least {MIN_EFFECT} of its own. Components (ICs) are directions of the agent's "
-            "hidden state; their sign is arbitrary. An influence at lag k is one on what follows "
-            "k steps later.\n",
-            "## What they do not say\n",
+            "hidden state; their sign is arbitrary. The target of an influence at lag k is read k "
+            "steps after its source.\n",
+            "## Limitations\n",
             "Gradients are those of the learned simulator, not of the game, and hold for small "
-            "changes around what happened. What a component does to an answer in the same step is "
-            "its read-out weight and needs no simulator. An influence may pass through other "
-            "components. A correlation that is not claimed may still be one: small effects and "
-            "small behaviours do not get beyond chance. With gradients through the environment and "
-            "without are two separate sets of tests. Samples count as independent, though some "
-            "start in the same recorded episode. " + (
-                "Influences on the agent's answers are those of its read-out weights alone, in the "
-                "same step." if settings["answers_from"] != "saliency" else
-                "Influences on the agent's answers come from the gradients of its answers."
+            "changes around the simulated states. The influence of a component on an output in the "
+            "same step is its readout weight and needs no simulator. An influence may pass through "
+            "other components. An influence that is not claimed may still exist: small effects, "
+            "and effects in small behaviours, do not exceed chance. Gradients with and without "
+            "paths through the environment are two separate sets of tests. Samples count as "
+            "independent, though some start in the same recorded episode. " + (
+                "Influences on the agent's outputs are computed from its readout weights alone, in "
+                "the same step." if settings["answers_from"] != "saliency" else
+                "Influences on the agent's outputs come from the gradients of its outputs."
                 if settings["answers"] else
-                "Influences on the agent's answers were not looked at.") + "\n"]
+                "Influences on the agent's outputs were not looked at.") + "\n"]
         return "\n".join(lines)
 
     def _draw_component(self, path: Path, component: int) -> None:
@@ -293,8 +300,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Return the first row of each sample among ``rows`` (indices into M * T steps), at most
-        _SHOWN_OF_COMPONENT."""
+        """Return at most _SHOWN_OF_COMPONENT of ``rows`` (indices into M * T steps): the first of
+        each sample, in the given order."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 
@@ -308,8 +315,8 @@ def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str)
 
     Args:
         path: file to write.
-        films: frames of the samples, uint8 (samples, T, H, W, C).
-        labels: labels of the rows.
+        films: frames of the samples, uint8 (samples, T, height, width, 3).
+        labels: label of each row.
         title: title of the figure.
     """
     figure, panels = _frames(*films.shape[:2])
@@ -328,8 +335,8 @@ def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Seq
 
     Args:
         path: file to write.
-        frames: frames of the two rows, uint8 (frames, H, W, C), equally many.
-        notes: captions below the frames, for each row.
+        frames: frames of each of the two rows, uint8 (frames per row, height, width, 3).
+        notes: for each row, the captions below its frames.
         title: title of the figure.
     """
     figure, panels = _frames(2, len(frames[0]))
@@ -343,13 +350,14 @@ def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Seq
 
 def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
                     kinds: Sequence[str], title: str) -> None:
-    """Draw the agreement of some influences with both kinds of gradient, claimed ones filled.
+    """Draw the agreement of some influences for both kinds of gradient, with filled markers for
+    claimed influences.
 
     Args:
         path: file to write.
-        rows: rows of the table of agreements, one per influence.
-        others: rows of the same influences with the other kind of gradient, None if not computed.
-        kinds: kinds of gradient that were computed.
+        rows: rows of ``agreement.csv``, one per influence, all with the same kind of gradient.
+        others: rows of the same influences for the other kind of gradient, None if not computed.
+        kinds: kinds of gradient that were computed, WITH or WITHOUT paths through the environment.
         title: title of the figure.
     """
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")

@@ -30,8 +30,8 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
                        exact_rows: int = EXACT_ROWS) -> tuple[np.ndarray, np.ndarray]:
     """Find the k nearest other rows of each row.
 
-    Beyond ``exact_rows`` rows, they are found approximately by nearest-neighbour descent (Dong et
-    al. 2011, from pynndescent), whose run time grows like N log N.
+    Beyond ``exact_rows`` rows, the neighbours are found approximately by nearest-neighbour descent
+    (Dong et al. 2011, from pynndescent), whose run time grows like N log N.
 
     Args:
         rows: rows to compare, float32 (N, D), with N above k.
@@ -59,16 +59,25 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
 
 def nearest_rows(queries: np.ndarray | None, rows: np.ndarray,
                  k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k exact nearest neighbours of each query (Q, D) among ``rows`` (N, D), or of each
-    row among the other rows if ``queries`` is None; see ``nearest_neighbours``."""
+    """Find the exact k nearest rows of each query.
+
+    Args:
+        queries: points (Q, D); None for the rows themselves, each of which is then compared with
+            all other rows.
+        rows: rows to search (N, D).
+        k: number of neighbours of each query.
+
+    Returns:
+        Indices of the neighbours, nearest first, and Euclidean distances to them; (Q, k) each.
+    """
     fit = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
     distances, indices = fit.kneighbors(queries, n_neighbors=k)
     return indices, distances.astype(np.float32)
 
 
 def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
-    """Return the indices of all rows, or of ``most`` randomly drawn ones if there are more, in
-    ascending order."""
+    """Return the ascending indices of all rows, or of ``most`` randomly drawn ones if ``num_rows``
+    is larger."""
     if num_rows <= most:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(seed).choice(num_rows, most, replace=False))
@@ -76,7 +85,7 @@ def some_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
 
 def _without_itself(indices: np.ndarray, distances: np.ndarray, own: np.ndarray,
                     k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices and distances of the first k neighbours of each row other than itself.
+    """Return indices and distances (N, k) of the first k neighbours of each row other than itself.
 
     Args:
         indices, distances: more than k neighbours of each row (N, > k).
@@ -93,7 +102,7 @@ DEVIATIONS = 2
 
 def find_outliers(states: np.ndarray, max_k: int,
                   seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Find outliers by a vote over the numbers of neighbours k = 5, 7, … below ``max_k``.
+    """Find outliers by a vote over all odd numbers of neighbours k from 5 to below ``max_k``.
 
     For each k, a state gets a vote as an outlier if the median distance to its k nearest neighbours
     exceeds the mean of these medians by more than 2 standard deviations. A state is an outlier if
@@ -124,7 +133,8 @@ def find_outliers(states: np.ndarray, max_k: int,
 
 NO_CLUSTER = -1
 
-# Rows that agglomerative and hdbscan are fitted to; the others join their nearest fitted row.
+# Largest number of rows that agglomerative and hdbscan are fitted to; every other row gets the
+# cluster of its nearest fitted row.
 FIT_ROWS = 30_000
 GRAPH_NEIGHBOURS = 10
 KMEANS_STARTS = 4
@@ -152,7 +162,7 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
         rows: rows to cluster, float32 (N, d).
         method: name of the method.
         num_clusters: number of clusters.
-        seed: seed of the random choices.
+        seed: seed of the initialisation and of the choice of fitted rows.
         fit_rows: largest number of rows to fit to.
 
     Returns:
@@ -172,10 +182,10 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
     fit = {"agglomerative": _agglomerative, "hdbscan": _hdbscan}[method]
     labels = np.empty(len(rows), dtype=np.int64)
     labels[chosen] = fit(rows[chosen], num_clusters, seed)
-    rest = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
-    if len(rest):
-        nearest, _ = nearest_rows(rows[rest], rows[chosen], 1)
-        labels[rest] = labels[chosen][nearest[:, 0]]
+    unfitted = np.setdiff1d(np.arange(len(rows)), chosen, assume_unique=True)
+    if len(unfitted):
+        nearest, _ = nearest_rows(rows[unfitted], rows[chosen], 1)
+        labels[unfitted] = labels[chosen][nearest[:, 0]]
     return labels, len(chosen)
 
 
@@ -187,7 +197,7 @@ def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         labels: cluster of each row, NO_CLUSTER for none (N,).
 
     Returns:
-        Means, float32 (C, d).
+        Means of the clusters, in the order of their numbers, float32 (clusters, d).
     """
     return np.stack([rows[labels == cluster].mean(axis=0, dtype=np.float64)
                      for cluster in range(labels.max() + 1)]).astype(np.float32)
@@ -219,7 +229,7 @@ def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
 
 
 PERPLEXITY = 30
-# Largest number of rows that the map is fitted to; the others are placed by their neighbours.
+# Largest number of rows that a t-SNE map is fitted to; every other row is placed by its neighbours.
 FIT_ROWS = 100_000
 FIT_ROWS_3D = 20_000
 PLACING_NEIGHBOURS = 10
@@ -235,17 +245,17 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
 
     Args:
         principal: principal coordinates in order of descending variance, float32 (N, d).
-        num_components: dimensions of the map, 2 or 3.
-        seed: seed of the random choices.
-        fit_rows: largest number of rows to fit to; FIT_ROWS or, in three dimensions, FIT_ROWS_3D
-            if None.
+        num_components: number of dimensions of the map, c: 2 or 3.
+        seed: seed of t-SNE and of the choice of fitted rows.
+        fit_rows: largest number of rows to fit to; None for 100 000 or, in three dimensions,
+            20 000.
 
     Returns:
         Coordinates on the map, float32 (N, c), and the number of rows that it was fitted to. Every
         other row is placed at the median position of its 10 nearest fitted rows.
 
     Raises:
-        UserError: if there are too few rows or columns.
+        UserError: if there are fewer than 5 rows, or fewer columns than dimensions.
     """
     if principal.shape[1] < num_components or len(principal) < 5:
         raise UserError(f"t-SNE in {num_components} dimensions needs at least 5 states and as many "
@@ -257,7 +267,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
     start = principal[chosen, :num_components].astype(np.float64)
     start = (start - start.mean(axis=0)) * (START_STD / start[:, 0].std())
     places = np.empty((len(principal), num_components), dtype=np.float32)
-    # At most a third of the number of neighbours that a row can have.
+    # t-SNE needs three times as many neighbours as its perplexity.
     perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
     if num_components < 3:
         places[chosen] = _fit_fast(principal[chosen], start, perplexity, seed)
@@ -265,10 +275,10 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
         model = TSNE(3, perplexity=perplexity, init=start.astype(np.float32), random_state=seed,
                      n_jobs=num_jobs(len(chosen)))
         places[chosen] = model.fit_transform(principal[chosen])
-    rest = np.setdiff1d(np.arange(len(principal)), chosen, assume_unique=True)
-    if len(rest):
-        nearest, _ = nearest_rows(principal[rest], principal[chosen], PLACING_NEIGHBOURS)
-        places[rest] = np.median(places[chosen][nearest], axis=1)
+    unfitted = np.setdiff1d(np.arange(len(principal)), chosen, assume_unique=True)
+    if len(unfitted):
+        nearest, _ = nearest_rows(principal[unfitted], principal[chosen], PLACING_NEIGHBOURS)
+        places[unfitted] = np.median(places[chosen][nearest], axis=1)
     return places, len(chosen)
 
 

@@ -46,7 +46,7 @@ def standardizer_of(states: np.ndarray) -> Standardizer:
     std[constant] = 1
     mean = states.mean(axis=0, dtype=np.float64)
     return Standardizer(mean.astype(np.float32), std.astype(np.float32),
-                 tuple(np.flatnonzero(constant).tolist()))
+                        tuple(np.flatnonzero(constant).tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,10 @@ class PrincipalComponents:
         return states @ self.components.T
 
     def number_for(self, share: float) -> int:
-        """Return the number of components that hold this share of the total variance, or the number
-        of all components if these hold less."""
-        held = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
-        return min(int((held < share).sum()) + 1, len(self.variances))
+        """Return the number of leading components that explain at least a share of the total
+        variance, or the number of all components if they explain less."""
+        cumulative = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
+        return min(int((cumulative < share).sum()) + 1, len(self.variances))
 
 
 def principal_components(states: np.ndarray, number: int, seed: int = 0) -> PrincipalComponents:
@@ -138,7 +138,7 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
 
     Args:
         principal: first k principal coordinates of all states (N, k).
-        kept: whether each state takes part in the fit, bool (N,).
+        kept: whether each state is used in the fit, bool (N,).
         variances: variances of these coordinates (k,).
         max_iter: maximum number of iterations.
         tol: change of the directions below which the fit has converged.
@@ -146,8 +146,9 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
 
     Returns:
         ``unmixing`` W (k, k), its inverse ``mixing`` (k, k), and the independent coordinates
-        ``sources`` s = (p / std(p)) W^T of all states (N, k), as defined by ``Projector``; and the
-        number of iterations, and whether the fit has converged.
+        ``sources`` s = (p / std(p)) W^T of all states with principal coordinates p (N, k), as
+        defined by ``interventions.projector.Projector``; and the facts ``iterations``, their
+        number, and ``converged``.
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -184,8 +185,9 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
     Returns:
         ``nmf``, the non-negative weight of each factor in each state (N, F), ``nmf_components``,
         the non-negative factors (F, D), and ``nmf_min``, the minimum of each unit, which is
-        subtracted before the fit (D,), all float32; and the number of iterations, whether the fit
-        has converged, and the norm of the residual divided by that of the shifted states.
+        subtracted before the fit (D,), all float32; and the facts ``iterations``, their number,
+        ``converged``, and ``relative_error``, the norm of the residual divided by that of the
+        shifted states.
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.

@@ -11,8 +11,10 @@ number of simulated samples, and rows are the steps of sample 0, then of sample 
     mu_env_N *, std_env_N *         mean and standard deviation of each unit (E,)
     pc_variances_env_N *            variances along the principal components (P,)
 
-All are ``.npy`` files. In shapes, P is the number of principal components, E of units and C of
-clusters.
+All are ``.npy`` files.
+
+Letters in shape comments: P principal components, E units of the environment's state, C clusters,
+N states (rows).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env
 
 
 def compute(run: SampleRun) -> None:
-    """Standardise the states of all steps, find their principal components, and cluster and map the
-    principal coordinates that hold 95 % of the variance.
+    """Standardise the states of all steps and find their principal components. Cluster the
+    principal coordinates that hold 95 % of the variance, and compute their t-SNE map.
 
     Raises:
         UserError: if samples are missing, damaged or too few.
@@ -75,21 +77,21 @@ def compute(run: SampleRun) -> None:
 
 
 def add_path_flag(parser: Parser) -> None:
-    """Add --num_epi_paths."""
+    """Add --num_epi_paths, the number of samples whose trajectories are drawn."""
     parser.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
                         help="number of samples whose trajectories are drawn")
 
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
                  config: EnvHiddenConfig, seed: int) -> Figures:
-    """Draw all figures of the analysis.
+    """Draw the figures of the environment's states: trajectories, projections and clusters.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters of the analysis.
-        seed: seed of the drawing order and of the choice of these samples.
+        config: parameters; only ``num_epi_paths``, the number of trajectories, is used.
+        seed: seed of the order in which states are drawn and of the choice of trajectories.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.

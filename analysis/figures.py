@@ -28,11 +28,12 @@ from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
 MAX_CLUSTERS = 32  # largest number of clusters that get their own figure
-FRAMES_PER_CLUSTER = 8
+FRAMES_PER_CLUSTER = 8  # largest number of example frames in the figure of a cluster
 TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
 Colourings = dict[str, Quantity | Category]
-"""Colourings by the end of the name of a figure's file."""
+"""Colourings by name, which is the suffix of a figure's file name."""
 Figures = Iterator[tuple[str, Drawing]]
+"""File names and figures, drawn one after another."""
 
 
 def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]:
@@ -50,7 +51,14 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
 
 
 def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
-    """Return whether the arrays that some figures need exist; if not, print what is left out."""
+    """Return whether the results contain all arrays that some figures need; if not, print which
+    are missing.
+
+    Args:
+        figures: description of the figures, for the message.
+        results: precomputed results.
+        entries: names of the entries that the figures need.
+    """
     missing = [results.file(entry).name for entry in entries if not results.has(entry)]
     if missing:
         print(f"left out {figures}: {results.path} has no {', '.join(missing)}", flush=True)
@@ -74,7 +82,7 @@ class Variances:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the axes of the first three components."""
+        """Axis labels of the first three components, with their shares of the variance."""
         return tuple(f"PC {i + 1} ({100 * variance / self.total:.1f} % of the variance)"
                      for i, variance in enumerate(self.variances[:3]))
 
@@ -82,7 +90,7 @@ class Variances:
         """Draw the share of the variance that each component explains.
 
         Args:
-            title: description and number of the states.
+            title: description and number of the states, for the title of the figure.
         """
         cumulative = np.cumsum(self.variances) / self.total
         number = int((cumulative < 0.95).sum()) + 1
@@ -100,7 +108,7 @@ def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) 
     Args:
         planes: planes by the prefix of their file names.
         colourings: colourings by the suffix of the file names.
-        seed: seed of the drawing order.
+        seed: seed of the order in which states are drawn.
     """
     for name, plane in planes.items():
         for what, colouring in colourings.items():
@@ -108,7 +116,7 @@ def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) 
 
 
 def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed: int) -> Figures:
-    """Draw rotating figures if there are three dimensions.
+    """Draw rotating figures, one per colouring; none if the projection has two dimensions.
 
     Args:
         space: projection of the states.
@@ -134,7 +142,7 @@ def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
         seed: seed of the choice of sequences.
 
     Raises:
-        UserError: if there are fewer sequences.
+        UserError: if there are fewer than ``num_paths`` sequences.
     """
     numbers = np.unique(sequences)
     if num_paths > len(numbers):
@@ -155,7 +163,7 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int
         labels: cluster of each state (N,).
         num_clusters: number of clusters.
         note: returns the text above the figure of a cluster.
-        frames: returns the frames to show below a cluster, or None.
+        frames: returns the frames to show below the figure of a cluster, or None.
         most: largest number of figures.
     """
     plots = ClusterPlots(planes, labels)
@@ -167,7 +175,7 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int
 
 
 def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-    """Return the rows nearest to a mean, nearest first, at most one per sequence.
+    """Return the rows that are nearest to a mean, nearest first, at most one per sequence.
 
     Args:
         coordinates: coordinates of the rows (N, d).
@@ -191,7 +199,7 @@ def central_frames(samples: SampleFolder, members: np.ndarray, principal: np.nda
         members: whether each state is in the cluster, bool (N,).
         principal: principal coordinates of all states (N, P).
         mean: mean of the cluster (p,), where p <= P.
-        numbers, steps: sample and step of each state (N,).
+        numbers, steps: number of the sample and step of each state (N,).
     """
     rows = np.flatnonzero(members)
     rows = rows[most_central(principal[rows, :len(mean)], mean, numbers[rows])]
@@ -216,7 +224,8 @@ def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluste
 
 
 def colour_steps(steps: SimulatedSteps) -> Colourings:
-    """Return the colourings of steps of simulated samples."""
+    """Return colourings of simulated steps by value, time step, reward, terminal probability and
+    action."""
     return {
         "value": Quantity(steps.value, "value estimate"),
         "time_step": Quantity(steps.step, "step of the sample"),

@@ -3,6 +3,8 @@ quantities.
 
 Blue marks positive and red negative values, as in the saliency images; colour-blind readers can
 distinguish them.
+
+Letters in shape comments: I rows and J columns of a matrix (square ones: I ICs), K lags.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from scipy.cluster.hierarchy import dendrogram, leaves_list, linkage
 
 from common.palette import DARK_GREY
 
-SIGNED, SHARE = "RdBu", "PuOr"
-_CELL = 0.19  # inches
+SIGNED, SHARE = "RdBu", "PuOr"  # matplotlib colour maps of signed values and of shares
+_CELL = 0.19  # inches, side of a matrix entry
 _SMALLEST = 2.3  # inches, smallest side of a panel
 _NARROWEST = 7.0  # inches, smallest width of a figure, so that its title fits
 
@@ -40,7 +42,8 @@ def seriate(products: np.ndarray) -> Seriation:
     arbitrary.
 
     Args:
-        products: ``mean_products`` at the lags 0, 1, … (K, I, I).
+        products: mean products of the coordinates at lags 0 to K - 1, from
+            ``analysis.influences.consistency.mean_products`` (K, I, I).
     """
     num = products.shape[1]
     if num < 2:

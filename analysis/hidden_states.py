@@ -2,7 +2,8 @@
 
 ``interventions.hidden_states_folder`` declares the files.
 
-Letters in shape comments: N states, D hidden units, P principal components.
+Letters in shape comments: N recorded states, M simulated states, D hidden units, P principal
+components.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from common.step_results import StepResult, StepResults
 
 def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHiddenConfig,
             state_map: StateMap) -> None:
-    """Compute all steps of the analysis.
+    """Compute outliers, PCA, ICA, clusters, t-SNE and NMF of hidden states, and store the results.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
     principal coordinates that hold 95 % of the variance, not divided by their standard deviations;
@@ -47,10 +48,11 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
         states: recorded states, float32 (N, D).
         simulated: simulated states to project on the same components, float32 (M, D), or None.
         config: parameters of the analysis.
-        state_map: computes the shared steps and stores the results.
+        state_map: computes standardisation, clusters and t-SNE, and stores the results of all
+            steps.
 
     Raises:
-        UserError: if there are too few states.
+        UserError: if there are too few states for one of these steps.
     """
     results, seed = state_map.results, state_map.seed
     scale = state_map.scale(states, "hidden unit")
@@ -87,13 +89,13 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
 
 
 def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed: int) -> Figures:
-    """Draw all figures of the analysis.
+    """Draw the figures of the hidden states: trajectories, projections and clusters.
 
     Args:
         results: precomputed results; simulated states are drawn if there are any.
         steps: steps of the same episodes, from ``read_recorded_steps``.
         num_paths: number of episodes whose trajectories are drawn.
-        seed: seed of the drawing order and of the choice of these episodes.
+        seed: seed of the order in which states are drawn and of the choice of trajectories.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other episodes.
@@ -133,12 +135,13 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
 
 def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.ndarray,
                           num_clusters: int) -> Colourings:
-    """Return the colourings of recorded steps.
+    """Return colourings of recorded states by step data, cluster, strongest factor and strongest
+    IC.
 
     Args:
         results: precomputed results.
         steps: recorded steps, from ``read_recorded_steps``.
-        labels: cluster of each state (N,).
+        labels: cluster of each state, -1 for none (N,).
         num_clusters: number of clusters.
     """
     num_states = len(labels)

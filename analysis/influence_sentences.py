@@ -1,7 +1,9 @@
-"""Descriptions of the claimed influences in a behaviour in plain sentences, as Markdown.
+"""Plain-language descriptions of the claimed influences in a behaviour, as Markdown.
 
 All numbers come from the tables of ``analysis/dynamics_grads_consistency_plots.py``;
 ``analysis/influences/consistency.py`` defines when an influence is claimed.
+
+Letters in shape comments: M samples, T steps per sample, I independent components (ICs).
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from analysis.steps import ENDED
 from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from generative.sample_files import SampleArrays
 
-MOST_LISTED = 10  # largest number of listed influences of a kind on a page
+MOST_LISTED = 10  # largest number of influences in one list on a page
 STEADY = 0.9  # share of samples with the median's sign below which "on average" is added
 
 
 def target_words(target: str) -> str:
-    """Return the readable name of a target in the tables."""
+    """Return the readable name of a target, from its name in the tables."""
     return f"the {ANSWER_NAMES[target]}" if target in ANSWERS else target
 
 
@@ -30,14 +32,14 @@ def percent(share: float) -> str:
 
 
 def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int) -> str:
-    """Describe a group of samples in sentences.
+    """Describe the actions, values, ends and rewards of a group of samples, and its unusual ICs.
 
     Args:
-        rows: indices of the group's samples among all M samples (n,); unusual ICs are left out if
-            these are all samples.
-        samples: all samples (M, T, …).
-        ics: coordinates of the ICs (M, T, I).
-        step: saliency step.
+        rows: indices of the group's samples among all M samples; unusual ICs are left out if the
+            group contains all samples.
+        samples: all samples; arrays have the leading dimensions (M, T).
+        ics: coordinates of the ICs in all samples (M, T, I).
+        step: step at which the group is described, the saliency step.
     """
     likeliest = np.bincount(samples.log_probs[rows, step].argmax(axis=-1), minlength=NUM_ACTIONS)
     most = np.argsort(-likeliest, kind="stable")[:3]
@@ -58,11 +60,12 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
 
 
 def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
-    """Describe one claimed influence in sentences.
+    """Describe one influence and its evidence.
 
     Args:
-        row: row of the table of agreements.
-        other: row of the same influence with the other kind of gradient; None if not computed.
+        row: row of ``agreement.csv``.
+        other: row of the same influence for the other kind of gradient, with or without gradients
+            through the environment; None if that was not computed.
     """
     verb = "raises" if row["median_gradient"] > 0 else "lowers"
     steady = "" if row["steadiness"] >= STEADY else ", on average"
@@ -90,18 +93,26 @@ def _explanation(share: float) -> str:
         return "but at that step their covariance has another sign, so something else outweighs it."
     if share > 1:
         return "that is more than their whole covariance, so something else works against it."
-    return (f"that is {percent(share)} of their covariance, and the rest is owed to something "
-            "else." if share < 0.95 else "that is about all of their covariance.")
+    return (f"that is {percent(share)} of their covariance, and the remainder has other causes."
+            if share < 0.95 else "that is about all of their covariance.")
 
 
 class BehaviourInfluences:
     """Influences in one group of samples.
+
+    The argument ``variant`` of the methods selects the kind of gradient: WITH or WITHOUT gradients
+    through the environment.
 
     Args:
         table: rows of ``agreement.csv`` for this group.
         matrices: rows of ``agreement_of_matrices.csv`` for this group.
         level: significance level of the comparison.
         min_samples: smallest number of samples for a test.
+
+    Attributes:
+        num_samples: number of samples in the group.
+        variants: kinds of gradient in the table.
+        testable: whether the group has enough samples for a test.
     """
 
     def __init__(self, table: pd.DataFrame, matrices: pd.DataFrame, level: float,
@@ -122,14 +133,15 @@ class BehaviourInfluences:
         return len(self.best(variant)) if self.testable else 0
 
     def best(self, variant: str) -> pd.DataFrame:
-        """Return all influences on targets other than the source, claimed ones first, by
-        consistency."""
+        """Return all influences on targets other than the source: claimed ones first, then by
+        agreement and effect, in descending order."""
         rows = self._table[(self._table["env_grads"] == variant)
                            & (self._table["source"] != self._table["target"])]
         return rows.sort_values(["claimed", "agreement", "effect"], ascending=False, kind="stable")
 
     def counterpart(self, row: pd.Series) -> pd.Series | None:
-        """Return the row of the same influence with the other kind of gradient, or None."""
+        """Return the row of the same influence for the other kind of gradient; None if it was not
+        computed."""
         same = self._table[(self._table["env_grads"] != row["env_grads"])
                            & (self._table[["lag", "source", "target"]]
                               == row[["lag", "source", "target"]]).all(axis=1)]
@@ -143,20 +155,20 @@ class BehaviourInfluences:
         best, claims = self.best(variant), self.claims(variant)
         on_answers = claims["target"].isin(list(ANSWERS))
         parts = [self._list(claims[~on_answers], "Components on other components"),
-                 self._list(claims[on_answers], "Components on what the agent answers")]
+                 self._list(claims[on_answers], "Components on the agent's outputs")]
         if not best["target"].isin(list(ANSWERS)).any():
-            parts[1] = "**Components on what the agent answers:** not looked at.\n"
+            parts[1] = "**Components on the agent's outputs:** not looked at.\n"
         if claims.empty:
             nearest = best.iloc[0]
             parts.append(
-                f"No influence of one thing on another beats chance. The most consistent one, "
+                f"No influence exceeds chance. The most consistent one, "
                 f"{nearest['source']} on {target_words(nearest['target'])} at lag "
                 f"{nearest['lag']}, agrees in {percent(nearest['agreement'])} of the samples "
                 f"(corrected p = {nearest['p_corrected']:.3g}).\n")
         return "\n".join([*parts, self._persistence(variant), self._whole(variant)])
 
     def components(self) -> list[str]:
-        """Return the names of the components in the listed claims, ordered by number."""
+        """Return the names of the components in the listed influences, ordered by number."""
         names = []
         for variant in self.variants:
             for _, row in self.claims(variant).head(MOST_LISTED).iterrows():
@@ -182,9 +194,10 @@ class BehaviourInfluences:
             return "**Components on themselves:** none is claimed.\n"
         counts = ", ".join(f"{count} at lag {lag}"
                            for lag, count in itself.groupby("lag").size().items())
-        carried_on = (itself["median_gradient"] > 0).sum()
+        num_positive = (itself["median_gradient"] > 0).sum()
         return (f"**Components on themselves** (memory, which a recurrent state has in any case): "
-                f"{counts}; {carried_on} carry on and {len(itself) - carried_on} turn round.\n")
+                f"{counts}; {num_positive} keep their sign and {len(itself) - num_positive} "
+                "reverse it.\n")
 
     def _whole(self, variant: str) -> str:
         rows = self._matrices[self._matrices["env_grads"] == variant]

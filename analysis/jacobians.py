@@ -4,7 +4,7 @@ Layout of ``analysis/jacob_analysis_precomp/``, as published except for the file
 number of simulated samples, with one row per sample::
 
     clusters_jacob_N                cluster of each sample, -1 for none (N,)
-    cluster_means_jacob_N           mean principal coordinates of each cluster (C, P)
+    cluster_means_jacob_N           mean principal coordinates of each of C clusters (C, P)
     tsne_jacob_N                    coordinates on the t-SNE map (N, 2)
     clusters_per_sample_N           copy of clusters_jacob_N, for scripts that read it under this
                                     name
@@ -17,8 +17,8 @@ number of simulated samples, with one row per sample::
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples, k independent components, D units of the agent's state,
-E units of the environment's state, F = k (D + E) features.
+Letters in shape comments: M samples (N in file names), k independent components, D units of the
+agent's state, E units of the environment's state, F = k (D + E) features, P principal components.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def root_mean_square(gradients: np.ndarray, axis: int | tuple[int, ...] = -1) ->
 
 
 def features_of(agent: np.ndarray, env: np.ndarray) -> np.ndarray:
-    """Return normalised gradients, one row per sample: ``agent``, then ``env``, each divided by its
-    root mean square in the sample, float32 (M, F).
+    """Normalise the gradients of each sample and flatten them to one row.
+
+    The gradients with respect to each of the two states are divided by their root mean square over
+    the sample.
 
     Some samples have gradients a hundred times larger than most; without normalisation, these few
     would dominate the principal components. ``sizes_jacob_N`` keeps the magnitudes.
@@ -91,6 +93,9 @@ def features_of(agent: np.ndarray, env: np.ndarray) -> np.ndarray:
     Args:
         agent: gradients with respect to the agent's state (M, k, D).
         env: gradients with respect to the environment's state (M, k, E).
+
+    Returns:
+        Normalised gradients, those with respect to the agent's state first, float32 (M, F).
     """
     parts = []
     for part in (agent, env):
@@ -106,9 +111,9 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
 
     Args:
         folder: folder with the saliency of the samples.
-        numbers: numbers of the samples.
-        functions: names of the saliency functions of the components.
-        step: step of the samples, counted from 0.
+        numbers: numbers of the M samples.
+        functions: names of the saliency functions of the k components.
+        step: step of the samples whose states the gradients are taken with respect to, from 0.
 
     Returns:
         Gradients with respect to the agent's state (M, k, D) and to the environment's (M, k, E),
@@ -138,7 +143,8 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
 
 
 def add_gradient_flags(parser: Parser) -> None:
-    """Add the flags that choose the gradients."""
+    """Add --grad_timestep, --direction_ids, --direction_type and --without_env_grads, which select
+    the gradients to analyse."""
     parser.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
                         help="step of the samples whose states the gradients are taken with "
                              "respect to, counted from 0")
@@ -151,8 +157,8 @@ def add_gradient_flags(parser: Parser) -> None:
 
 
 def compute(run: SampleRun) -> None:
-    """Find the principal components of the samples' Jacobians, and cluster and map the principal
-    coordinates that hold 95 % of the variance.
+    """Find the principal components of the samples' Jacobians. Cluster the principal coordinates
+    that hold 95 % of the variance, and compute their t-SNE map.
 
     The features are centred but not divided by their standard deviations, because differences in
     influence between units are a result.
@@ -184,14 +190,15 @@ def compute(run: SampleRun) -> None:
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
                  config: JacobianConfig, seed: int) -> Figures:
-    """Draw all figures of the analysis.
+    """Draw the figures of the Jacobians: magnitudes by cluster, projections and clusters.
 
     Args:
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters of the analysis; published results do not store ``grad_timestep``.
-        seed: seed of the drawing order.
+        config: parameters; ``grad_timestep`` is used if the results do not store it, as published
+            ones do not.
+        seed: seed of the order in which samples are drawn.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.
@@ -256,7 +263,16 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
 
 def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names: list[str],
                 title: str) -> Figure:
-    """Draw the root mean square of each component's gradients in each cluster."""
+    """Draw the root mean square of each component's gradients in each cluster.
+
+    Args:
+        sizes: root mean square of the gradients with respect to the agent's and to the
+            environment's state (M, 2, k).
+        labels: cluster of each sample, -1 for none (M,).
+        num_clusters: number of clusters, C.
+        names: names of the components.
+        title: title of the figure.
+    """
     of_clusters = np.stack([root_mean_square(sizes[labels == cluster], 0)
                             for cluster in range(num_clusters)])  # (C, 2, k)
     low = of_clusters[of_clusters > 0].min()

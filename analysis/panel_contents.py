@@ -1,7 +1,7 @@
 """Content of the interpretability panel, collected from the files of earlier stages.
 
-Letters in shape comments: R rows, one per step of each sample, in order; D hidden units, k
-independent components, T steps per sample, H W C height, width and channels of a frame.
+Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on), D hidden
+units, k independent components, T steps per sample, H W C height, width and channels of a frame.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class _Source:
 
     Attributes:
         samples: the folder.
-        saliency: saliency of its samples.
-        finished: names of the functions whose saliency is complete, for each sample shown, by
-            sample number.
+        saliency: reader of the saliency files in the same folder.
+        finished: for each shown sample, by its number, names of the functions whose saliency is
+            complete.
     """
 
     samples: SampleFolder
@@ -72,17 +72,20 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         experiment: name of the experiment.
         folders: folders of samples, with distinct names.
         num_samples: maximum number of samples per folder; None for all.
-        hidden: results with the directions and the recorded states that are shown.
+        hidden: results of hidden_analysis_precompute.py, with the directions and the recorded
+            states.
         behaviours: results with the behaviours of the samples in one of the folders, or None.
-        max_states: maximum number of recorded states, which are evenly spaced.
-        recordings: recordings in which samples start, by name of the folder of samples.
+        max_states: maximum number of recorded states to show, evenly spaced.
+        recordings: recordings whose frames the samples start from, by name of the sample folder;
+            folders without one are shown without recorded frames.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
         errors.
 
     Raises:
-        UserError: if a file is missing or damaged or does not fit the others; the message names it.
+        UserError: if two folders have the same name, or if a file is missing, damaged or
+            inconsistent with another file; the message names it.
     """
     names = [folder.path.name for folder in folders]
     for name in names:
@@ -107,8 +110,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     for name, values in positions.items():
         if len(values) != len(recorded):
             raise UserError(f"the recording has {len(values)} rows of {name}, but there are "
-                            f"{len(recorded)} recorded states; make the analysis of the hidden "
-                            "states again")
+                            f"{len(recorded)} recorded states; run "
+                            "hidden_analysis_precompute.py again")
     types = _saliency_types(sources, matrices)
     finished = [names for source in sources for names in source.finished.values()]
     has_saliency = np.array([[of_type.name in names for of_type in types]
@@ -137,7 +140,7 @@ def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
 
 
 def _steps(samples: list[SampleArrays], projector: Projector) -> dict[str, np.ndarray]:
-    """Return ``PanelContent.steps``."""
+    """Compute the quantities at every step, see ``PanelContent.steps``."""
     def rows(field: str) -> np.ndarray:
         arrays = [getattr(of_folder, field) for of_folder in samples]  # each (samples, T, …)
         return np.concatenate([array.reshape(-1, *array.shape[2:]) for array in arrays])
@@ -160,17 +163,17 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
     """
     behaviours, settings = folder.read("per_sample"), folder.settings()
     name = Path(settings["samples"]).name if settings else sources[0].samples.path.name
-    source = next((each for each in sources if each.samples.path.name == name), None)
-    if source is None:
+    analysed = next((source for source in sources if source.samples.path.name == name), None)
+    if analysed is None:
         raise UserError(f"the behaviours in {folder.path} are of samples in {name}, which are not "
                         "shown; add them to --samples, or leave out --num_behaviour_samples")
-    numbers = settings.get("sample_numbers", source.samples.numbers()[:len(behaviours)])
+    numbers = settings.get("sample_numbers", analysed.samples.numbers()[:len(behaviours)])
     if len(numbers) != len(behaviours):
         raise UserError(f"{folder.file('per_sample')} holds {len(behaviours)} behaviours, but "
                         f"there are {len(numbers)} samples for them")
     known = dict(zip(numbers, behaviours))
-    return np.array([known.get(number, NO_BEHAVIOUR) if each is source else NO_BEHAVIOUR
-                     for each in sources for number in each.numbers], dtype=np.int16)
+    return np.array([known.get(number, NO_BEHAVIOUR) if source is analysed else NO_BEHAVIOUR
+                     for source in sources for number in source.numbers], dtype=np.int16)
 
 
 def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: Projector,
@@ -181,24 +184,24 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
     def read(place: int) -> Sample:
         source, number = places[place]
         frames = source.samples.stacked_field("frames", [number])[0]
-        pictures, gradients = {}, {}
+        images, gradients = {}, {}
         for index, of_type in enumerate(types):
             if of_type.name in source.finished[number]:
-                pictures[index] = _array(source, number, of_type, "processed", frames.shape)
+                images[index] = _array(source, number, of_type, "processed", frames.shape)
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
         recorded = _recorded_frames(recordings.get(source.samples.path.name), source.samples,
                                     number, len(frames))
-        return frames, recorded, pictures, gradients
+        return frames, recorded, images, gradients
 
     return read
 
 
 def _recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
                      length: int) -> np.ndarray | None:
-    """Read the recorded frames from a sample's start, uint8 (at most ``length``, H, W, C); None
-    without a recording or with a random start."""
+    """Read the recorded frames from the start of a sample, uint8 (n, H, W, C), where n is at most
+    ``length``; None without a recording or if the start is random."""
     if recording is None:
         return None
     origin = samples.origin(number)
@@ -211,11 +214,15 @@ def _recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, num
 
 def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
            shape: tuple[int, ...]) -> np.ndarray:
-    """Read a field of a sample's saliency, and raise if it does not have this shape."""
+    """Read one array of a sample's saliency.
+
+    Raises:
+        UserError: if its shape is not ``shape``.
+    """
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
     if array.shape != shape:
         path = source.saliency.file_of(field, number, of_type.name)
-        raise UserError(f"{path} has the shape {array.shape}, but its sample asks for {shape}")
+        raise UserError(f"{path} has the shape {array.shape}, but its sample requires {shape}")
     return array
 
 
@@ -223,31 +230,41 @@ def _saliency_types(sources: list[_Source],
                     matrices: dict[str, str]) -> tuple[SaliencyType, ...]:
     """Return the saliency types that at least one sample has, in the order of the panel.
 
+    Args:
+        sources: folders of samples.
+        matrices: checksums of the direction files of the panel, by name.
+
     Raises:
-        UserError: if saliency was computed with other directions than the panel's, or if a type was
-            read at different steps in different samples.
+        UserError: if saliency was computed with other directions than the panel's, or if a function
+            was read at different steps in different samples.
     """
-    found: dict[str, tuple[tuple[int, ...], Path]] = {}
+    steps_of: dict[str, tuple[tuple[int, ...], Path]] = {}  # and the file that states the steps
     for source in sources:
         for number, names in source.finished.items():
             for name in names:
                 path = source.saliency.file_of("description", number, name)
                 description = source.saliency.description(number, name)
                 if description.get("matrices_sha256") not in (None, matrices):
-                    raise UserError(f"{path} says that its saliency is of other directions than "
-                                    "those of this panel; make it again, or choose another "
+                    raise UserError(f"the saliency described by {path} is of other directions than "
+                                    "those of this panel; compute it again, or choose another "
                                     "--precomp_dir or --num_episodes")
                 steps = tuple(description.get("common_timesteps", ()))
-                earlier, earlier_path = found.setdefault(name, (steps, path))
+                earlier, earlier_path = steps_of.setdefault(name, (steps, path))
                 if steps != earlier:
-                    raise UserError(f"{earlier_path} and {path} say that they were read at "
-                                    "different steps; make one of them again")
-    in_order = sorted(_saliency_type(name, steps) for name, (steps, _) in found.items())
+                    raise UserError(f"the saliency functions described by {earlier_path} and "
+                                    f"{path} were read at different steps; compute one of them "
+                                    "again")
+    in_order = sorted(_saliency_type(name, steps) for name, (steps, _) in steps_of.items())
     return tuple(of_type for _, of_type in in_order)
 
 
 def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyType]:
-    """Return a key that sorts saliency types, and the type."""
+    """Return a sort key and the saliency type of a function.
+
+    Args:
+        name: name of the function in file names.
+        steps: steps at which the function was read.
+    """
     functions: tuple[SaliencyFunction, ...] = ()
     with contextlib.suppress(UserError):  # raised for names that only published files use
         functions = saliency_functions([name.removesuffix(WITHOUT_ENV_GRADS)], (), "ica")

@@ -4,22 +4,28 @@ Layout::
 
     index.html, panel.js, panel.css     the page, as built by `make web`
     settings.json                       settings that produced the folder (common/results.py)
-    data/manifest.js                    names and numbers of samples, actions, saliency types etc.
-    data/steps.js                       quantities at every step of every sample
-    data/recorded.js                    coordinates of recorded states
-    data/gradients_00.js                gradients of saliency type 0 with respect to the coordinates
-    data/frames_00000.js                simulated frames of sample 0, and the recorded ones, if any
-    data/pictures_00000.js              saliency images of sample 0
+    data/manifest.js                    JSON: experiment, agent and game; sets of samples, saliency
+                                        types, actions; frame size, sample to open on
+    data/steps.js                       arrays of ``PanelContent.steps`` (R, …), ``has_saliency``,
+                                        uint8 (N, F), and perhaps ``behaviours``, int16 (N,)
+    data/recorded.js                    ``coordinates`` of recorded states, float32 (S, k), and
+                                        perhaps the player's position, float32 (S,) per column
+    data/gradients_00.js                ``gradients`` of saliency type 0 with respect to the
+                                        coordinates, float32 (R, k); NaN for samples without it
+    data/frames_00000.js                ``frames`` of sample 0, a strip, and ``recorded`` frames
+                                        from the same start, a strip or null
+    data/pictures_00000.js              ``saliency``: a list with the saliency images of sample 0,
+                                        one strip or null per saliency type
 
-Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON; ``steps``,
-``recorded`` and ``gradients`` contain arrays; ``pictures`` contains strips of images, from the
-first step to the last, as WebP files encoded by ``letters``. Samples and saliency types are
-numbered from 0.
+Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
+``letters``, with the images of all steps side by side. Samples and saliency types are numbered from
+0.
 
 ``web/panel/lib/data.js`` reads these files.
 
-Letters in shape comments: N samples, R rows (one per step of each sample, in order), T steps per
-sample, H W C height, width and channels of an image, k independent components, F saliency types.
+Letters in shape comments: N samples, R rows (all steps of sample 0, then of sample 1, and so on),
+S recorded states, T steps per sample, H W C height, width and channels of an image, k independent
+components, F saliency types.
 """
 
 from __future__ import annotations
@@ -87,7 +93,8 @@ class SampleSet:
         name: name of the folder.
         numbers: numbers of the samples.
         num_steps: number of steps per sample, T.
-        unaltered: name of the folder with the same start vectors without a swap, or None.
+        unaltered: for samples recorded with a swap, name of the folder of samples with the same
+            start vectors and without the swap; otherwise None.
     """
 
     name: str
@@ -108,23 +115,23 @@ class PanelContent:
 
     Attributes:
         experiment: name of the experiment.
-        agent: name of the agent file; or "".
-        game: game and mode of the recording of informed starts; or "".
+        agent: name of the agent, "" if unknown.
+        game: game and distribution mode of the recording that the samples start from, "" if
+            unknown.
         sets: sets of samples, with distinct names.
         types: saliency types.
         has_saliency: whether each sample has each saliency type, bool (N, F).
-        frame: height and width of a frame.
+        frame: height and width of a frame, in pixels.
         steps: quantities at the steps of all samples (R, …): ``coordinates`` of the hidden states
             (R, k); ``rewards``, ``terminals`` and ``values``, as in ``SampleArrays``; ``entered``,
-            the actions that entered the steps, or NOT_RECORDED; ``answers``, the most likely
-            actions of the agent; and their ``probabilities``. Actions are uint8, all others
-            float32.
+            the action that led to each step, or NOT_RECORDED; ``answers``, the agent's most likely
+            actions; and their ``probabilities``. Actions are uint8, all other arrays float32.
         behaviours: behaviour of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
-        recorded: coordinates of the recorded states that are shown, float32 (states, k).
-        num_recorded: number of all recorded states.
-        positions: player positions at the states in ``recorded``, float32 (states,) each, by column
+        recorded: coordinates of the recorded states that are shown, float32 (S, k).
+        num_recorded: number of all recorded states, of which S are shown.
+        positions: player positions at the states in ``recorded``, float32 (S,) each, by column
             name; empty if they were not recorded.
-        sample: function that reads a sample by its index, from 0.
+        sample: function that reads a sample by its index, from 0 to N - 1.
     """
 
     experiment: str
@@ -157,7 +164,12 @@ class PanelContent:
 
 
 def write_panel(path: Path, content: PanelContent) -> None:
-    """Write the page and its data into a folder."""
+    """Write the page and its data.
+
+    Args:
+        path: folder to write to.
+        content: content of the panel.
+    """
     folder = PanelFolder(path)
     folder.copy_page()
     for file, of_file in _whole_files(folder, content):
@@ -166,14 +178,14 @@ def write_panel(path: Path, content: PanelContent) -> None:
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
     def write_sample(number: int) -> None:
-        frames, recorded, pictures, of_types = content.sample(number)
+        frames, recorded, images, of_types = content.sample(number)
         file = folder.frames_file(number)
         file.write_bytes(data_script(file, {
             "frames": _strip(frames, _FRAME_QUALITY),
             "recorded": None if recorded is None else _strip(recorded, _FRAME_QUALITY)}))
         file = folder.pictures_file(number)
         file.write_bytes(data_script(file, {
-            "saliency": [_strip(pictures[index], _SALIENCY_QUALITY) if index in pictures else None
+            "saliency": [_strip(images[index], _SALIENCY_QUALITY) if index in images else None
                          for index in range(len(content.types))]}))
         for index, of_type in of_types.items():
             gradients[index, rows[number]:rows[number + 1]] = of_type
@@ -219,9 +231,9 @@ def _opening_sample(content: PanelContent) -> int:
     return int(np.where(counts == counts.max(initial=0), ranges, -1).argmax())
 
 
-def _strip(pictures: np.ndarray, quality: int) -> str:
+def _strip(images: np.ndarray, quality: int) -> str:
     """Encode images (T, H, W, C) side by side as one WebP file, in the encoding of ``letters``."""
     buffer = io.BytesIO()
-    Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
+    Image.fromarray(np.concatenate(list(images), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)
     return letters(buffer.getvalue())

@@ -1,7 +1,8 @@
 """Parameters of the analyses: sections of ``analysis`` in ``hyperparams/interpreting_configs.yml``.
 
-The YAML file documents the meaning and unit of each value. This module also declares the flags that
-several scripts share.
+Comments in the YAML file describe the meaning and unit of each field of the classes below, in the
+section that the class attribute ``section`` names. This module also declares the flags that several
+scripts share.
 """
 
 from __future__ import annotations
@@ -40,7 +41,22 @@ def map_dimensions(number: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AgentHiddenConfig:
-    """Parameters of the analysis of the agent's hidden states."""
+    """Parameters of the analysis of the agent's hidden states.
+
+    Attributes:
+        informed_or_random_init: kind of simulated samples to project, by their start vectors.
+        num_episodes: number of recorded episodes.
+        num_generated_samples: number of simulated samples.
+        num_epi_paths: number of episodes whose trajectories are drawn.
+        n_components_pca, n_components_ica, n_components_nmf: number of principal components, of
+            independent components, and of NMF factors.
+        n_components_tsne: number of dimensions of the t-SNE map.
+        n_clusters: number of clusters.
+        clustering: clustering method, one of CLUSTERINGS.
+        nmf_max_iter, ica_max_iter: largest number of iterations.
+        nmf_tol, ica_tol: tolerance below which a fit has converged.
+        outlier_max_k: exclusive upper bound of the number of neighbours in the outlier vote.
+    """
 
     section: ClassVar[str] = "analysis.agent_h"
 
@@ -81,6 +97,10 @@ class MapConfig:
 
     Attributes:
         num_samples: number of simulated samples.
+        n_components_pca: number of principal components.
+        n_components_tsne: number of dimensions of the t-SNE map.
+        n_clusters: number of clusters.
+        clustering: clustering method, one of CLUSTERINGS.
     """
 
     num_samples: int
@@ -99,7 +119,11 @@ class MapConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvHiddenConfig(MapConfig):
-    """Parameters of the analysis of the environment's states."""
+    """Parameters of the analysis of the environment's states.
+
+    Attributes:
+        num_epi_paths: number of samples whose trajectories are drawn.
+    """
 
     section: ClassVar[str] = "analysis.env_h"
 
@@ -119,7 +143,12 @@ class BottleneckConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class BehavioursConfig(MapConfig):
-    """Parameters of the analysis of behaviours, from the agent's and the environment's states."""
+    """Parameters of the analysis of behaviours, from the agent's and the environment's states.
+
+    Attributes:
+        n_components_env: number of principal coordinates of the environment's state to use.
+        timestep_differences: numbers of steps over which changes of the state are features.
+    """
 
     section: ClassVar[str] = "analysis.combined_agent_env_hx"
 
@@ -136,7 +165,11 @@ class BehavioursConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class JacobianConfig(MapConfig):
-    """Parameters of the analysis of the gradients of independent components."""
+    """Parameters of the analysis of the gradients of independent components.
+
+    Attributes:
+        grad_timestep: step whose states the gradients are taken with respect to, from 0.
+    """
 
     section: ClassVar[str] = "analysis.jacobian"
 
@@ -150,7 +183,11 @@ class JacobianConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class XplotsConfig:
-    """Parameters of the cross-causation in samples in which an independent component is extreme."""
+    """Parameters of the cross-causation in samples in which an independent component is extreme.
+
+    Attributes:
+        extrema_threshold: share of the samples at each end that counts as extreme.
+    """
 
     section: ClassVar[str] = "analysis.xplots"
 
@@ -162,7 +199,11 @@ class XplotsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TsneConfig:
-    """Parameters of all t-SNE maps."""
+    """Parameters of all t-SNE maps.
+
+    Attributes:
+        tsne_seed: seed of t-SNE.
+    """
 
     section: ClassVar[str] = "analysis"
 
@@ -188,8 +229,8 @@ def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) ->
 
     Args:
         parser: parser to add the flags to.
-        section: section of the parameter set.
-        precomputed: name of the folder with the precomputed arrays.
+        section: section of the parameter set, such as "analysis.env_h".
+        precomputed: name of the default folder of the precomputed arrays.
     """
     add_analysis_flags(parser)
     parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
@@ -198,7 +239,12 @@ def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) ->
 
 
 def add_chosen_samples_flags(parser: Parser, section: str) -> None:
-    """Add the flags that choose the folder and the number of simulated samples."""
+    """Add the flags that select the folder and the number of simulated samples.
+
+    Args:
+        parser: parser to add the flags to.
+        section: section of the parameter set that holds ``num_samples``.
+    """
     add_samples_flags(parser)
     parser.add_argument("--num_samples", type=count, key=f"{section}.num_samples",
                         help="number of simulated samples")
@@ -229,7 +275,7 @@ def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
 
     Args:
         parser: parser to add the flags to.
-        section: section of the parameter set.
+        section: section of the parameter set, such as "analysis.env_h".
         what: unit in which the analysed data are counted, "episodes" or "samples".
     """
     parser.add_argument("--n_clusters", type=count, key=f"{section}.n_clusters",
@@ -247,12 +293,13 @@ def add_plotting_flags(parser: Parser, plots: str) -> None:
 
     Args:
         parser: parser to add the flags to.
-        plots: name of the folder for the figures.
+        plots: name of the default folder of the figures.
     """
     parser.add_argument("--output_dir", type=Path,
                         help=f"folder to write to; <save_dir>/{plots} if not given")
     parser.add_argument("--seed", type=seed, default=0,
-                        help="seed of the drawing order and of the choice of what is shown")
+                        help="seed of the order in which points are drawn and of all random "
+                             "selections")
 
 
 def add_analysis_flags(parser: Parser) -> None:

@@ -1,7 +1,8 @@
 """Steps shared by the analyses of states: standardisation, PCA, clusters and a t-SNE map; and the
 scripts of the analyses of simulated samples.
 
-Letters in shape comments: N states, D units, P principal components.
+Letters in shape comments: N states, D units, P principal components, d coordinates that are
+clustered or mapped, c dimensions of a t-SNE map.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StateMap:
     """Computes the shared steps of an analysis and stores their results.
 
     Attributes:
-        config: parameters: numbers of components, clusters and dimensions of the map.
+        config: parameters of the analysis.
         seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
         results: started results to write to; steps that are already stored are not recomputed.
@@ -72,6 +73,9 @@ class StateMap:
         Args:
             states: states, float32 (N, D).
             unit: word for a unit in the warning, such as "hidden unit".
+
+        Returns:
+            Mean and standard deviation; its field ``constant`` is empty.
         """
         def compute() -> StepResult:
             scale = standardizer_of(states)
@@ -85,15 +89,15 @@ class StateMap:
 
     def principal(self, states: np.ndarray,
                   scale: Standardizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the principal components of states.
+        """Standardise states and compute their principal components.
 
         Args:
             states: states, float32 (N, D).
             scale: mean and standard deviation of each unit.
 
         Returns:
-            Coordinates (N, P); components (P, D); and the first p coordinates (N, p), where p is
-            the number that holds 95 % of the variance, but at least the dimensions of the map.
+            Coordinates (N, P); components (P, D); and the first d coordinates (N, d), the fewest
+            that hold 95 % of the variance, but at least as many as the t-SNE map has dimensions.
         """
         def compute() -> StepResult:
             standardised = scale.standardise(states)
@@ -109,7 +113,7 @@ class StateMap:
 
     def clusters(self, rows: np.ndarray, coordinates: np.ndarray | None = None,
                  copy: str = "") -> np.ndarray:
-        """Cluster rows with ``find_clusters``.
+        """Cluster rows with ``find_clusters``, and store the labels and the means of the clusters.
 
         Args:
             rows: rows to cluster (N, d).
@@ -118,7 +122,7 @@ class StateMap:
             copy: name of a second entry to store the labels in; empty for none.
 
         Returns:
-            Cluster of each row (N,).
+            Cluster of each row, NO_CLUSTER for none, int64 (N,).
         """
         def compute() -> StepResult:
             labels, num_fitted = find_clusters(rows, self.config.clustering,
@@ -132,7 +136,7 @@ class StateMap:
         return self.results.step("clusters", compute)["clusters"]
 
     def tsne(self, rows: np.ndarray) -> np.ndarray:
-        """Compute the t-SNE map of rows (N, d) with ``embed``; returns coordinates (N, c)."""
+        """Compute the t-SNE map of rows (N, d) with ``embed``; return coordinates on it (N, c)."""
         def compute() -> StepResult:
             places, num_fitted = embed(rows, self.config.n_components_tsne, self.tsne_seed)
             return {"tsne": places}, {"fitted_states": num_fitted}
@@ -141,7 +145,8 @@ class StateMap:
 
 
 def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult:
-    """Return components, variances and coordinates of standardised states (N, D), as a step."""
+    """Return components, variances and coordinates of standardised states (N, D), and the facts
+    about the PCA, as the result of a step."""
     return ({"components": fit.components, "variances": fit.variances,
              "principal": fit.coordinates(standardised)},
             {"total_variance": fit.total_variance,
@@ -150,13 +155,14 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
 
 @dataclasses.dataclass(frozen=True)
 class SampleAnalysis:
-    """An analysis of simulated samples, which one script computes and another one draws.
+    """Description of an analysis of simulated samples, which one script computes and another draws.
 
     Attributes:
-        config: class of the parameters, a ``MapConfig``.
+        config: class of the parameters, a subclass of ``MapConfig``.
         schema: schema of the results.
         folder: attribute of ``AnalysisFolders`` that holds the folder of the results.
-        plots: attribute of ``AnalysisFolders`` that holds the folder of the figures.
+        plots: attribute of ``AnalysisFolders`` that holds the folder of the figures; empty if no
+            script draws the analysis.
     """
 
     config: Any
@@ -178,6 +184,12 @@ class SampleRun:
         analysis: the analysis.
         args: flags of the script.
         parameters: parameter set of the script.
+
+    Attributes:
+        args, parameters: as given.
+        config: parameters of the analysis, of the class ``analysis.config``.
+        samples: folder of the samples.
+        results: results of the analysis, to read or to write.
     """
 
     def __init__(self, analysis: SampleAnalysis, args: argparse.Namespace,
@@ -194,7 +206,7 @@ class SampleRun:
         """Numbers of the analysed samples.
 
         Raises:
-            UserError: if the folder holds too few samples.
+            UserError: if the folder holds fewer than ``config.num_samples`` samples.
         """
         return choose_samples(self.samples, self.config.num_samples)
 
@@ -202,10 +214,10 @@ class SampleRun:
         """Start or resume the results with the settings of the analysis.
 
         Args:
-            more: additional settings.
+            more: additional settings to store, by name.
 
         Returns:
-            The object that computes the shared steps of the analysis.
+            The object that computes and stores the steps of the analysis.
         """
         tsne_seed = self.parameters.get(TsneConfig).tsne_seed
         self.results.start({
@@ -222,13 +234,13 @@ Script = tuple[Callable[[], Parser], Callable[..., int]]
 def precompute_script(description: str, analysis: SampleAnalysis,
                       compute: Callable[[SampleRun], None],
                       add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
-    """Return the script that computes an analysis.
+    """Build the functions ``parser`` and ``main`` of the script that computes an analysis.
 
     Args:
-        description: description of the script.
+        description: description of the script, for --help.
         analysis: the analysis.
-        compute: reads the inputs, starts the results, and computes them.
-        add_flags: adds the flags that only this analysis has.
+        compute: function that reads the inputs of a run, starts its results, and computes them.
+        add_flags: function that adds the flags that only this analysis has.
     """
     def parser() -> Parser:
         flags = analysis.parser(description)
@@ -249,18 +261,19 @@ def precompute_script(description: str, analysis: SampleAnalysis,
 
 Draw = Callable[[StepResults, SampleFolder, SimulatedSteps, Any, int],
                 Iterator[tuple[str, Drawing]]]
+"""Function that draws the figures of an analysis from its results, the folder of the samples, their
+steps, the parameters and a seed; yields pairs of file name and figure."""
 
 
 def plotting_script(description: str, analysis: SampleAnalysis, draw: Draw,
                     add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
-    """Return the script that draws an analysis.
+    """Build the functions ``parser`` and ``main`` of the script that draws an analysis.
 
     Args:
-        description: description of the script.
+        description: description of the script, for --help.
         analysis: the analysis.
-        draw: draws all figures from the results, the samples, their steps, the parameters and the
-            seed.
-        add_flags: adds the flags that only this analysis has.
+        draw: function that draws all figures.
+        add_flags: function that adds the flags that only this analysis has.
     """
     schema = figure_schema(analysis.schema.script.replace("precompute", "plotting"))
 
@@ -292,7 +305,7 @@ def figure_schema(script: str) -> Schema:
 
 
 def save_figures(folder: Path, figures: Iterable[tuple[str, Drawing]]) -> int:
-    """Write each figure as soon as it is drawn; returns the number of figures."""
+    """Write each figure into a folder as soon as it is drawn, and return the number of figures."""
     number = 0
     for name, figure in with_progress(figures, None, "figure"):
         figure.savefig(folder / name, dpi=DPI)
@@ -307,8 +320,8 @@ def replace_figures(store: ResultStore, figures: Iterable[tuple[str, Drawing]],
     Args:
         store: folder for the figures.
         figures: pairs of file name and figure.
-        results: precomputed results that are drawn.
-        settings: other settings that the figures depend on.
+        results: precomputed results from which the figures are drawn.
+        settings: other settings that the figures depend on; stored with them.
     """
     begin = time.perf_counter()
     with store.replace({"precomp_dir": str(results.path), "number": results.number, **settings,

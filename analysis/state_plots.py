@@ -1,6 +1,7 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
-Letters in shape comments: N states, M other states, which are drawn in black.
+Letters in shape comments: N states, M other states, which are drawn in black for comparison,
+P principal components.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Plane:
         title: description and number of the states.
         others: coordinates of other states (M, 2 or 3), or None.
         others_name: name of the other states, such as "simulated".
-        others_in_view: whether the limits of the figure include all other states.
-        unit: plural noun for the drawn points.
+        others_in_view: whether the axis limits include all other states.
+        unit: plural noun for the drawn points, for legends.
     """
 
     places: np.ndarray
@@ -71,7 +72,7 @@ class Plane:
         return low - margin, high + margin
 
     def frame(self, axes: Axes) -> None:
-        """Set the axes' names and limits."""
+        """Set the labels and limits of two- or three-dimensional axes."""
         for dimension, name, low, high in zip("xyz", self.names, *self.limits):
             axes.set(**{f"{dimension}label": name, f"{dimension}lim": (low, high)})
 
@@ -128,16 +129,16 @@ class Category:
 
 
 def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figure:
-    """Draw all states on a plane, coloured, with the other states in black.
+    """Draw all states on a plane, coloured by a quantity or category, with other states in black.
 
     Args:
         plane: projection of the states.
         colouring: value or category of each state.
-        seed: seed of the drawing order.
+        seed: seed of the order in which states are drawn.
     """
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
-    # States are drawn in random order, those of rare values on top.
+    # States are drawn in random order, but states with rare values on top.
     size = _size(len(plane.places))
     order = np.random.default_rng(seed).permutation(len(plane.places))
     order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
@@ -168,20 +169,21 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
 
 
 def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
-    """Draw the share of the variance that each principal component holds, and the cumulative share.
+    """Draw the share of the variance that each principal component explains, and the cumulative
+    share.
 
     Args:
         variances: variance of each component (P,).
-        total: total variance.
+        total: total variance of the states, including omitted components.
         title: title of the figure.
     """
     shares = variances / total
     numbers = np.arange(1, len(shares) + 1)
-    held = np.cumsum(shares)
+    cumulative = np.cumsum(shares)
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     axes.bar(numbers, shares, color=SKY_BLUE, label="this component")
-    axes.plot(numbers, held, color=VERMILION, marker=".", label="all up to this one")
+    axes.plot(numbers, cumulative, color=VERMILION, marker=".", label="all up to this one")
     axes.axhline(0.95, color=DARK_GREY, linestyle=":", label="95 %")
     axes.set(xlabel="principal component", ylabel="share of the variance", ylim=(0, 1.02),
              title=title)
@@ -199,7 +201,7 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
         plane: projection of all states.
         sequences: index of each state's sequence (N,).
         what: kind of sequence, such as "episode".
-        chosen: sequences to draw.
+        chosen: indices of the sequences to draw.
         notes: text above the panel of each chosen sequence.
     """
     columns = int(np.ceil(np.sqrt(len(chosen))))
@@ -209,14 +211,14 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
     density = _density(plane.places)
     for axes, sequence, note in zip(panels.flat, chosen, notes):
         _draw_density(axes, density)
-        way = plane.places[sequences == sequence]
-        part = np.linspace(0, 1, max(len(way) - 1, 1))[:len(way) - 1]
-        if len(way) > 1:
-            axes.quiver(*way[:-1].T, *np.diff(way, axis=0).T, part, cmap=COLOUR_MAP, angles="xy",
+        path = plane.places[sequences == sequence]
+        part = np.linspace(0, 1, max(len(path) - 1, 1))[:len(path) - 1]
+        if len(path) > 1:
+            axes.quiver(*path[:-1].T, *np.diff(path, axis=0).T, part, cmap=COLOUR_MAP, angles="xy",
                         scale_units="xy", scale=1, width=0.006, clim=(0, 1))
-        axes.plot(*way[0], marker="o", color="white", markeredgecolor="black", markersize=8,
+        axes.plot(*path[0], marker="o", color="white", markeredgecolor="black", markersize=8,
                   linestyle="")
-        axes.plot(*way[-1], marker="X", color=VERMILION, markeredgecolor="black", markersize=9,
+        axes.plot(*path[-1], marker="X", color=VERMILION, markeredgecolor="black", markersize=9,
                   linestyle="")
         axes.set_title(f"{what} {sequence}: {note}", fontsize=10)
     for axes in panels.flat[len(chosen):]:
@@ -225,17 +227,17 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
     figure.supylabel(plane.names[1])
     figure.colorbar(ScalarMappable(Normalize(0, 1), COLOUR_MAP), ax=panels, shrink=0.6,
                     label=f"part of the {what}")
-    figure.suptitle(f"Ways of {len(chosen)} {what}s: arrows from state to state, ring: first, "
-                    f"cross: last, grey: {plane.title}", fontsize=11)
+    figure.suptitle(f"Trajectories of {len(chosen)} {what}s: arrows from state to state, ring: "
+                    f"first, cross: last, grey: {plane.title}", fontsize=11)
     return figure
 
 
 class ClusterPlots:
-    """Figures of single clusters: the members on several planes, over all states in grey.
+    """Figures of single clusters: the cluster's states on several planes, over all states in grey.
 
     Args:
         planes: planes to draw, projections of the same states.
-        labels: cluster of each state (N,).
+        labels: cluster of each state, -1 for none (N,).
     """
 
     def __init__(self, planes: Sequence[Plane], labels: np.ndarray):
@@ -243,7 +245,13 @@ class ClusterPlots:
         self._densities = [_density(plane.places) for plane in planes]
 
     def plot(self, cluster: int, note: str, pictures: Pictures | None = None) -> Figure:
-        """Draw a cluster with a note in the title and optional example frames below."""
+        """Draw a cluster in a new figure.
+
+        Args:
+            cluster: number of the cluster.
+            note: text after the number in the title.
+            pictures: example frames to show below the planes, or None.
+        """
         width = 6.5 * len(self.planes)
         below = 0.5 + width / len(pictures.frames) if pictures else 0.0
         figure = Figure(figsize=(width, 5.8 + below), layout="constrained")
@@ -256,7 +264,13 @@ class ClusterPlots:
         return figure
 
     def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
-        """Draw a cluster on all planes into a figure or subfigure; ``what`` is its legend name."""
+        """Draw a cluster on all planes into a figure or subfigure.
+
+        Args:
+            figure: figure to draw into.
+            cluster: number of the cluster.
+            what: word for a cluster in the legend, such as "behaviour".
+        """
         members = self.labels == cluster
         for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
                                         self.planes, self._densities):
@@ -281,7 +295,12 @@ def draw_pictures(figure: FigureBase, pictures: Pictures) -> None:
 
 
 class Rotation:
-    """A three-dimensional figure that is saved as a GIF of one rotation."""
+    """A three-dimensional figure that is saved as a GIF of one rotation.
+
+    Args:
+        figure: the figure.
+        axes: three-dimensional axes of the figure, which rotate.
+    """
 
     def __init__(self, figure: Figure, axes: Any):
         self.figure, self.axes = figure, axes
@@ -310,7 +329,7 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
     Args:
         space: projection on three dimensions.
         colouring: value or category of each state.
-        seed: seed of the subset and the drawing order.
+        seed: seed of the subset and of the order in which its states are drawn.
     """
     rng = np.random.default_rng(seed)
     num_states = len(space.places)
@@ -340,7 +359,16 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
 
 def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
              size: float, **more) -> None:
-    """Draw the states in ``order``, one scatter collection per marker."""
+    """Draw states, one scatter collection per marker.
+
+    Args:
+        axes: axes to draw into, with as many dimensions as ``places`` has columns.
+        places: coordinates of all states (N, 2 or 3).
+        colouring: value or category of each state.
+        order: indices of the states to draw, in drawing order.
+        size: marker area, in square points.
+        more: further arguments of ``axes.scatter``.
+    """
     colours = _rgba(colouring)
     marker = np.zeros(len(places), dtype=np.int64)
     if isinstance(colouring, Category):
@@ -394,9 +422,9 @@ def _norm(values: np.ndarray) -> Normalize:
 
 def _frequency(colouring: Quantity | Category) -> np.ndarray:
     """Return how often each state's value occurs (N,); zeros if there are many distinct values."""
-    found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
+    distinct, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
     few = 20 if isinstance(colouring, Quantity) else 2
-    return counts[inverse] if len(found) <= few else np.zeros(len(inverse))
+    return counts[inverse] if len(distinct) <= few else np.zeros(len(inverse))
 
 
 def _size(num_states: int) -> float:
@@ -405,7 +433,8 @@ def _size(num_states: int) -> float:
 
 
 def _density(places: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-    """Return a 2D histogram of places (N, 2) with DENSITY_BINS bins per axis, and its extent."""
+    """Return a 2D histogram of places (N, 2) with DENSITY_BINS bins per axis, rows along y, and its
+    extent (x from, x to, y from, y to)."""
     counts, x, y = np.histogram2d(places[:, 0], places[:, 1], bins=DENSITY_BINS)
     return counts.T, (x[0], x[-1], y[0], y[-1])
 

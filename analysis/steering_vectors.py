@@ -47,12 +47,15 @@ from interventions.vectors import (
     vectors_of_classes,
 )
 
+# Help texts for --split, by the word in front of the equals sign.
 WORDS = {"action": "action=right,upright: states in which one of these actions was taken, against "
                    "all others",
-         "value": "value=0.2: the fifth of the states with the largest values against that with "
-                  "the smallest",
-         "reward": "reward=8: a reward above 0 within the next 8 steps, against none",
-         "cluster": "cluster=3: this cluster of hidden_analysis_precompute.py against the others"}
+         "value": "value=0.2: the fifth of the states with the largest values, against the fifth "
+                  "with the smallest",
+         "reward": "reward=8: states followed by a reward above 0 within 8 steps, against all "
+                   "others",
+         "cluster": "cluster=3: states in this cluster of hidden_analysis_precompute.py, against "
+                    "states in other clusters"}
 
 MEANS, PROBE = "means", "probe"
 MAX_REFERENCE = 200  # number of states from which the RMS of a layer's outputs is computed
@@ -65,7 +68,7 @@ def parser() -> Parser:
     add_data_flag(flags)
     add_direction_flags(flags)
     flags.add_argument("--split", required=True, metavar="WORD=VALUE",
-                       help="how to split states into two classes. " + "; ".join(WORDS.values()))
+                       help="split of the states into two classes. " + "; ".join(WORDS.values()))
     flags.add_argument("--layer", default="hidden_state",
                        help="layer of the agent, or 'all' for one vector per layer")
     flags.add_argument("--method", choices=(MEANS, PROBE), default=MEANS,
@@ -117,12 +120,12 @@ def main(argv: list[str] | None = None) -> None:
         of_layers = {}
         for layer in layers:
             outputs = activations_of(policy, frames, [layer], entering)[layer].cpu().numpy()
-            found = probe(outputs, split.is_in, levels, args.seed, num_shuffles=0)
+            result = probe(outputs, split.is_in, levels, args.seed, num_shuffles=0)
             scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to "
                                f"{row.high_95:.3f}, without the layer {row.base:.3f})"
-                               for row in found.scores.itertuples())
-            print(f"{layer}: a probe has on other levels {scores}")
-            of_layers[layer] = vector_of_probe(policy, layer, found.weights, levels, args.split,
+                               for row in result.scores.itertuples())
+            print(f"{layer}: scores of the probe on held-out levels: {scores}")
+            of_layers[layer] = vector_of_probe(policy, layer, result.weights, levels, args.split,
                                                modes)
     some = np.random.default_rng(args.seed).permutation(len(frames))[:MAX_REFERENCE]
     reference = ReferenceSet(frames[some], entering[some])
@@ -143,7 +146,7 @@ class Split:
     """Recorded states in two classes.
 
     Attributes:
-        rows: row indices of the states in the concatenated episodes, ascending (n,).
+        rows: row indices of the n states in the concatenated episodes, ascending (n,).
         is_in: whether each state is in the first class, bool (n,).
     """
 
@@ -163,16 +166,22 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
     """Split the steps of a recording into two classes; terminal steps are left out.
 
     Args:
-        text: split, in the form of one of WORDS.
+        text: value of --split: ``action=``, ``value=``, ``reward=`` or ``cluster=`` and a value;
+            WORDS has an example of each.
         steps: steps of all episodes, from ``RolloutFolder.all_steps``.
-        clusters: function that reads the cluster of each step, -1 for none.
+        clusters: function that reads the cluster of each step, -1 for none; called only for a split
+            by cluster.
+
+    Returns:
+        The states of both classes; states in neither class are left out.
 
     Raises:
-        UserError: if the text cannot be parsed, or if there is no such action or cluster.
+        UserError: if the text cannot be parsed, if there is no such action or cluster, or if the
+            clusters are of another number of steps.
     """
     word, equals, value = text.partition("=")
     if word not in WORDS or not equals:
-        raise UserError(f"there is no split '{text}'{nearest(word, WORDS)}; a split is such as "
+        raise UserError(f"there is no split '{text}'{nearest(word, WORDS)}; an example is "
                         f"{WORDS.get(word, WORDS['action'])}")
     counted = steps["done"].to_numpy() == 0
     if word == "action":
@@ -191,8 +200,8 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
         number, labels = _number(value, int, word), clusters()
         if len(labels) != len(steps):
             raise UserError(f"there are clusters of {len(labels)} states, but the recording has "
-                            f"{len(steps)} of so many episodes; give --num_episodes and the "
-                            "recording that were analysed")
+                            f"{len(steps)}; give the recording and the --num_episodes that were "
+                            "analysed")
         if number not in labels or number < 0:
             raise UserError(f"there is no cluster {number}: they are numbered 0 to {labels.max()}")
         is_in = labels == number
@@ -206,7 +215,7 @@ def _action(name: str) -> int:
         return int(name)
     if name not in ACTION_LABELS:
         raise UserError(f"there is no action '{name}'{nearest(name, ACTION_LABELS)}; numbers from "
-                        f"0 to {NUM_ACTIONS - 1} will do, too")
+                        f"0 to {NUM_ACTIONS - 1} are accepted, too")
     return ACTION_LABELS.index(name)
 
 
@@ -214,14 +223,15 @@ def _number(text: str, kind: type, word: str) -> float:
     try:
         return kind(text)
     except ValueError:
-        raise UserError(f"{word} takes a {'whole ' * (kind is int)}number, not '{text}'; a split "
-                        f"is such as {WORDS[word]}") from None
+        raise UserError(f"{word} takes a {'whole ' * (kind is int)}number, not '{text}'; an "
+                        f"example is {WORDS[word]}") from None
 
 
 def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
-    """Return whether one of the next ``number`` steps of the same episode has a reward above 0.
+    """Return for each step whether one of the next ``number`` steps of the same episode has a
+    reward above 0, bool (steps,).
 
-    A reward is stored in the row of the frame it arrived with.
+    A reward is stored in the row of the frame that it arrives with, so the row itself is excluded.
     """
     if number < 1:
         raise UserError(f"a split by reward takes at least 1 step, not {number}")
@@ -235,20 +245,20 @@ def _rewarded_within(steps: pd.DataFrame, number: int) -> np.ndarray:
 
 def read_states(folder: RolloutFolder, num_episodes: int, rows: np.ndarray,
                 steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read the inputs of the agent at some steps of the first episodes, in the order of the rows.
+    """Read the inputs of the agent at some steps of the first ``num_episodes`` episodes.
 
     Args:
         folder: folder of the recording.
         num_episodes: number of episodes.
-        rows: row indices of the steps, ascending (n,).
+        rows: row indices of the n steps in the concatenated episodes, ascending (n,).
         steps: table of all steps of these episodes.
 
     Returns:
-        Frames, uint8 (n, 64, 64, 3); hidden states that enter the agent with the frames, float32
-        (n, D); and level seeds, int64 (n,).
+        Frames, uint8 (n, 64, 64, 3); the hidden states before these frames were seen, with D
+        units, float32 (n, D); and level seeds, int64 (n,).
 
     Raises:
-        UserError: if a file is missing or damaged; the message names it.
+        UserError: if a file is missing or damaged, or if tables and arrays differ in length.
     """
     frames, entering, begin = [], [], 0
     for number in range(num_episodes):

@@ -18,9 +18,10 @@ from generative.sample_files import SampleFolder
 
 
 def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray:
-    """Read the hidden states hx[1:] of the first ``num_episodes`` episodes, concatenated (rows, D).
+    """Read the hidden states of the first ``num_episodes`` episodes, concatenated (rows, D).
 
-    Row 0 of each episode is left out, because no action was computed from it.
+    Row 0 of ``hx.npy`` of each episode is left out, because it is the state before the first step,
+    from which no action was computed.
 
     Raises:
         UserError: if there are fewer episodes, or if a file is missing, is damaged or contains NaN;
@@ -39,11 +40,8 @@ def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray
 
 
 def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
-    """Raise if a recording has fewer than ``num_episodes`` episodes.
-
-    Raises:
-        UserError: if it has fewer; the message states their number.
-    """
+    """Raise UserError if a recording has fewer than ``num_episodes`` episodes; the message states
+    how many it has."""
     available = folder.index()["episode"].nunique()
     if available < num_episodes:
         raise UserError(f"{num_episodes} episodes are asked for, but {folder.path} holds only "
@@ -55,7 +53,7 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
     ``read_recorded_states``.
 
     Returns:
-        The recorded columns and
+        The columns of the recording's tables, and
 
         - entropy: entropy of the policy in nats
         - likeliest_action: most likely action
@@ -90,7 +88,7 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
 
 def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
     """Read the player's positions at the steps of the first ``num_episodes`` episodes, by column
-    name; empty if they were not recorded. See ``read_recorded_steps``.
+    name, (rows,) each; empty if they were not recorded. See ``read_recorded_steps``.
 
     Raises:
         UserError: if there are fewer episodes, or if a file is missing or damaged; the message
@@ -152,7 +150,7 @@ class SimulatedSteps:
         value: value estimate of the agent.
         reward: predicted reward, in the unit of the recorded data.
         terminal: probability that the episode ends at this step.
-        action: action that entered the step, -1 if unknown.
+        action: action that led to the step, -1 if unknown.
         num_samples: number of samples, M.
     """
 
@@ -179,7 +177,7 @@ def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> Simula
 
     Args:
         folder: folder of the samples.
-        numbers: numbers of the samples.
+        numbers: numbers of the M samples.
 
     Raises:
         UserError: see ``SampleFolder.stacked``; also if the fields have different numbers of steps.

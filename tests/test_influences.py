@@ -580,7 +580,7 @@ def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
     message = refusal(main, arguments(copy), capsys)
     assert str(path) in message and "saliency_experiments.py writes it" in message
     replace_array(path, kept * 2)  # not what its JSON file says
-    assert "an IC should move itself by 1" in refusal(main, arguments(copy), capsys)
+    assert "should be the identity matrix" in refusal(main, arguments(copy), capsys)
     replace_array(path, kept)
     mean = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
     kept = np.load(mean)

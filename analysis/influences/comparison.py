@@ -1,12 +1,12 @@
 """Comparison of gradients with correlations as tables, matrices and figures.
 
 Layout of ``analysis/dyn_grad_comparison_data/``, of which the publication describes only the table;
-c is the number of a behaviour, or ``all`` for all samples together, and k a lag::
+c is the number of a behaviour, or ``all`` for all samples together, and k a lag. Matrices of
+gradients without paths through the environment have the suffix ``_without_env_grads``::
 
     jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then outputs (I, J)
-    jacobian_clust<c>_t-<k>_without_env_grads.npy
-    jacobian_median_clust<c>_t-<k>.npy, …   median gradients (I, J)
-    agreement_clust<c>_t-<k>.npy, …     share of the samples in which the signs agree (I, J)
+    jacobian_median_clust<c>_t-<k>.npy  median gradients (I, J)
+    agreement_clust<c>_t-<k>.npy        share of the samples in which the signs agree (I, J)
     agreement.csv                       one row per pair, lag, group and kind of gradient, see
                                         TABLE_COLUMNS
     agreement_of_matrices.csv           one row per lag, group and kind of gradient, see
@@ -53,24 +53,32 @@ from common.schemas import Array, Entry, Npy, Schema, Table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 
 TABLE_COLUMNS = {
-    "behaviour": "its number, or all", "samples": "in it",
+    "behaviour": "number of the behaviour, or all", "samples": "number of samples in the group",
     "env_grads": "with or without gradients through the action that enters the environment",
-    "lag": "steps between source and target", "source": "an IC", "target": "an IC or an answer",
-    "gradient": "mean, in standard deviations of the recorded states for one of the source",
-    "median_gradient": "median, likewise",
+    "lag": "steps between source and target", "source": "name of an IC",
+    "target": "name of an IC or of an output of the agent",
+    "gradient": "mean gradient, in standard deviations of the recorded states per standard "
+                "deviation of the source",
+    "median_gradient": "median gradient, in the same unit",
     "outliers": "share of the samples whose gradient is more than ten times the median one",
     "steadiness": "share of the samples whose gradient has the sign of the median",
-    "cross_correlation": "mean product", "signs_agree": "of gradient and cross-correlation",
-    "agreement": "share of the samples in which the gradient agrees with the deviations",
-    "p": "of the agreement", "p_corrected": "for all pairs, lags and behaviours",
-    "effect": "standard deviations of the target in these samples for one of the source, by the "
-              "median gradient",
-    "explained": "median gradient times variance of the source as a share of the covariance",
+    "cross_correlation": "mean product of source and target",
+    "signs_agree": "whether median gradient and cross-correlation have the same sign",
+    "agreement": "share of the samples in which the gradient has the sign of the product of the "
+                 "deviations of source and target from their medians",
+    "p": "p-value of the agreement",
+    "p_corrected": "p-value corrected for all pairs, lags and groups",
+    "effect": "standard deviations in these samples by which the target moves per standard "
+              "deviation of the source, according to the median gradient",
+    "explained": "median gradient times variance of the source, as a share of the covariance",
     "claimed": "whether the influence is claimed"}
 MATRIX_COLUMNS = {
-    "behaviour": "its number, or all", "samples": "in it", "env_grads": "with or without",
-    "lag": "", "agreement": "share of the pairs of different ICs whose signs agree",
-    "p": "of it", "p_corrected": "for all lags and behaviours"}
+    "behaviour": "number of the behaviour, or all", "samples": "number of samples in the group",
+    "env_grads": "with or without gradients through the action that enters the environment",
+    "lag": "steps between source and target",
+    "agreement": "share of the pairs of different ICs in which median gradient and "
+                 "cross-correlation have the same sign",
+    "p": "p-value of the agreement", "p_corrected": "p-value corrected for all lags and groups"}
 _KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "samples": int,
           "lag": int, "signs_agree": bool, "claimed": bool}  # all other columns are floats
 
@@ -100,8 +108,8 @@ class SignAgreementTable:
 
     Args:
         agreements: agreement of each group, by kind of gradient: WITH gradients through the
-            environment, and perhaps WITHOUT them.
-        influences: influences that were compared.
+            environment, and optionally WITHOUT them.
+        influences: influences that were compared, for the names of ICs and outputs and the lags.
     """
 
     def __init__(self, agreements: Mapping[str, Mapping[Group, Agreement]],
@@ -163,14 +171,15 @@ class SignAgreementTable:
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
     def draw(self) -> Figures:
-        """Draw one figure per group and lag."""
+        """Draw one figure per group and lag with the gradients, correlations and agreements; lag 0
+        only if there are outputs among the targets."""
         for group in self._agreements[WITH]:
             for lag in self._lags:
                 if lag > 0 or len(self._targets) > self._num_ics:
                     yield f"{file_stem(group)}_t-{lag}.png", self._plot(group, lag)
 
     def summary(self) -> Iterator[str]:
-        """Yield sentences about claimed influences and outliers for each kind of gradient."""
+        """Yield one line about claimed influences and one about outliers per kind of gradient."""
         table = self.table()
         for kind, groups in self._agreements.items():
             name = f"{kind} gradients through the environment"
@@ -191,15 +200,15 @@ class SignAgreementTable:
         columns = np.arange(self._num_ics if lag == 0 else 0, len(self._targets))
         rows = {kind: groups[group] for kind, groups in self._agreements.items()}
         panels = []
-        for kind, found in rows.items():
+        for kind, result in rows.items():
             through = f"{kind} environment gradients"
-            marked = found.claimed[lag][:, columns]
-            panels += [Heatmap(found.gradients[lag][:, columns], f"mean Jacobian,\n{through}"),
-                       Heatmap(found.medians[lag][:, columns],
+            marked = result.claimed[lag][:, columns]
+            panels += [Heatmap(result.gradients[lag][:, columns], f"mean Jacobian,\n{through}"),
+                       Heatmap(result.medians[lag][:, columns],
                                f"median Jacobian, {through};\n"
-                               f"samples with outliers: {100 * found.outlier_samples[lag]:.3g} %"),
-                       Heatmap(found.correlations[lag][:, columns], "cross-correlation"),
-                       Heatmap(found.agreement[lag][:, columns],
+                               f"samples with outliers: {100 * result.outlier_samples[lag]:.3g} %"),
+                       Heatmap(result.correlations[lag][:, columns], "cross-correlation"),
+                       Heatmap(result.agreement[lag][:, columns],
                                f"agreement of signs, {through}\n"
                                f"influences claimed: {marked.sum()}", marked)]
         num = rows[WITH].num_samples
@@ -216,13 +225,13 @@ class SignAgreementTable:
                       "mean product (standard deviations squared)"))]
         return plot_matrices(
             panels, Names(names[:self._num_ics], [names[i] for i in columns],
-                          f"IC at step {self._step - lag}", f"what it moves, at step {self._step}"),
+                          f"source: IC at step {self._step - lag}", f"target at step {self._step}"),
             [*scales, ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 4,
             f"Gradients and correlation at lag {lag}: {of}\n{note}")
 
 
 def claims_summary(table: pd.DataFrame) -> str:
-    """Format the number of tested and claimed influences, with a component's influence on itself
+    """Format the numbers of tested and claimed influences; influences of a component on itself are
     counted separately.
 
     Args:

@@ -62,19 +62,19 @@ LEVEL = 0.05  # significance level of corrected p-values
 MIN_EFFECT = 0.1  # standard deviations of the target per standard deviation of the source
 MIN_SAMPLES = 8  # smallest number of samples for a behaviour's influences to be tested
 _SHUFFLES_AT_A_TIME = 250
-_ROUNDING = 1e-5  # tolerance when comparing standings; distinct values differ by more
+_ROUNDING = 1e-5  # tolerance when comparing values of `standing`; distinct values differ by more
 
 Group = int | str
 """The number of a behaviour, or ALL_SAMPLES."""
 
 
 def file_stem(group: Group) -> str:
-    """Return the name of a group in file names."""
+    """Return the name of a group in the names of figures and pages, such as ``behaviour_03``."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 
 def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
-    """Compute mean products of coordinates at t and t + lag, over samples and steps t.
+    """Compute mean products of coordinates at steps t and t + lag, over samples and steps t.
 
     The coordinates are not centred on these samples: they are relative to the mean over recorded
     episodes, which is 0 for independent components.
@@ -159,7 +159,7 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
 
     Args:
         influences: gradients and coordinates of all samples.
-        groups: row indices of each behaviour's samples.
+        groups: row indices of each behaviour's samples, by behaviour number.
         num_shuffles: number of shuffles, R.
         seed: seed of the shuffles.
 
@@ -250,8 +250,9 @@ class SampleSigns:
             rng: random number generator.
 
         Returns:
-            Number of shuffles with a standing at least as large as the true one (K, I, J), and the
-            largest standing over the tested pairs in each shuffle (R,).
+            Number of shuffles whose ``standing`` is at least as large as that of the unshuffled
+            samples (K, I, J), and the largest ``standing`` over the tested pairs in each shuffle
+            (R,). Zeros and -infinity if the group has too few samples for a test.
         """
         as_large = np.zeros(self.standing.shape)
         maxima = np.full(num_shuffles, -np.inf)
@@ -278,7 +279,7 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
     Args:
         gradients, correlations: median gradients and mean products of each group (G, K, I, I).
         num_shuffles: number of permutations.
-        seed: seed of the permutations.
+        seed: seed of the permutations and sign flips.
 
     Returns:
         Share of the pairs of different ICs whose signs agree, its p-value, and the p-value
@@ -288,19 +289,20 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
     num_ics = gradients.shape[-1]
     pairs = ~np.eye(num_ics, dtype=bool)
     signs = np.sign(gradients) * pairs
-    others = np.sign(correlations)
+    correlation_signs = np.sign(correlations)
 
     def share(matrices: np.ndarray) -> np.ndarray:
         return 0.5 + np.einsum("gkij,gkij->gk", signs, matrices) / max(pairs.sum(), 1) / 2
 
-    true = share(others)
+    true = share(correlation_signs)
     rng = np.random.default_rng([seed, 1])
     as_large, larger = np.zeros(true.shape), np.zeros(true.shape)
     for _ in range(num_shuffles):
-        order, turn = rng.permutation(num_ics), rng.choice([-1.0, 1.0], num_ics)
-        found = share(others[..., order, :][..., order] * turn[:, None] * turn)
-        as_large += found >= true - 1e-9
-        larger += found.max() >= true - 1e-9
+        order, flips = rng.permutation(num_ics), rng.choice([-1.0, 1.0], num_ics)
+        permuted = correlation_signs[..., order, :][..., order] * flips[:, None] * flips
+        shares = share(permuted)
+        as_large += shares >= true - 1e-9
+        larger += shares.max() >= true - 1e-9
     return true, (1 + as_large) / (1 + num_shuffles), (1 + larger) / (1 + num_shuffles)
 
 

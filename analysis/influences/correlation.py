@@ -6,8 +6,9 @@ Layout of ``analysis/cross_corr_and_causation_plot_data/``, where c is the numbe
     xcorr_hx_clust<c>_t+<k>.npy         mean products: rows ICs at t, columns ICs at t + k (I, I)
     xcaus_hx_clust<c>_t-<k>.npy *       mean gradients of the ICs at the saliency step (columns)
                                         with respect to ICs k steps earlier (rows) (I, I)
-    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   mean gradients over samples in which IC i is extreme
-    xcaus_median_hx_….npy *             medians instead of means, for all files xcaus_hx_…
+    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   mean gradients over the samples in which IC i is
+                                        lowest or highest (I, I)
+    xcaus_median_hx_*.npy *             median gradients, for each file xcaus_hx_*.npy (I, I)
     order_of_ics.npy *                  order of the ICs in the figures (I,)
     cosine_similarity_of_ics.npy *      cosine similarity of the ICs' directions (I, I)
 
@@ -58,7 +59,7 @@ CORRELATION_FILES = Schema(
 
 
 def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the rows with the lowest and with the highest values, each in
+    """Return the indices of the rows with the lowest and of those with the highest values, both in
     ascending order of the value.
 
     Args:
@@ -66,10 +67,10 @@ def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarr
         share: share of the rows at each end; at least one row is taken.
 
     Raises:
-        UserError: if there are fewer than two rows, in which case both ends coincide.
+        UserError: if there are fewer than two rows.
     """
     if len(values) < 2:
-        raise UserError("one sample alone has no extreme ones; take more samples")
+        raise UserError("extreme samples need at least two samples; take more samples")
     number = max(1, round(share * len(values)))
     order = np.argsort(values, kind="stable")
     return order[:number], order[-number:]
@@ -91,17 +92,18 @@ class Correlations:
 
     Args:
         inputs: samples, directions and behaviours.
-        influences: gradients with only ICs as targets; None to leave gradients out.
+        influences: gradients with only ICs as targets; None to leave out cross-causation.
         share: share of the samples at each end that counts as extreme, by the coordinate of an IC
             at the step at which the gradients' targets are read.
 
     Attributes:
         lags: lags of the mean products, at most MAX_LAG (K,).
-        lags_left_out: lags for which the samples are too short.
+        lags_left_out: lags up to MAX_LAG for which the samples are too short.
         step: step at which the gradients' targets are read; None without gradients.
-        products: mean products of each group (K, I, I).
-        gradients: mean and median gradients by average (lags 1 … step, I, I), for samples with the
-            name ``clust<c>`` or ``ic<i>_<bottom|top>`` in file names; rows are the earlier ICs.
+        products: mean products of each group, by group (K, I, I).
+        gradients: average gradients at lags 1 to ``step``, (step, I, I) each, with the earlier ICs
+            as rows; by set of samples, which is named ``clust<c>`` or ``ic<i>_<bottom|top>`` as in
+            file names, and then by average, MEAN or MEDIAN.
         order, tree: order of the ICs and its dendrogram, see ``seriate``.
         cosines: cosine similarity of the ICs' directions (I, I).
     """
@@ -149,7 +151,7 @@ class Correlations:
         store.write("cosines", value=self.cosines)
 
     def draw(self) -> Figures:
-        """Draw all figures."""
+        """Draw the matrices of each group, of the extremes of each IC, and of cosines."""
         for group in self.products:
             yield f"xcorr_{file_stem(group)}.png", self._plot_products(group)
         if self.gradients:
@@ -167,7 +169,7 @@ class Correlations:
         matrices, number = self.products[group], self._sizes[group]
         panels = [Heatmap(matrix, f"k = {lag} ({number * (self._num_steps - lag)} products)")
                   for lag, matrix in zip(self.lags, matrices)]
-        too_short = (f"; {self._num_steps} steps a sample are too few for k = "
+        too_short = (f"; {self._num_steps} steps per sample are too few for k = "
                      f"{', '.join(map(str, self.lags_left_out))}" if self.lags_left_out else "")
         scale = signed_scale(matrices,
                              "mean product (standard deviations of the recorded states, squared)")
@@ -202,7 +204,7 @@ class Correlations:
         between averages and lags, because gradients grow with the lag.
 
         Args:
-            parts: matrices by title prefix and average (lags, I, I).
+            parts: matrices (lags, I, I) by title prefix and then by average.
             title: title of the figure.
             tree: whether to draw the dendrogram.
         """
@@ -213,8 +215,8 @@ class Correlations:
                     panels.append(Heatmap(matrix, f"{what}k = {lag}, {average}"))
                     scales.append(signed_scale([part[average][lag - 1] for part in parts.values()],
                                                f"{average} gradient"))
-        names = Names(self._ics, self._ics, "IC that is moved, k steps earlier",
-                      f"IC that moves, at step {self.step}")
+        names = Names(self._ics, self._ics, "source: IC k steps earlier",
+                      f"target: IC at step {self.step}")
         return plot_matrices(panels, names, scales, len(panels) // len(parts) // len(AVERAGES),
                              title, (self.order, self.tree), tree)
 

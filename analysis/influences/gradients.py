@@ -1,9 +1,10 @@
 """Gradients of independent components (ICs) and of the agent's outputs with respect to earlier ICs,
 from the gradients of saliency_experiments.py.
 
-Each sample is simulated in several copies. The scalar that is differentiated is a mean over the
-copies, and the stored gradient is again a mean over the copies, so it is too small by a factor of
-the number of copies. The reader multiplies by this number to get the gradient of a single sample.
+Saliency is computed on several simulated copies of each sample. The differentiated scalar is a mean
+over the copies, and the stored gradient is again a mean over the copies, so it is too small by a
+factor of the number of copies. ``InfluenceReader`` multiplies by this number to get the gradient of
+a single sample.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets (ICs, then
 outputs).
@@ -65,10 +66,11 @@ def outlier_share(sizes: np.ndarray) -> np.ndarray:
     Means are therefore stored, as published, but claims are based on medians.
 
     Args:
-        sizes: magnitude of the gradient in each sample, non-negative (M, …).
+        sizes: magnitude of the gradient in each sample, non-negative; the first axis runs over the
+            samples.
 
     Returns:
-        Share of outliers, float64 (…).
+        Share of outliers, float64, with the shape of ``sizes`` without its first axis.
     """
     return (sizes > OUTLIER * np.median(sizes, axis=0)).mean(axis=0)
 
@@ -78,12 +80,12 @@ class Coordinates:
     """IC coordinates, hidden states and outputs of samples.
 
     Attributes:
-        numbers: numbers of the samples (M,).
+        numbers: numbers of the M samples.
         ics: IC coordinates of the state after each step, relative to the mean of the recorded
             states and in units of their standard deviation (M, T, I).
         states: the same states in hidden units (M, T, D).
-        answers: outputs of the agent by name, standardised over these samples and steps, (M, T)
-            each.
+        answers: outputs of the agent by name (a key of ``ANSWERS``), standardised over these
+            samples and steps, (M, T) each.
         deviations: standard deviations of the outputs before standardisation, by name; in nats
             except for the value.
     """
@@ -116,8 +118,8 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
         values = function(fields["values"], fields["log_probs"]).numpy().astype(np.float64)
         deviations[name] = float(values.std())
         if not deviations[name] > 0:
-            raise UserError(f"{ANSWER_NAMES[name]} does not vary over these samples, so nothing "
-                            "can be said about what moves it")
+            raise UserError(f"{ANSWER_NAMES[name]} does not vary over these samples, so influences "
+                            "on it cannot be measured")
         answers[name] = (values - values.mean()) / deviations[name]
     return Coordinates(
         list(numbers), projector.coordinates(states, "ica").numpy(), states.numpy(),
@@ -130,8 +132,8 @@ class Influences:
 
     Attributes:
         step: step at which the targets are read, from 0.
-        lags: lags 0 … ``step``, backwards from ``step``.
-        answers: names of the outputs among the targets, which follow the ICs.
+        lags: lags from 0 to ``step``, counted backwards from ``step``.
+        answers: names of the outputs among the targets; outputs follow the ICs.
         gradients: standard deviations by which a target moves at ``step`` per standard deviation of
             an IC at ``step`` - lag, float32 (M, L, I, J). At lag 0, the gradients between ICs are
             the identity.
@@ -175,9 +177,9 @@ class InfluenceReader:
     def __init__(self, samples: SampleFolder, coordinates: Coordinates, projector: Projector,
                  matrices: dict[str, str], settings: SaliencyConfig):
         if len(settings.common_timesteps) > 1:
-            raise UserError("influences are those on one step, but common_timesteps has "
-                            f"{len(settings.common_timesteps)}; make saliency with one, and give "
-                            "--common_timesteps")
+            raise UserError("influences are read at one step, but common_timesteps has "
+                            f"{len(settings.common_timesteps)}; compute saliency with one step, "
+                            "and give it as --common_timesteps")
         (self.step,) = settings.common_timesteps
         self._num_copies = settings.batch_size
         self._folder, self._coordinates = SaliencyFolder(samples.path), coordinates
@@ -188,7 +190,12 @@ class InfluenceReader:
                             "counts from 0")
 
     def has(self, answer: str, without_env_grads: bool) -> bool:
-        """Return whether every sample has saliency of this output."""
+        """Return whether every sample has saliency of an output.
+
+        Args:
+            answer: name of the output, a key of ``ANSWERS``.
+            without_env_grads: kind of saliency: without or with gradients through the environment.
+        """
         name = _stored_name(SaliencyFunction(answer), without_env_grads)
         return all(self._folder.file_of("hidden_states", number, name).exists()
                    for number in self._coordinates.numbers)
@@ -199,8 +206,7 @@ class InfluenceReader:
 
         Args:
             answers: names of the outputs, keys of ``ANSWERS``.
-            without_env_grads: whether to read the gradients that do not pass through the
-                environment.
+            without_env_grads: whether to read the gradients without paths through the environment.
             policy: the agent, to compute the influences on the outputs from its readout weights
                 (lag 0 only) instead of saliency; or None.
 
@@ -242,29 +248,36 @@ class InfluenceReader:
 
     def _copies(self, number: int, name: str, expected: dict) -> int:
         """Return the number of copies of a sample, after checking the settings of its saliency."""
-        found = self._folder.description(number, name)
-        if not found:  # published samples have no description
+        description = self._folder.description(number, name)
+        if not description:  # published samples have no description
             return self._num_copies
         for key, value in expected.items():
-            if found.get(key) != value:
+            if description.get(key) != value:
                 path = self._folder.file_of("description", number, name)
-                raise UserError(f"{path} says that its saliency was made with another "
-                                f"{readable(key)}; make it again with saliency_experiments.py "
-                                "--overwrite, or give what it was made with")
-        return int(found["num_copies"])
+                raise UserError(f"the saliency described by {path} was made with another "
+                                f"{readable(key)}; compute it again with saliency_experiments.py "
+                                "--overwrite, or give the value that it was made with")
+        return int(description["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:
         """Raise unless the gradients between ICs of the same step (M, I, I) are the identity."""
         error = np.abs(gradients - np.eye(gradients.shape[1])).max()
         if not error < _IDENTITY_TOLERANCE:
-            raise UserError("the gradients of the directions are not those of the directions in "
-                            "--precomp_dir, or not of the step in common_timesteps, or of another "
-                            "number of copies than the section saliency says: at that step an IC "
-                            f"should move itself by 1 and no other, but is off by {error:.2f}")
+            raise UserError("the saliency of the ICs was computed with other directions than those "
+                            "in --precomp_dir, at another step than common_timesteps, or with "
+                            "another number of copies than batch_size of the section saliency: at "
+                            "that step the gradients between ICs should be the identity matrix, "
+                            f"but differ from it by up to {error:.2f}")
 
     def _readout(self, policy: Policy, answer: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Compute the gradients of an output through the agent's heads only (M, L, I): 0 except at
-        lag 0."""
+        """Compute the gradients of an output with respect to the ICs through the agent's heads
+        only: float32 (M, L, I), 0 except at lag 0.
+
+        Args:
+            policy: the agent.
+            answer: name of the output, a key of ``ANSWERS``.
+            shape: M, L and I.
+        """
         states = torch.from_numpy(self._coordinates.states[:, self.step])
         if policy.fc_value.in_features != states.shape[-1]:
             raise UserError(f"the agent's heads read {policy.fc_value.in_features} units, but the "
@@ -277,18 +290,20 @@ class InfluenceReader:
 
 
 def _stored_name(function: SaliencyFunction, without_env_grads: bool) -> str:
-    """Return the name of a function in file names."""
+    """Return the name of a saliency function in file names."""
     return function.name + (WITHOUT_ENV_GRADS if without_env_grads else "")
 
 
 def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
-    """Compute the gradients (M, D) of an output with respect to the states (M, D) that the heads
-    read.
+    """Compute the gradients of an output with respect to the hidden states that the heads read.
 
     Args:
         policy: the agent.
         answer: name of the output, a key of ``ANSWERS``.
         states: hidden states (M, D).
+
+    Returns:
+        Gradients (M, D).
     """
     leaf = states.clone().requires_grad_()
     with torch.enable_grad():
@@ -303,7 +318,7 @@ class Inputs:
 
     Attributes:
         samples: folder of the samples.
-        coordinates: coordinates of the chosen samples.
+        coordinates: IC coordinates, states and outputs of the chosen samples.
         projector: projector to the directions.
         matrices: checksums of the projector's files, by name.
         labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
@@ -328,8 +343,8 @@ class Inputs:
             behaviours: results of the behaviours, or None to leave them out.
 
         Raises:
-            UserError: if a file is missing or damaged or does not fit the others; the message names
-                it.
+            UserError: if a file is missing, damaged or inconsistent with another file; the message
+                names it.
         """
         samples.require(numbers)
         units = samples.stacked_field("hidden_states", numbers[:1]).shape[-1]
@@ -341,7 +356,7 @@ class Inputs:
 
     @property
     def groups(self) -> dict[int | str, np.ndarray]:
-        """Row indices of the samples of each behaviour."""
+        """Row indices of the samples of each behaviour, by its number; empty without behaviours."""
         return {} if self.labels is None else members(self.labels)
 
     def description(self) -> dict:
@@ -384,8 +399,8 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
     """Read the samples, directions and behaviours chosen by the flags of ``add_influence_flags``.
 
     Raises:
-        UserError: if no samples are chosen, or if a file is missing or damaged or does not fit the
-            others; the message names it.
+        UserError: if no samples are chosen, or if a file is missing, damaged or inconsistent with
+            another file; the message names it.
     """
     numbers = parameters.get(SaliencyConfig).ids("sample_ids")
     if not numbers:
