@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     outputs = outputs_named([PUBLISHED_POLICY if args.published_mode and name == POLICY else name
                              for name in args.outputs])
     if args.memory_steps and not context.policy.recurrent:
-        raise UserError("--memory_steps is for agents with memory, which this one has not; leave "
+        raise UserError("--memory_steps is for agents with memory, and this agent has none; leave "
                         "it out")
     steps = gather_trajectories(context.recording.folder, args.num_trajectories, args.num_steps,
                                 args.episodes, args.choose)
@@ -138,11 +138,11 @@ def main(argv: list[str] | None = None) -> None:
          "versions": versions()}, args.overwrite, args.shard,
         {"layers": layers, "outputs": [output.name for output in outputs],
          "memory_steps": args.memory_steps, "gradient_activation": args.gradient_activation,
-         "features_sha256": [each.checksum for each in features.values()]}, args.join,
+         "features_sha256": [of_layer.checksum for of_layer in features.values()]}, args.join,
         [*items_of(args, layers, outputs, len(trajectories))])
     is_whole = args.shard == WHOLE
     if is_whole and not store.has("trajectories"):
-        if context.recording.description.get("action_noise"):  # as without it
+        if context.recording.description.get("action_noise"):  # store the policy without noise
             steps = dataclasses.replace(steps, log_probs=np.concatenate([
                 context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]))
         store.write("trajectories", value=vars(steps))
@@ -172,7 +172,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[Output],
              num_trajectories: int) -> Iterator[tuple]:
-    """Yield the keys of the items that the requested attributions need to be complete."""
+    """Yield entry and key of every item that must be stored for the attributions to be complete.
+
+    Args:
+        args: the parsed flags.
+        layers: short names of the layers, and INPUT if gradients with respect to the frame are
+            requested.
+        outputs: the outputs.
+        num_trajectories: number of trajectories.
+    """
     for layer in layers:
         for output in outputs:
             yield "summary", layer, output.name
@@ -185,7 +193,16 @@ def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[
 
 def output_deviations(context: AttributionContext, outputs: Sequence[Output],
                       seed: int) -> dict[str, float]:
-    """Return the standard deviation of each output over recorded observations, by output name."""
+    """Compute the standard deviation of each output over NUM_REFERENCE recorded frames.
+
+    Args:
+        context: the agent and its recording.
+        outputs: the outputs.
+        seed: seed of the choice of frames.
+
+    Returns:
+        Standard deviations by output name.
+    """
     scalars = []
     for frame_ids in batches(context.recording.observations(NUM_REFERENCE, seed)):
         run, actions = context.run(frame_ids)
@@ -199,7 +216,7 @@ class TrajectoryAttributor:
 
     Args:
         context: the agent and its recording.
-        store: the open folder.
+        store: open folder of attributions.
         outputs: the outputs.
         deviations: standard deviation of each output, by output name.
         trajectories: frame ids of each trajectory's steps (T, 2), by trajectory number.
@@ -213,7 +230,8 @@ class TrajectoryAttributor:
 
     def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
                   integration: Integration) -> None:
-        """Attribute unfinished outputs to a layer; also write the activations of its features."""
+        """Attribute all outputs without a summary to a layer and write the results, together with
+        the activations of the layer's features."""
         outputs = self.unfinished(bottleneck.name)
         if outputs:
             attributor = LayerIntegratedGradients(
@@ -227,7 +245,8 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs to a layer at each of the last ``lags`` steps."""
+        """Attribute all outputs to a layer at each of the last ``lags`` steps, and write the
+        results."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(
@@ -236,7 +255,8 @@ class TrajectoryAttributor:
             f"{bottleneck.name} trajectory over time")
 
     def multiply_gradients(self, bottleneck: Bottleneck, features: LayerFeatures) -> None:
-        """Compute gradient times activation of all outputs at a layer."""
+        """Compute gradient times activation of all outputs at a layer, reduce the products to the
+        layer's features, and write the results."""
         attributor = LayerIntegratedGradients(
             self._context.policy, self._context.compute, bottleneck, self._outputs,
             GRADIENT_ACTIVATION)
@@ -250,7 +270,8 @@ class TrajectoryAttributor:
                     multiply, f"{bottleneck.name} trajectory, gradient times activation")
 
     def differentiate_frames(self) -> None:
-        """Compute gradients of unfinished outputs with respect to the frames."""
+        """Compute gradients of all outputs without a summary with respect to the frames, and write
+        them."""
         outputs = self.unfinished(INPUT)
 
         def differentiate(frame_ids: np.ndarray) -> list[Arrays]:
@@ -269,12 +290,16 @@ class TrajectoryAttributor:
                     f"{INPUT} trajectory")
 
     def unfinished(self, layer: str) -> list[Output]:
-        """Return the outputs that have no summary for a layer yet."""
+        """Return the outputs without a stored summary for a layer."""
         return [output for output in self._outputs
                 if not self._store.has("summary", layer, output.name)]
 
     def summarise(self, layer: str, integration: Integration) -> str:
         """Write the missing summaries of a layer, which mark its outputs as finished.
+
+        Args:
+            layer: short name of the layer, or INPUT.
+            integration: settings of the integration, for the tolerance.
 
         Returns:
             One line of text on the completeness errors of all outputs.
@@ -314,8 +339,13 @@ class TrajectoryAttributor:
 
     def _attribute_batch(self, attributor: LayerIntegratedGradients, reducer: Reducer,
                          frame_ids: np.ndarray) -> list[Arrays]:
-        """Compute the activations of features in frames with the given ids (B, 2), and the
-        attributions of each output."""
+        """Compute the activations of features in the frames with the given ids (B, 2), and the
+        attributions of each output.
+
+        Returns:
+            Arrays of the entry ``activations``, then arrays of the entry ``attributions`` for each
+            output; see ``attribution.results``.
+        """
         layer = attributor.bottleneck
         frames = self._context.recording.read(frame_ids)
         prefix = attributor.run_prefix(frames.frames, frames.entering)
@@ -336,7 +366,8 @@ class TrajectoryAttributor:
     def _attribute_batch_over_time(self, attributor: IntegratedGradientsOverTime,
                                    features: LayerFeatures, lags: int,
                                    frame_ids: np.ndarray) -> list[Arrays]:
-        """Compute the attributions over time of each output in frames with the given ids (B, 2)."""
+        """Compute the attributions over time in the frames with the given ids (B, 2); return the
+        arrays of the entry ``over_time`` for each output."""
         layer = attributor.bottleneck
         rows = frame_ids[:, 1:] - np.arange(lags)  # (B, L)
         steps = np.stack([np.broadcast_to(frame_ids[:, :1], rows.shape), np.maximum(rows, 0)],

@@ -1,6 +1,6 @@
-"""Check an agent's attributions by experiment: do they add up, do the cells with large attributions
-matter, do they depend on what the network learned, and do outputs change as attributed when a
-feature is ablated in a layer, or an object is removed from the real game?
+"""Check an agent's attributions by experiment: do they sum to the change of the output, do cells
+with large attributions matter, do they depend on what the network learned, and do outputs change as
+attributed when a feature is ablated in a layer, or an object is removed from the real game?
 
 A killed run resumes after the last layer; more checks, layers and outputs can be added later.
 """
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     # Earlier checks stay in the report, so every layer is opened.
     context = AttributionContext(
         argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
-                    attributions.layers())
+        attributions.layers())
     attributions.check_source(context.agents, context.recording.sha256)
     subjects = attributed_subjects(args.features_dir, context, attributions)
     outputs = [output.name for output in outputs_named(args.outputs)]
@@ -89,7 +89,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def attributed_subjects(features_dir: Path, context: AttributionContext,
                         attributions: AttributionStore) -> list[Subject]:
-    """Return all pairs of a layer with cells and an output that is attributed to it.
+    """Return all pairs of a layer with cells and an output that is attributed to this layer.
+
+    Args:
+        features_dir: folder of the features of all layers.
+        context: the agent, its recording and its layers.
+        attributions: attributions of the agent.
 
     Raises:
         UserError: if attributions to a layer use other features than the given ones.

@@ -6,9 +6,10 @@ feature together with each other feature of its layer, and so on while the resul
 writes the edit that most increases failures by the hazard, relative to other failures, as an agent
 file.
 
-The columns of candidates.csv are the layer, the features that are ablated together (from 0), the
-strength, and numbers of levels: on which the edit was tried, and failed by the hazard and by other
-causes, without (before) and with the edit.
+candidates.csv has one row per tried edit: hazard; layer; features, which are ablated together,
+counted from 0; strength; levels, their number; by_hazard_before and by_hazard, the numbers of
+levels failed by the hazard without and with the edit; by_others_before and by_others, the same for
+other causes; and chosen, whether the edit was written.
 
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.
@@ -66,7 +67,7 @@ from envs.objects import GameObject
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
-MIN_LEVELS = 10  # with fewer levels on which the hazard must be seen, all levels are played
+MIN_LEVELS = 10  # edits are tried on all levels if fewer are failed with the hazard invisible
 
 
 def parser() -> Parser:
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
         store = ResultStore(args.output_dir / PLAYED / hazard.name, failure_files(config.env_name))
         store.open({
             "agent_sha256": checksum, "features_sha256": {
-                name: each.checksum for name, each in features.items()},
+                name: of_layer.checksum for name, of_layer in features.items()},
             "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
             "precision": compute.precision, "versions": versions(), "arms": {}}, args.overwrite)
         best, trials = search_edits(args, original, features, hazard, levels,
@@ -159,14 +160,31 @@ def main(argv: list[str] | None = None) -> None:
 
 def play(store: ResultStore, levels: Levels, condition: Condition[Run],
          some: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Play some of the levels and return each one's cause of failure, or SOLVED (N,)."""
+    """Play some of the levels under a condition, unless the results are stored.
+
+    Args:
+        store: open store of episodes.
+        levels: settings for playing levels.
+        condition: the condition.
+        some: number and level seed of each of N levels.
+
+    Returns:
+        Cause of failure of each level, or SOLVED (N,).
+    """
     play_condition(store, condition, dataclasses.replace(levels, levels=some))
     return store.read("episodes", condition.name)["cause"].to_numpy(str)
 
 
 def edit_of(features: Mapping[str, LayerFeatures], layer: str, numbers: Sequence[int],
             strength: float) -> Edit:
-    """Return the edit that ablates features of a layer, given by its short name."""
+    """Return the edit that ablates features of a layer.
+
+    Args:
+        features: features by layer.
+        layer: short name of the layer.
+        numbers: numbers of the features, from 0.
+        strength: 1 removes the features, 2 reverses their sign.
+    """
     directions = features[layer].reducer.directions[list(numbers)]
     return Edit(features[layer].settings["layer"], torch.from_numpy(directions), strength)
 
@@ -184,15 +202,16 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
     Args:
         args: the parsed flags.
         original: condition of the unedited agent.
-        features: features by layer.
+        features: features by short name of the layer.
         hazard: the hazard.
-        levels: levels. Edits are tried on the levels that the agent fails by the hazard when the
-            hazard is invisible, or on all levels if these are fewer than MIN_LEVELS.
+        levels: candidate levels. Edits are tried on the levels that the agent fails by the hazard
+            when the hazard is invisible, or on all levels if these are fewer than MIN_LEVELS.
         play: plays N levels under a condition and returns each one's cause of failure, or SOLVED
             (N,).
 
     Returns:
-        The trial of the best edit, and all trials: the columns of the table.
+        The trial of the best edit, and all trials: columns of ``candidates.csv`` by name, with
+        ``features`` as a tuple.
     """
     tried, before = levels.levels, play(original, levels.levels)
     if not hazard.cells:  # hazards drawn from cells cannot be made invisible
@@ -211,8 +230,8 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
                 "by_others_before": (before != SOLVED).sum() - hazard_before,
                 "by_others": (after != SOLVED).sum() - hazard_after}
 
-    trials = [try_edit(layer, (number,), strength) for layer, each in features.items()
-              for number in range(each.number) for strength in dict.fromkeys(args.strengths)]
+    trials = [try_edit(layer, (number,), strength) for layer, of_layer in features.items()
+              for number in range(of_layer.number) for strength in dict.fromkeys(args.strengths)]
     best = max(trials, key=margin_of)
     for _ in range(args.num_features - 1):
         more = [try_edit(best["layer"], tuple(sorted((*best["features"], number))),
@@ -228,7 +247,7 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
 
 
 def margin_of(trial: Mapping[str, int]) -> int:
-    """Return the rise in failures by the hazard, minus the rise in other failures."""
+    """Return the rise in failures by the hazard minus the rise in other failures, in levels."""
     return (trial["by_hazard"] - trial["by_hazard_before"]
             - (trial["by_others"] - trial["by_others_before"]))
 

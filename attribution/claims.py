@@ -101,6 +101,10 @@ class AgentStudies:
         path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks`` and
             ``causes``; the last three may be missing.
 
+    Attributes:
+        attributions, checks, objects, causes: stores of the results.
+        features: features of the attributed layers, by short name of the layer.
+
     Raises:
         UserError: if the folder has no attributions, or no features of the attributed layers.
     """
@@ -118,8 +122,8 @@ class AgentStudies:
             raise UserError(f"{path} has attributions, but features of none of their layers")
 
     def value_cells(self, layer: str) -> Iterator[np.ndarray]:
-        """Yield the attributions of the value to the features of a layer for each trajectory,
-        float32 (T, H, W, F + 1); the last entry is the residual."""
+        """Yield the attributions of the value to the features of a layer, one array per trajectory,
+        float32 (T, H, W, F + 1); the last of the F + 1 entries is the residual."""
         for number in range(self.attributions.trajectories().num_trajectories):
             yield self.attributions.read("attributions", layer, VALUE, number)["cells"].astype(
                 np.float32)
@@ -237,8 +241,8 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the value, the episode's index and the number of steps until its end, (N,) each, for
-    all steps of episodes that end."""
+    """Return the value, the index of the episode and the number of steps until its end, (N,) each,
+    for the N steps of all episodes that end within their trajectory."""
     index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
     ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
     last = ends.transform("max").to_numpy()
@@ -272,6 +276,8 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
                       shown=name == layer)
 
 
+# Functions that yield the findings of a row of the table for one agent, given the layer to show and
+# the seed of the bootstraps. Row 9 needs many agents and has none.
 _ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
     1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
     8: _blind, 10: _clock, 11: _object_scores, 12: _odd_frames}

@@ -1,4 +1,7 @@
-"""Command-line flags of the attribution scripts, and the agent and recording that they select."""
+"""Command-line flags of the attribution scripts, and the agent and recording that they select.
+
+Letters in shape comments: B or N frames, C H W a layer, F features.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class AttributionContext:
 
     Attributes:
         policy: the agent.
-        compute: device of the agent.
+        compute: device and precision of the agent; always float32.
         recording: recording of the agent.
         bottlenecks: the selected layers.
         wants_frame: whether the frame itself is also selected.
@@ -121,8 +124,14 @@ class AttributionContext:
         return load_features(path, bottleneck, self._feature_agents, self.recording.game)
 
     def run(self, frame_ids: np.ndarray) -> tuple[PolicyOutput, Tensor]:
-        """Run the agent on recorded frames with the given frame ids (B, 2); return its output and
-        the actions taken (B,)."""
+        """Run the agent on recorded frames.
+
+        Args:
+            frame_ids: episode and row of each frame (B, 2).
+
+        Returns:
+            Output of the agent, and the recorded actions (B,).
+        """
         batch = self.recording.read(frame_ids)
         return (run_policy(self.policy, self.compute, batch.frames,
                            torch.from_numpy(batch.entering).to(self.compute.device)),
@@ -145,11 +154,12 @@ def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
     Raises:
         UserError: if an activation is not finite; the message names its frame.
     """
-    half, activations = PartialForward(context.policy, context.compute, bottleneck.layer.name), []
+    forward = PartialForward(context.policy, context.compute, bottleneck.layer.name)
+    activations = []
     with torch.no_grad():
         for batch in batches(places):
             rows = context.recording.read(batch)
-            maps = half.run_to(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
+            maps = forward.run_to(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
                 ).numpy().reshape(len(batch), *bottleneck.shape)
             check_finite_frames(maps, batch, f"activations of the layer {bottleneck.name}")
             activations.append(features.reducer.activations(flatten_cells(maps)).astype(

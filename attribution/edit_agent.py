@@ -1,4 +1,4 @@
-"""Ablate features of a layer of an agent, and write an edited agent file, which every script reads.
+"""Ablate features of a layer of an agent, and write an edited agent file, which all scripts accept.
 
 By default, the file stores the edit, which is applied to the layer's output during the forward
 pass. With --in_weights, the weights are changed instead, where this is equivalent, and the file has
@@ -91,8 +91,9 @@ def main(argv: list[str] | None = None) -> None:
         activations = activations_of(policy, rows.frames, [layer], rows.entering)[layer]
         [control] = random_edits(edit, activations, 1, args.random_directions)
         edit = control.edit
-        removed = (f"random directions in the place of {removed} (changing {control.relative:.2f} "
-                   "times as much at the same strength, the same at this one)")
+        removed = (f"random directions instead of {removed} (at equal strength, they change the "
+                   f"layer {control.relative:.2f} times as much; the strength makes the sizes "
+                   "equal)")
     edited = in_weights(policy, edit) if args.in_weights else with_edits(policy, [edit])
     save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
     print(f"wrote {args.output}: {args.agent_file} without {removed}, strength {edit.strength:g}, "

@@ -73,12 +73,13 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
 
 
 def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
-    """Return the name of the embedder's next module, which reads a layer, and the module.
+    """Return the name of the module of the embedder that reads a layer, and the module.
 
     Outputs that a residual unit also reads are followed only by a ReLU or a sum, so a convolution
     or a linear module is the only reader.
     """
-    names = [each.name for each in all_layers(policy) if each.name.startswith("embedder.")]
+    names = [candidate.name for candidate in all_layers(policy)
+             if candidate.name.startswith("embedder.")]
     for name in names[names.index(layer) + 1:] if layer in names else []:
         module = policy.get_submodule(name)
         if not isinstance(module, nn.Flatten):  # flattening changes no values
@@ -93,8 +94,8 @@ class RandomEdit:
 
     Attributes:
         edit: the random edit.
-        relative: ratio between the sizes of the control's and the original edit's changes at the
-            same strength; the control's strength was divided by it.
+        relative: size of the control's change, divided by that of the original edit's change, both
+            at the same strength; the control's strength was divided by this ratio.
     """
 
     edit: Edit
@@ -102,7 +103,7 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether the unscaled changes of control and edit differ in size by at most a quarter."""
+        """Whether, at the same strength, control and edit differ in size by at most a quarter."""
         return abs(self.relative - 1) <= NEAR
 
 
@@ -133,8 +134,8 @@ class ChangeSizes:
 def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
     """Draw random edits as controls of an edit; a larger number only appends further controls.
 
-    Controls whose size differs by at most a quarter at the same strength come first, then the
-    others in order of increasing difference.
+    Controls that differ in size by at most a quarter at the same strength come first, then all
+    other controls, in order of increasing difference.
 
     Args:
         edit: the edit.
@@ -142,8 +143,11 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
         number: number of controls.
         seed: seed of the random permutations.
 
+    Returns:
+        ``number`` controls.
+
     Raises:
-        UserError: if the edit has no effect, or too few other directions have one.
+        UserError: if the edit changes nothing, or if too few permuted directions change anything.
     """
     sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
     size = sizes.of(edit)
@@ -168,5 +172,5 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
         raise UserError(f"{number} controls cannot be drawn for the edit of {edit.layer}: there "
                         f"are {len(controls)} other directions that change anything; take fewer "
                         "--num_controls")
-    controls.sort(key=lambda each: 0.0 if each.near else abs(np.log(each.relative)))
+    controls.sort(key=lambda control: 0.0 if control.near else abs(np.log(control.relative)))
     return controls[:number]

@@ -1,5 +1,6 @@
-"""Count an agent's failures by cause: as it is, with features ablated, with hazards invisible, and
-with random edits of the same size, on the same levels with the same random draws.
+"""Count an agent's failures by cause in several arms: the original agent, agents with ablated
+features, the original with invisible hazards, and random edits of the same size as controls. All
+arms play the same levels with the same random draws.
 
 A killed run resumes after the last episode. Each shard plays the episodes of its own arms; --join
 then counts the failures.
@@ -135,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.shard != WHOLE:
         return
     description = (
-        f"{labels[0]} and what is compared with it, on {args.num_episodes} levels of "
+        f"{labels[0]} and the arms compared with it, on {args.num_episodes} levels of "
         f"{config.env_name} ({config.distribution_mode}"
         f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
         f"with the same random draws. {unknown_hazards(config.env_name)}").strip()
@@ -158,7 +159,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Levels
                     ) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
-    """Return the conditions to report, the original first, and the controls."""
+    """Create the conditions to report, the original first, and the controls.
+
+    Args:
+        args: the parsed flags.
+        labels: labels of the agents.
+        levels: the levels, and settings for playing them.
+    """
     config = levels.config
     controls: list[Condition[Run]] = []
     agents = agent_conditions(args.agent_file, labels, levels.compute.device)
@@ -175,7 +182,14 @@ def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Lev
 def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game: str,
                  seed: int
                  ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Compute and write the tables from the stored episodes."""
+    """Compute and write the tables ``rates``, ``effects`` and ``blindness``, and return them.
+
+    Args:
+        store: open store with the episodes of all conditions.
+        conditions: all conditions, the original first.
+        game: name of the game.
+        seed: seed of the bootstraps.
+    """
     causes = causes_of(game)
     episodes = {condition.name: store.read("episodes", condition.name) for condition in conditions}
     hidden = {condition.settings["invisible"]: condition.name for condition in conditions
@@ -194,8 +208,18 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
 
 def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Levels,
                 number: int) -> list[Path]:
-    """Write films of levels failed under either the original or another condition, but not both,
-    and return their paths."""
+    """Write films of levels that are failed under either the original or another condition, but not
+    under both.
+
+    Args:
+        store: open store with the episodes of the conditions.
+        shown: the conditions, the original first.
+        levels: settings for playing levels.
+        number: maximum number of films per condition.
+
+    Returns:
+        Paths of the films.
+    """
     original, films = store.read("episodes", ORIGINAL), []
     for condition in shown[1:]:
         other = store.read("episodes", condition.name)
@@ -214,10 +238,10 @@ def describe_controls(controls: Sequence[Condition[Run]]) -> str:
     """Describe the sizes of the controls; return an empty string if there are none."""
     far = sum(not control.matched for control in controls)
     return "" if not controls else (
-        "The controls have the entries of the edit's directions at other channels, and a strength "
-        "with which they change as much of the layer's output on average.") + (
-        f" At the edit's own strength {far} of {len(controls)} would change more or less by over "
-        "a quarter: they are the nearest there are." if far else "")
+        "The controls have the entries of the edit's directions at permuted channels, and a "
+        "strength at which their change of the layer's output has the same mean size.") + (
+        f" At the edit's own strength, {far} of {len(controls)} would differ in size by more than "
+        "a quarter; no closer ones were found." if far else "")
 
 
 def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequence[str],

@@ -40,7 +40,7 @@ MAX_HELD_OUT = 100_000
 HELD_OUT = 0.1  # minimum held-out share of all rows
 ROWS_PER_FEATURE = 10
 SUBDIVISIONS = (0.25, 0.5, 1, 2)  # positions per cell of a layer, along each axis
-REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as with equal shares
+REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as if all had equal shares
 THUMBNAIL = 4  # patches of a thumbnail along each side
 _PATCHES_PER_CELL = 4  # maximum number of patches of a thumbnail from one cell
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")
@@ -72,16 +72,17 @@ class LayerSamples:
 
 
 class _Rows:
-    """Non-zero rows to which directions are fitted; only some are in memory at a time.
+    """Non-zero rows to which directions are fitted: of attributions, the positive and the negative
+    part of each cell; of activations, each cell. Rows are computed only when they are taken.
 
     Args:
         samples: activations and attributions.
         kind: one of ``KINDS``.
         number: number of features F.
-        slots: maximum number of features.
+        slots: number of slots of the layer, which is the maximum number of features.
 
     Attributes:
-        numbers: indices of the non-zero rows (N,).
+        numbers: indices of the non-zero rows among all rows (N,).
         cells: number of cells of the layer.
 
     Raises:
@@ -218,8 +219,9 @@ def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.
 
 
 def _rank(samples: LayerSamples, directions: np.ndarray) -> tuple[np.ndarray, dict]:
-    """Return the order of features by descending |attribution| (F,), and statistics of the features
-    in this order."""
+    """Return the order of features by descending |attribution| (F,), and the statistics
+    ``residual_share``, ``attribution`` and ``largest_entry`` in this order; see
+    ``attribution.results``."""
     reducer = Reducer(directions, samples.signed)
     sums = np.zeros(len(directions) + 1)
     for attributions, activations in zip(batches(samples.attributions),
@@ -242,7 +244,8 @@ def explained(rows: np.ndarray, directions: np.ndarray) -> float:
 
 def _fit_halves(rows: _Rows, samples: LayerSamples, number: int,
                 seed: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Fit directions to each half of the episodes; return None if there are too few rows."""
+    """Fit directions to each half of the episodes, (F, M) each; return None if there are too few
+    rows."""
     rng = np.random.default_rng([seed, _HALVES])
     episodes = rng.permutation(np.unique(samples.episodes))
     of_rows = samples.episodes[rows.numbers // rows.cells % len(samples.episodes)]

@@ -55,7 +55,7 @@ from common.results import ResultStore
 from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
-FRAMES_PER_PART = 256
+FRAMES_PER_PART = 256  # frames whose attributions are stored together, to resume a killed run
 NUM_EPISODES = 4000  # the default of analysis/hidden_analysis_precompute.py
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def parser() -> Parser:
                             "agent; its independent components become the features of the layer "
                             "hidden_state")
     flags.add_argument("--num_episodes", type=count, default=NUM_EPISODES,
-                       help="number of episodes from which these components were computed; it is "
+                       help="number of episodes from which the components were computed; it is "
                             "part of their file names")
     add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     observations = context.recording.observations(args.num_observations, args.seed)
     if len(observations) < args.num_observations:
         logger.warning("the recording has %d frames, fewer than the %d of --num_observations; "
-                       "going on with these", len(observations), args.num_observations)
+                       "all of them are used", len(observations), args.num_observations)
     if args.dry_run:
         print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
               "layers: " + ", ".join(f"{layer.name} {layer.shape}"
@@ -123,8 +123,8 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
         bottleneck: the layer.
         observations: frame ids (O, 2).
         args: the parsed flags.
-        components: directions of independent components to use as features, float32 (k, D), and
-            checksums of their files.
+        components: directions of k independent components to use as features, float32 (k, D), and
+            checksums of their files by name; None to find features by factorisation.
     """
     name, paths = bottleneck.name, [layer.name for layer in all_layers(context.policy)]
     store = ResultStore(args.output_dir / name, FEATURES)
@@ -136,7 +136,7 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
         "baseline": args.baseline, "components": components[1] if components else None,
         "versions": versions()}
     if is_finished(store, settings) and not args.overwrite:
-        print(f"{name}: already there")
+        print(f"{name}: already finished")
         return
     store.open(settings, args.overwrite)
     samples, mean, value = sample_layer(context, bottleneck, observations, args, store)
@@ -144,9 +144,9 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
         find_features(samples, args.nmf_features, args.seed, args.nmf_of) if components is None
         else features_along(samples, components[0], args.nmf_features))
     if bottleneck.layer.is_map:
-        found = np.concatenate([reducer.activations(flatten_cells(maps)).astype(np.float32)
-                                for maps in batches(samples.activations)])
-        activations = np.moveaxis(found.reshape(
+        reduced = np.concatenate([reducer.activations(flatten_cells(maps)).astype(np.float32)
+                                  for maps in batches(samples.activations)])
+        activations = np.moveaxis(reduced.reshape(
             len(observations), *bottleneck.shape[1:], -1), -1, 1)  # (O, F, H, W)
         for subdivision in SUBDIVISIONS:
             store.write("spatial_examples", f"{subdivision:g}",
@@ -179,8 +179,9 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
         store: open folder, which stores partial results.
 
     Returns:
-        Activations and attributions; the mean activations (C, H, W); means and standard deviations
-        of the value and its baseline, and quantiles of the completeness errors.
+        Activations and attributions; the mean activations (C, H, W); and the facts ``value_mean``,
+        ``value_deviation``, ``baseline_mean``, ``baseline_deviation`` and ``gap_*``, see
+        ``attribution.results``.
 
     Raises:
         UserError: if a value is not finite; the message names its frame.

@@ -7,8 +7,8 @@ enters is held fixed along the path. Completeness: the attributions of a frame s
 up to the error of the numerical integral, which is the *completeness error* (Captum: convergence
 delta).
 
-Letters in shape comments: B frames, K outputs, S nodes of an integral, P paths or segments, C H W a
-layer (units have one cell), D hidden state.
+Letters in shape comments: B frames, K outputs, S nodes of an integral, P paths or segments, L steps
+of attributions over time, C H W a layer (a layer of units has one cell), D hidden state.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Integration:
     tolerance: float | None = 0.01
 
     def nodes(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nodes' positions on the path, in [0, 1], and weights with sum 1, float64 (S,)
-        each."""
+        """Return the positions of ``steps`` nodes on the path, in [0, 1], and their weights, with
+        sum 1; float64 (S,) each."""
         if self.rule == RIEMANN_RIGHT:
             return np.arange(1, steps + 1) / steps, np.full(steps, 1 / steps)
         positions, weights = np.polynomial.legendre.leggauss(steps)
@@ -89,7 +89,8 @@ class Attributions:
     older: np.ndarray | None = None
 
     def integral(self, number: int) -> dict[str, np.ndarray]:
-        """Return the arrays (B,) of an output other than its attributions, by name in files."""
+        """Return all arrays of one output except its attributions, (B,) each, by their names in
+        files; ``number`` is the index of the output."""
         older = {} if self.older is None else {"older": self.older[number]}
         return {"output": self.outputs[number], "baseline": self.baselines[number],
                 "gap": self.errors[number], "steps": self.steps[number], **older}
@@ -164,7 +165,7 @@ class _Segments:
     active: np.ndarray
 
     def sum_by_path(self, numbers: np.ndarray, num_paths: int) -> np.ndarray:
-        """Sum numbers per segment (K, P) over the segments of each path: (K, num_paths)."""
+        """Sum values of segments (K, P) over the segments of each path (K, num_paths)."""
         return np.stack([np.bincount(self.path, row, num_paths) for row in numbers]).astype(
             numbers.dtype)
 
@@ -173,8 +174,8 @@ class LayerIntegratedGradients:
     """Attributes outputs of an agent to the activations of one layer.
 
     The part of the network before the layer runs once per frame, and all outputs share the forward
-    passes of the rest. The first modules of the rest also run once per frame, as long as the path
-    is still a straight line at their outputs; they are called the *stem*.
+    passes of the part after it. The first modules after the layer at whose outputs the path is
+    still a straight line, called the *stem*, also run once per frame.
 
     Args:
         policy: the agent; gradients of its parameters are switched off.
@@ -211,14 +212,25 @@ class LayerIntegratedGradients:
         self._tail = PartialForward(policy, compute, names[-1]) if names else self._head
 
     def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> Prefix:
-        """Run the part of the network up to the layer, on frames, uint8 (B, H, W, C), and hidden
-        states that enter, float32 (B, D)."""
+        """Run the part of the network up to the layer.
+
+        Args:
+            frames: frames, uint8 (B, height, width, 3).
+            entering: hidden states before these frames were seen, float32 (B, D).
+
+        Returns:
+            Activations of the layer, and the other inputs of the part of the network after it.
+        """
         with torch.no_grad():
             return self._head.run_to(frames, torch.from_numpy(entering))
 
     def outputs_at(self, prefix: Prefix, actions: np.ndarray) -> np.ndarray:
-        """Compute the outputs at given activations of the layer and other inputs of the network,
-        float64 (K, B), for the actions taken (B,)."""
+        """Compute the outputs from given activations of the layer, float64 (K, B).
+
+        Args:
+            prefix: activations of the layer, and the other inputs of the network after it.
+            actions: actions taken, for outputs that depend on them (B,).
+        """
         with torch.no_grad():
             output = self._head.run_from(prefix.activations, prefix.also_read)
             return self._scalars(output, torch.from_numpy(actions).to(output.logits.device)
@@ -236,7 +248,7 @@ class LayerIntegratedGradients:
         again.
 
         Args:
-            prefix: activations of the layer, and the network's other inputs.
+            prefix: activations of the layer, and the other inputs of the network after it.
             actions: actions taken (B,).
             deviations: standard deviation of each output over many observations (K,), for the
                 completeness errors.
@@ -390,7 +402,7 @@ class LayerIntegratedGradients:
 
 
 class IntegratedGradientsOverTime(LayerIntegratedGradients):
-    """Attributes outputs of an agent with memory to the last L steps of one layer and older memory.
+    """Attributes outputs of an agent with memory to a layer at the last L steps and older memory.
 
     The steps are unrolled; lag 0 is the last one. Along the integration path, the layer's
     activations at all of these steps are scaled together from zero, and the hidden state that
@@ -441,8 +453,13 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
 
 
 def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str]:
-    """Return the first modules of a chain that map straight paths of a layer's activations to
-    straight paths.
+    """Return the names of the first modules after a layer that map straight paths of its
+    activations to straight paths.
+
+    Args:
+        policy: the agent.
+        chain: names of the modules that are applied to the layer's output, one after another.
+        from_zero: whether the paths start at zero activations.
 
     Affine maps always do. A ReLU does on a path from zero, on which no activation changes its sign.
     A max-pool does if, in each channel, all cells have the same constant term in addition to the

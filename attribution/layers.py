@@ -46,9 +46,10 @@ class Bottleneck:
         """Shape of the activations of one frame: (C, H, W), or (C, 1, 1) for units."""
         return (*self.layer.shape, 1, 1) if len(self.layer.shape) == 1 else self.layer.shape
 
+
 def short_names(policy: Policy) -> dict[str, str]:
-    """Return the default layers for attribution: their paths by short name, in order of
-    computation."""
+    """Return the default layers for attribution, in order of computation: the path of each layer's
+    module by its short name."""
     if type(policy.embedder) in _SHORT_NAMES:
         return dict(_SHORT_NAMES[type(policy.embedder)])
     return {layer.name.rpartition(".")[2]: layer.name for layer in all_layers(policy)
@@ -77,8 +78,8 @@ def find_bottlenecks(policy: Policy, names: list[str] | None = None,
     for name in dict.fromkeys(short if names is None else names):
         layer = find_layer(policy, short.get(name, name))
         if layer.name in HEADS:
-            raise UserError(f"'{name}' is a head, which only some outputs are read off; the last "
-                            f"layer that all of them are read off is '{STATE}'")
+            raise UserError(f"'{name}' is a head, on which only some outputs depend; the last "
+                            f"layer on which all outputs depend is '{STATE}'")
         bypassed = PartialForward(policy, compute, layer.name).bypassed
         if bypassed and not allow_bypassed:
             raise UserError(f"a skip connection bypasses the layer '{name}', so attributions to it "

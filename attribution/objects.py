@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
     layers = [layer for layer in context.bottlenecks if layer.layer.is_map]
     if not layers:
-        raise UserError("objects go with the cells of a layer, and "
+        raise UserError("objects are compared with the cells of a layer, and "
                         f"{', '.join(layer.name for layer in context.bottlenecks)} has none; give "
                         "--layers with cells")
     kinds = kinds_in(recorded_game(context.recording.folder))

@@ -103,7 +103,15 @@ def parser() -> Parser:
 
 
 def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
-    """Return the URL of each check's section in the report, relative to the page's folder."""
+    """Return the URL of each check's section in the report, relative to the page's folder.
+
+    Args:
+        page: folder of the page.
+        checks: results of attribution.checks, which may be missing.
+
+    Returns:
+        URLs by the name of the check; empty without a report.
+    """
     if not checks.has("report"):
         return {}
     path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))

@@ -1,7 +1,7 @@
 """Contents of the attribution page, gathered from attributions, features and their recording.
 
-Letters in shape comments: N steps of all trajectories, T steps of one, H W a layer's grid, F
-features.
+Letters in shape comments: N steps of all trajectories, T steps of one trajectory, H W grid of a
+layer, F features.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class AttributedAgent:
             most ``MAX_CELLS`` cells.
 
     Attributes:
-        name, checksum: name of the agent file, or of its folder for files called model.pth; and
-            digest of the file.
+        name: name of the agent file, or of its folder for files called model.pth.
+        checksum: digest of the agent file.
         remembers: whether the agent has a memory.
         recording: recording of the agent.
         steps: steps of the trajectories.
@@ -159,13 +159,13 @@ class AttributedAgent:
         self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))  # stable
 
     def _has_all(self, entry: str, *key: object) -> bool:
-        """Return whether an item is stored for every trajectory."""
+        """Return whether an item with this entry and key is stored for every trajectory."""
         return all(self._store.has(entry, *key, number)
                    for number in range(self.steps.num_trajectories))
 
     def outputs_at(self, layer: str) -> list[str]:
-        """Return the names of a layer's outputs, the value first, and of the quantities that the
-        page shows like outputs."""
+        """Return the names of the outputs attributed to a layer, the value first, then of the
+        quantities that the page shows like outputs: gradient times activation, and activations."""
         outputs = sorted(self._store.outputs(layer), key=lambda name: (name != "value", name))
         if layer == INPUT:
             return outputs
@@ -214,7 +214,7 @@ class AttributedAgent:
         return self._store.read("over_time", layer, output, self.lags(layer, output), trajectory)
 
     def page_layer(self, name: str) -> PageLayer:
-        """Gather the page's data of a layer."""
+        """Gather what the page shows of a layer, given its short name or ``INPUT``."""
         available = self.outputs_at(name)
         outputs = tuple(number for number, output in enumerate(self.outputs)
                         if output in available)
@@ -272,13 +272,13 @@ class AttributedAgent:
         if not items or features.settings.get("recording_sha256") != self.recording.sha256:
             return {}
         examples = {item: Examples(**store.read(*item)) for item in items}
-        numbers = np.concatenate([each.observations.ravel() for each in examples.values()])
+        numbers = np.concatenate([of_item.observations.ravel() for of_item in examples.values()])
         used = np.unique(numbers[numbers >= 0])
         new_numbers = np.full(len(features.observations), -1)
         new_numbers[used] = np.arange(len(used))
         converted = {
-            item: _convert_examples(each, new_numbers, float(item[1]) if item[1:] else None)
-            for item, each in examples.items()}
+            item: _convert_examples(of_item, new_numbers, float(item[1]) if item[1:] else None)
+            for item, of_item in examples.items()}
         return {"thumbnails": converted.pop(("thumbnail_examples",), None),
                 "spatial": tuple(converted.values()),
                 "pictures": self.recording.read(features.observations[used]).frames}
@@ -286,7 +286,13 @@ class AttributedAgent:
 
 def _convert_examples(examples: Examples, new_numbers: np.ndarray,
                       shares: float | None) -> PageExamples:
-    """Convert examples to the page's format, and renumber their observations."""
+    """Convert examples to the page's format, and renumber their observations.
+
+    Args:
+        examples: examples of a layer's features.
+        new_numbers: new number of each observation, -1 for unused ones (observations,).
+        shares: positions per cell along each axis; None for thumbnails.
+    """
     observations = examples.observations
     shape = observations.shape
     if len(shape) == 2:  # patches of a thumbnail, in reading order
@@ -310,15 +316,16 @@ def _convert_examples(examples: Examples, new_numbers: np.ndarray,
 def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
            labels: dict[str, dict[int, str]], num_bookmarks: int, with_causes: bool,
            reports: dict[str, str]) -> PageContent:
-    """Gather the content of a page with one agent.
+    """Gather the content of a page that shows one agent.
 
     Args:
         agent: the agent with its attributions.
         experiment: name of the experiment.
         settings: settings for computing advantages.
-        labels: names of features; see ``page_files.read_labels``.
+        labels: user-given names of features by layer and feature, from 0; see
+            ``page_files.read_labels``.
         num_bookmarks: maximum number of steps in each list of bookmarks.
-        with_causes: replay failed episodes to determine their causes of failure.
+        with_causes: whether to replay failed episodes to determine their causes of failure.
         reports: URL of each check's section in the report, by check.
     """
     calibration = calibration_of(agent.recording.all_steps(), settings.reward_scale, settings.gamma)
@@ -343,7 +350,8 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
 
 
 def _first_failure(steps: Trajectories, failures: list[dict]) -> tuple[int, int]:
-    """Return trajectory and step of the first failure, or of the first frame if there is none."""
+    """Return trajectory and step of the first failed episode's last step; (0, 0) if no episode
+    failed."""
     known = [tuple(place) for failure in failures for place in failure["steps"]]
     ends = failed_ends(steps, len(steps))
     return min(known or [steps.place(step) for step in ends.tolist()], default=(0, 0))
@@ -375,12 +383,13 @@ def join_contents(content: PageContent, other: PageContent) -> PageContent:
         for output in layer.outputs:
             name = content.outputs[output].name
             if (layer.name, name) not in attributed:
-                raise UserError(f"{other_agent.name} has no attributions of {name} at {layer.name} "
-                                f"as {agent.name} has; make them with {ATTRIBUTION_SCRIPT}")
+                raise UserError(f"{other_agent.name} has no attributions of {name} at "
+                                f"{layer.name}, unlike {agent.name}; compute them with "
+                                f"{ATTRIBUTION_SCRIPT}")
     count = content.steps.num_trajectories
 
     def shifted(steps: list[list]) -> list[list]:
-        return [[trajectory + count, *rest] for trajectory, *rest in steps]
+        return [[trajectory + count, *values] for trajectory, *values in steps]
 
     causes = {failure["cause"]: list(failure["steps"]) for failure in content.failures}
     for failure in other.failures:
@@ -400,7 +409,8 @@ def join_contents(content: PageContent, other: PageContent) -> PageContent:
 
 def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, failures: list[dict],
                most: int) -> list[dict]:
-    """Return lists of steps of interest, without empty ones; see ``PageContent``.
+    """Return lists of notable steps, in the format of ``PageContent.bookmarks``; empty lists are
+    left out.
 
     Args:
         agent: the agent with its attributions.
@@ -451,8 +461,8 @@ def _explain_cause(cause: str) -> str:
 
 
 def _failures(agent: AttributedAgent) -> list[dict]:
-    """Return the last steps of failed episodes, by cause; episodes that are cut off are left out.
-    """
+    """Find the causes of failed episodes by replaying them, and return their last steps by cause,
+    in the format of ``PageContent.failures``. Episodes that a trajectory cuts off are left out."""
     steps = agent.steps
     ends = np.flatnonzero(steps.ended)
     causes = recorded_causes(agent.recording.folder, np.unique(steps.episode[ends]).tolist())
@@ -465,8 +475,8 @@ def _failures(agent: AttributedAgent) -> list[dict]:
 
 
 def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the completeness error and the residual's share of |attribution| of each step, (N,)
-    each."""
+    """Return the completeness error of an output at each step, and the share of the residual in the
+    summed |attribution| to the layer, (N,) each."""
     errors, shares = [], []
     for trajectory in range(agent.steps.num_trajectories):
         arrays = agent.attribution(layer, output, trajectory)

@@ -3,24 +3,34 @@
 Layout::
 
     index.html, attribution.js, attribution.css     the page, as built by `make web`
-    settings.json                           settings of the folder (common/results.py)
-    data/manifest.js                        names and sizes of all contents
-    data/steps.js                           all steps of all trajectories, concatenated
-    data/strips.js                          the middle columns of each trajectory's frames
-    data/frames_00000_000.js                a sheet of frames of a trajectory
-    data/attribution_00_00_00000.js         attributions of an output to a layer in a trajectory
-    data/memory_00_00_00000.js              attributions over time, where they were computed
-    data/examples_00.js                     examples of the features of a layer
-    data/observations_00_000.js             a sheet of observations from which examples are cropped
+    settings.json                   settings of the folder (common/results.py)
+    data/manifest.js                ``PageContent`` without arrays, and statistics of attributions;
+                                    see ``_manifest`` and ``_summary``
+    data/steps.js                   episode, row, level, action, earned, ended, value and advantage
+                                    of all steps (N,); probabilities of the actions (N, A)
+    data/strips.js                  strips: for each trajectory, an image of the middle columns of
+                                    its frames
+    data/frames_00000_000.js        sheet: frames of a trajectory
+    data/attribution_00_00_00000.js attributions of an output to a layer in a trajectory: cells,
+                                    int8 (T, H, W, F + 1), and peak, the |cell| that 127 stands for
+                                    (T,); where they exist, totals (T, F + 1), and output, baseline
+                                    and gap (T,)
+    data/memory_00_00_00000.js      attributions over time, where they were computed: totals
+                                    (T, L, F + 1), and older, baseline and gap (T,)
+    data/examples_00.js             thumbnails and spatial: examples of the features of a layer, see
+                                    ``PageExamples``
+    data/observations_00_000.js     sheet: observations from which examples are cropped
 
-``common/page_files.py`` documents how data files are loaded. Layers, outputs, trajectories and
-sheets are numbered from 0. Tiles fill a sheet by rows. Cells of attributions are integers from -127
-to 127, where 127 is the largest |cell| of the frame; totals are exact.
+``common/page_files.py`` documents how data files are loaded. Numbers in file names count layers,
+outputs, trajectories and sheets from 0, in this order. A sheet is an image of TILES x TILES frames,
+row by row. Cells are quantised to integers from -127 to 127, where 127 is the largest |cell| of the
+frame; totals are exact. The last of F + 1 entries is the residual.
 
 The page reads the files with ``web/attribution/lib/data.js``.
 
-Letters in shape comments: N steps of all trajectories, T steps of one, H W a layer's grid, F
-features, O observations, R C a grid of examples, A actions.
+Letters in shape comments: N steps of all trajectories, T steps of one trajectory, H W grid of a
+layer, F features, L steps of attributions over time, O observations, R C grid of examples, A
+actions.
 """
 
 from __future__ import annotations
@@ -49,7 +59,7 @@ TILES = 16  # tiles along each side of a sheet
 STRIP_COLUMNS = slice(42, 44)  # columns of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # steps per line of a strip; WebP is limited to 16 383 pixels per side
 LEVELS = 127  # quantisation levels of a cell on each side of 0
-_QUALITY, _EFFORT = 92, 2
+_QUALITY, _EFFORT = 92, 2  # of WebP encoding
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
 NUM_BINS = 24  # bins per histogram
 MAX_NAME = 60  # maximum length of a feature's name
@@ -97,19 +107,21 @@ class PageAgent(Protocol):
         Returns:
             ``cells`` (T, H, W, F + 1), attributions per cell and feature in the output's unit, the
             residual last; and optionally ``totals`` (T, F + 1), their sums over cells, and
-            ``output``, ``baseline`` and ``gap``: G(a), G(a0) and the completeness error (T,).
+            ``output``, ``baseline`` and ``gap`` (T,): the output, the output at the baseline of the
+            layer's activations, and the completeness error.
         """
 
     def lags(self, layer: str, output: str) -> int:
-        """Return the number of steps L of attributions over time; 0 if there are none."""
+        """Return the number of steps L of the attributions of an output to a layer over time; 0 if
+        there are none."""
 
     def memory(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
         """Read the attributions over time of an output to a layer along a trajectory.
 
         Returns:
             ``totals`` (T, L, F + 1), by lag and feature, the residual last; and ``older``,
-            ``baseline`` and ``gap`` (T,): attribution to older memory, G at the start of the path,
-            and the completeness error.
+            ``baseline`` and ``gap`` (T,): attribution to older memory, the output at the start of
+            the integration path, and the completeness error.
         """
 
 
@@ -118,7 +130,8 @@ class PageExamples:
     """Dataset examples of a layer's features.
 
     Attributes:
-        observation: number of the observation at each position, int32 (F, R, C); -1 for none.
+        observation: index in ``PageLayer.pictures`` of the observation shown at each position,
+            int32 (F, R, C); -1 for none.
         centre: row and column of the pixel at the centre of the patch, float32 (F, R, C, 2).
         strength: activation of the feature at the position, float32 (F, R, C).
         shares: positions per cell of the layer along each axis; None for thumbnails of the legend.
@@ -135,22 +148,25 @@ class PageLayer:
     """A layer, its features, and the outputs attributed to them.
 
     Attributes:
-        name, path: short name, and name of the module.
-        grid: H and W.
+        name: short name.
+        path: path of the module, or a description of the frame itself.
+        grid: H and W, in cells.
         first_pixel, stride: centre of the first cell and distance between cells, in pixels; None
             for units.
         num_features: number of features F.
         stability: stability of each feature, see ``attribution.results``; NaN if unknown (F,).
         facts: facts about all features together, by title.
-        outputs: numbers of the outputs that are attributed to this layer.
+        outputs: indices in ``PageContent.outputs`` of the outputs attributed to this layer.
         partial: whether a part of the network bypasses the layer.
         gradients: whether the layer is the frame itself, which has only gradients.
         objects: kinds of object to which the features respond; None if unknown. ``score``: object
             score of the layer with its interval and chance level, [score, low, high, chance];
             ``names``: kind after which each feature is named, or "" (F,); ``kinds``: for each
             feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
-        thumbnails, spatial: dataset examples, if there are any.
-        pictures: observations to which the examples refer, uint8 (O, 64, 64, 3).
+        thumbnails: dataset examples for the legend; None if there are none.
+        spatial: dataset examples by position, for several numbers of positions per cell.
+        pictures: observations to which the examples refer, uint8 (O, 64, 64, 3); None if there are
+            no examples.
     """
 
     name: str
@@ -198,8 +214,12 @@ class PageContent:
         outputs, layers: outputs and layers with attributions.
         steps: steps of all trajectories, grouped by agent.
         advantages: advantage of each step, float32 (N,).
-        unit: scale of the rewards, and how well values predict returns; see ``page_contents``.
-        bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
+        unit: ``reward_scale``, ``gamma`` and ``lmbda``, from which advantages were computed; and
+            the calibration of the values: ``slope`` of returns on values with ``slope_low_95`` and
+            ``slope_high_95``, ``r2``, and ``off``, whether units seem to differ. See
+            ``trajectories.Calibration``; None for NaN.
+        bookmarks: lists of notable steps, [{"title", "why", "steps": [[trajectory, step, score]]}];
+            scores may be None.
         labels: names of features, by layer and feature from 0.
         failures: last steps of failed episodes by cause, [{"cause", "steps": [[trajectory,
             step]]}]; empty if unknown.
@@ -227,19 +247,30 @@ class PageContent:
     start: dict[str, int]
 
     def source(self, trajectory: int) -> tuple[PageAgent, int]:
-        """Return a trajectory's agent, and the trajectory's number within this agent."""
+        """Return the agent of a trajectory, and the number of the trajectory among those of this
+        agent."""
         number = self.agent_of[trajectory]
         return self.agents[number], trajectory - self.agent_of.index(number)
 
     def lags(self, layer: int, output: int) -> int:
-        """Return the number of steps L of attributions over time; 0 if the agents differ."""
+        """Return the number of steps L of the attributions of an output to a layer over time; 0 if
+        there are none, or if the agents differ in it.
+
+        Args:
+            layer, output: indices in ``layers`` and ``outputs``.
+        """
         lags = {agent.lags(self.layers[layer].name, self.outputs[output].name)
                 for agent in self.agents}
         return lags.pop() if len(lags) == 1 else 0
 
 
 def write_page(path: Path, content: PageContent) -> None:
-    """Write the page and its data into a folder."""
+    """Write the page and its data.
+
+    Args:
+        path: folder to write to.
+        content: content of the page.
+    """
     folder = AttributionPageFolder(path)
     folder.copy_page()
     numbers = range(len(content.agent_of))
@@ -309,7 +340,16 @@ def _manifest(content: PageContent, summaries: list[dict]) -> dict:
 
 def _write_attributions(folder: AttributionPageFolder, content: PageContent, layer: int,
                         output: int) -> dict:
-    """Write the attributions of an output to a layer in all trajectories; return the summary."""
+    """Write the attributions of an output to a layer in all trajectories.
+
+    Args:
+        folder: folder of the page.
+        content: content of the page.
+        layer, output: indices of the layer and the output in the content.
+
+    Returns:
+        The result of ``_summary``.
+    """
     names = content.layers[layer].name, content.outputs[output].name
     lags = content.lags(layer, output)
     peaks, gaps, totals = [], [], []
@@ -334,7 +374,15 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
 
 
 def quantise(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise cells (T, H, W, F + 1) to int8; also return the |cell| mapped to ``LEVELS`` (T,)."""
+    """Quantise the cells of each frame to integers from -LEVELS to LEVELS.
+
+    Args:
+        cells: attributions per cell and feature (T, H, W, F + 1).
+
+    Returns:
+        Quantised cells, int8 (T, H, W, F + 1); and the largest |cell| of each frame, which is
+        mapped to LEVELS, float32 (T,).
+    """
     cells = cells.astype(np.float32)
     peak = np.abs(cells).max(axis=(1, 2, 3))
     scale = np.where(peak > 0, LEVELS / np.where(peak > 0, peak, 1), 0)
@@ -347,17 +395,19 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
 
     Args:
         content: content of the page.
-        layer, output: their numbers.
+        layer, output: indices of the layer and the output in the content.
         peaks: largest |cell| of each step and feature (N, F).
-        gaps: completeness error of each step (N,), if there are any.
-        totals: sums over cells (N, F + 1), if there are any.
+        gaps: completeness error of each step (N,); None if there are none.
+        totals: sums of the attributions over cells (N, F + 1); None if there are none.
 
     Returns:
-        ``scale``: |cell| that is shown at full brightness, the median over frames of the largest
-        |cell|; ``gaps``: quantiles of the completeness errors, and number above the tolerance;
-        ``means``: mean totals of each feature and, last, the residual (F + 1,); ``strongest``: for
-        each feature, [trajectory, step, total] of its largest |totals|; ``lags``: L; ``spread``:
-        for each feature, a histogram over frames of its largest |cell|.
+        ``layer``, ``output``: as given; ``scale``: |cell| that is shown at full brightness, the
+        median over frames of the largest |cell|; ``gaps``: ``median``, ``most`` (99 % quantile) and
+        ``largest`` of the completeness errors, number ``above`` the tolerance, and number of
+        ``steps``, or None; ``means``: mean totals of each feature and, last, the residual (F + 1,);
+        ``strongest``: for each feature, [trajectory, step, total] of its largest |totals|;
+        ``lags``: L; ``spread``: for each feature, a histogram over frames of its largest |cell|,
+        with ``low`` and ``high`` end and ``counts``.
     """
     largest = peaks.max(axis=1)
     features = () if totals is None else totals[:, :-1].T
@@ -386,7 +436,7 @@ def _encode_examples(examples: PageExamples) -> dict:
 
 
 def _sheets(frames: np.ndarray) -> Iterator[str]:
-    """Encode frames (T, H, W, 3) as WebP sheets of TILES x TILES frames."""
+    """Yield frames, uint8 (T, height, width, 3), as WebP sheets of TILES x TILES frames."""
     size = TILES * TILES
     for begin in range(0, len(frames), size):
         part = frames[begin:begin + size]
@@ -399,10 +449,10 @@ def _sheets(frames: np.ndarray) -> Iterator[str]:
 
 
 def _strip(frames: np.ndarray) -> str:
-    """Encode the middle columns of frames (T, H, W, 3) side by side, with STRIP_STEPS frames per
-    line."""
+    """Encode the columns STRIP_COLUMNS of frames, uint8 (T, height, width, 3), side by side, with
+    STRIP_STEPS frames per line, as a WebP image."""
     lines = -(-len(frames) // STRIP_STEPS)
-    columns = frames[:, :, STRIP_COLUMNS]  # (T, H, c, 3)
+    columns = frames[:, :, STRIP_COLUMNS]  # (T, height, columns, 3)
     width = min(len(frames), STRIP_STEPS)
     filled = np.zeros((lines * width, *columns.shape[1:]), np.uint8)
     filled[:len(frames)] = columns
@@ -418,10 +468,10 @@ def _webp(image: np.ndarray) -> str:
 
 
 def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
-    """Read feature names saved by the page: {layer: {number on the page, from 1: name}}.
+    """Read the names of features that the user gave on the page and saved.
 
     Args:
-        path: JSON file of names.
+        path: JSON file of names by layer and by the feature's number on the page, from 1.
         features: features by layer.
 
     Returns:

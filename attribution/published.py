@@ -30,7 +30,7 @@ from common.files import MAX_REASON, MAX_WEIGHT, check_nested, read_bytes
 
 WHAT = "published checkpoint"
 _KERNEL, _HEAD = ("kernel", "bias"), ("w", "b")
-# Published names of our tensors.
+# Published names of tensors, by their names in our networks.
 NAMES = {f"{module}.{own}": f"ppo2_model/{published}/{name}:0" for module, published, names in (
     *((f"embedder.conv{layer}", f"pi/{layer}/conv2d", _KERNEL)
       for layer in ("1a", "2a", "2b", "3a", "4a")),
@@ -62,7 +62,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
-    """Read the policy in a published checkpoint, and its provenance.
+    """Read a published checkpoint.
+
+    Returns:
+        The agent, and the facts about its training that agent files store.
 
     Raises:
         UserError: if the file is missing, damaged or contains code, or if the agent has another
@@ -90,7 +93,7 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
 def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor]:
     for name in params:
         if name not in NAMES.values():
-            raise UserError(f"the {WHAT} {path} holds a tensor '{name}' that the network has not"
+            raise UserError(f"the {WHAT} {path} holds a tensor '{name}' that the network lacks"
                             f"{nearest(str(name), NAMES.values())}")
     weights = {}
     for key, expected in policy.state_dict().items():
@@ -122,7 +125,7 @@ KINDS = "biuf"  # NumPy kinds: boolean, signed and unsigned integer, floating po
 
 
 class _Refused(Exception):
-    """Raised for an entry that is not accepted; the message names it, to complete a sentence."""
+    """Raised for an entry that is not accepted; the message is a noun phrase that names it."""
 
 
 class _Inert:
@@ -245,7 +248,7 @@ def read_joblib(path: Path, what: str) -> dict:
         loaded = _Unpickler(io.BytesIO(content)).load()
     except _Refused as error:
         raise UserError(f"the {what} {path} holds {error}; nothing but arrays of numbers is read "
-                        "from such a file, because the rest of it could be code") from None
+                        "from such a file, because any other entry could be code") from None
     except Exception as error:  # files of other formats can raise almost any exception
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
         raise UserError(f"the {what} {path} is truncated, compressed or no joblib file "

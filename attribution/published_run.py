@@ -23,13 +23,13 @@ from common.errors import UserError, nearest
 _LEFT_OUT = {
     "obs_every": "observations are drawn evenly from all episodes",
     "full_resolution": "the page shows what the agent sees",
-    "temp_files": "the recording stays in the output folder, and is used again",
+    "temp_files": "the recording stays in the output folder and is reused",
     "op_is_one_of": "layers are named, see --layers of attribution.attribute",
-    "bottleneck_only": "only layers that everything goes through are taken",
+    "bottleneck_only": "only layers that no part of the network bypasses are used",
     "attr_max_paths": "the sums along the straight path are exact, and the article uses no other",
     "attr_single_channels": "the page shows features, and a feature may be one channel",
-    "numpy_precision": "totals are written as they are", "inline_js": "the page is a folder",
-    "inline_large_json": "the page is a folder", "scrub_range": "it is the published one",
+    "numpy_precision": "totals are stored exactly", "inline_js": "the page is a folder",
+    "inline_large_json": "the page is a folder", "scrub_range": "the published range is used",
     "action_combos": "actions are named", "action_group_fns": "groups are directions; see "
     "--outputs of attribution.attribute"}
 
@@ -49,14 +49,15 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     Args:
         checkpoint_path: published checkpoint (``.jd``), which is converted, or an agent file.
         output_dir: folder for all results.
-        load_kwargs: ``resample``: if False, use the existing recording instead of recording.
+        load_kwargs: ``resample`` (True); False uses the existing recording in the folder.
         trajectories_kwargs: ``num_envs``, number of trajectories (8), and ``num_steps``, steps per
             trajectory (512).
         observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of
             observations.
-        layer_kwargs: filters ``name_contains_one_of`` and ``discard_first_n``;
-            ``input_layer_include`` also shows gradients with respect to the frame.
-        attr_policy: also attribute the policy.
+        layer_kwargs: ``name_contains_one_of``, one or more strings, keeps only layers whose short
+            names contain one of them; ``discard_first_n`` (0) drops the first of these layers;
+            ``input_layer_include`` (False) also shows gradients with respect to the frame.
+        attr_policy: also attribute the log-probabilities of actions and directions.
         attr_integrate_steps: initial number of nodes per integration path.
         nmf_features: number of features per layer.
         trajectory_bookmarks: maximum number of frames in each list of bookmarks.
@@ -126,6 +127,10 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
 def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
     """Fill in the defaults of missing keywords.
 
+    Args:
+        values: given keywords; None for none.
+        defaults: all supported keywords, with their defaults.
+
     Raises:
         UserError: if a keyword is unknown or unsupported; for an unsupported one, the message gives
             the reason.
@@ -142,6 +147,10 @@ def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
 def _select_layers(agent: Path, filters: Mapping) -> list[str]:
     """Return the short names of the layers selected by the published filters.
 
+    Args:
+        agent: agent file.
+        filters: ``name_contains_one_of`` and ``discard_first_n``, see ``layer_kwargs`` of ``run``.
+
     Raises:
         UserError: if the filters select no layer.
     """
@@ -150,5 +159,6 @@ def _select_layers(agent: Path, filters: Mapping) -> list[str]:
     selected = [name for name in names if words is None or any(word in name for word in words)
                 ][filters["discard_first_n"]:]
     if not selected:
-        raise UserError(f"no layer is left of {', '.join(names)}; change 'layer_kwargs'")
+        raise UserError(f"'layer_kwargs' selects no layer of {', '.join(names)}; change its "
+                        "filters")
     return selected

@@ -30,8 +30,8 @@ class RecordedFrames:
 
     Attributes:
         frames: frames, uint8 (B, H, W, C).
-        entering: hidden states that enter, float32 (B, D).
-        actions: actions taken, int64 (B,).
+        entering: hidden states before these frames were seen, float32 (B, D).
+        actions: recorded actions, which were taken in these frames, int64 (B,).
     """
 
     frames: np.ndarray
@@ -40,7 +40,7 @@ class RecordedFrames:
 
 
 class Recording:
-    """A recording of one agent without altered hidden states or layers.
+    """A recording of one agent that was made without changing its hidden states or layers.
 
     Args:
         path: data folder of the recording.
@@ -52,7 +52,7 @@ class Recording:
         folder: the data folder.
         lengths: number of frames by episode, without the terminal row; episodes without frames are
             left out.
-        description: content of ``recording.json``.
+        description: content of ``recording.json``; empty without this file.
         sha256: digest of the recording.
 
     Raises:
@@ -106,7 +106,7 @@ class Recording:
         return pd.concat([self.steps(number) for number in self.lengths], ignore_index=True)
 
     def read(self, frame_ids: np.ndarray) -> RecordedFrames:
-        """Read frames with the hidden states that enter and the actions taken.
+        """Read recorded frames with the hidden states before them and the actions taken in them.
 
         Args:
             frame_ids: episode and row of each frame (B, 2).
@@ -157,13 +157,17 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
 
 
 def batches(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield batches of an array over frames (N, …) for the forward pass."""
+    """Yield consecutive parts of an array along its first axis, of at most 64 frames each."""
     for begin in range(0, len(values), _FRAMES_PER_BATCH):
         yield values[begin:begin + _FRAMES_PER_BATCH]
 
 
 def concatenate(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate the arrays of each name along the first dimension."""
+    """Concatenate arrays with the same name along the first axis.
+
+    Args:
+        pieces: arrays by name, all with the same names.
+    """
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 

@@ -22,10 +22,16 @@ _DEPENDENT = 1e-10  # unspanned share of a squared length up to which a directio
 
 
 def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Arrange values of channels (N, C) in slots (N, M), by the sign of the activations (N, C).
+    """Arrange values of channels in slots, by the sign of the activations.
 
-    In a signed layer the slots of positive activations come first, then those of negative
-    activations.
+    Args:
+        values: values of the channels (N, C).
+        activations: activations of the channels (N, C).
+        signed: whether the layer has slots of both signs. The slots of positive activations then
+            come first, and each value is 0 in the slot of the other sign.
+
+    Returns:
+        Values of the slots (N, M), where M is C, or 2 C in a signed layer.
     """
     if not signed:
         return values
@@ -34,7 +40,7 @@ def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np
 
 
 def split_activations(activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Arrange absolute values of activations (N, C) in slots (N, M)."""
+    """Arrange absolute values of activations (N, C) in slots (N, M), as ``split_signs`` does."""
     return np.abs(split_signs(activations, activations, signed))
 
 
@@ -56,7 +62,7 @@ class Reducer:
     signed: bool
 
     def attributions(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
-        """Reduce attributions.
+        """Reduce attributions to channels to attributions to features.
 
         Positive and negative parts are reduced separately. Since a direction has sum 1, its
         coefficient has the unit of the output.
@@ -79,7 +85,7 @@ class Reducer:
         return coefficients
 
     def activations(self, activations: np.ndarray) -> np.ndarray:
-        """Reduce activations (N, C) to coefficients, float64 (N, F)."""
+        """Reduce activations (N, C) to activations of the features, float64 (N, F)."""
         coefficients = np.empty((len(activations), len(self.directions)))
         for rows in gen_batches(len(activations), _ROWS_PER_BATCH):
             coefficients[rows] = nnls(split_activations(activations[rows], self.signed),
@@ -164,7 +170,16 @@ def _solve_row(gram, target, t):
 
 @njit(nogil=True, cache=True)
 def _cholesky(gram, target, chosen, count, factor, solved):
-    """Solve the normal equations of the chosen entries; return False if they are dependent."""
+    """Solve the normal equations of some entries; return False if their directions are dependent.
+
+    Args:
+        gram: G (F, F).
+        target: b (F,).
+        chosen: indices of the entries (count,).
+        count: number of entries.
+        factor: memory for the Cholesky factor (F, F).
+        solved: receives the solution in its first ``count`` elements (F,).
+    """
     for i in range(count):
         for j in range(i + 1):
             total = gram[chosen[i], chosen[j]]

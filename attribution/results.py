@@ -150,12 +150,18 @@ class LayerFeatures:
 
 def is_finished(store: ResultStore, settings: dict) -> bool:
     """Return whether a store holds finished features that were found with these settings."""
-    found = read_description(store.settings_file)
-    return _FACTS in found and first_difference(found, settings, FEATURES.informative) is None
+    stored = read_description(store.settings_file)
+    return _FACTS in stored and first_difference(stored, settings, FEATURES.informative) is None
 
 
 def finish_features(store: ResultStore, facts: dict, **results: np.ndarray) -> None:
-    """Write the arrays of the features and then the facts, and remove the partial results."""
+    """Write the results of a layer, and remove its partial results.
+
+    Args:
+        store: open folder of the layer's features.
+        facts: the entry "found" of the settings, see the module docstring; written last.
+        results: arrays by the name of the entry.
+    """
     for name, array in results.items():
         store.write(name, value=array)
     save_json(store.settings_file, {**store.settings(), _FACTS: facts})
@@ -184,7 +190,7 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     signed = bool(facts.get("signed"))
     if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
             or list(mean_activations.shape[1:]) != list(facts.get("grid", ()))):
-        raise UserError(f"{store.path} is damaged: its files do not fit each other; "
+        raise UserError(f"{store.path} is damaged: the shapes of its files do not fit each other; "
                         f"{FEATURES_SCRIPT} --overwrite makes them again")
     digest = hashlib.sha256()
     for name in names[:2]:
@@ -254,8 +260,8 @@ class AttributionStore(ResultStore):
         super().__init__(path, ATTRIBUTIONS)
 
     def layers(self) -> list[str]:
-        """Return the short names of the layers with finished attributions, in order of computation,
-        without the frame itself, which has no features."""
+        """Return the short names of the layers with finished attributions, in order of computation;
+        the frame itself, which has no features, is left out."""
         names = [name for name in self.keys("layer") if self.outputs(name)]
         return sorted(names, key=lambda name: (self.read("layer", name).get("place", 0), name))
 
@@ -264,7 +270,8 @@ class AttributionStore(ResultStore):
         return sorted(path.parent.name for path in (self.path / layer).glob("*/summary.json"))
 
     def lags(self, layer: str, output: str) -> list[int]:
-        """Return the numbers of steps L for which attributions over time exist."""
+        """Return the numbers of steps L for which attributions of an output to a layer over time
+        exist, in ascending order."""
         return sorted(int(path.name.removeprefix("memory_"))
                       for path in (self.path / layer / output).glob("memory_*"))
 
@@ -280,9 +287,9 @@ class AttributionStore(ResultStore):
         """Read one array of all trajectories, concatenated over steps.
 
         Args:
-            entry: entry of the schema.
-            key: key of the entry without the number of the trajectory.
-            name: name of the array.
+            entry: name of the entry of ``ATTRIBUTIONS``.
+            key: key of the entry without the number of the trajectory, such as layer and output.
+            name: name of the array in the entry.
         """
         numbers = range(self.trajectories().num_trajectories)
         return np.concatenate([self.read(entry, *key, number)[name] for number in numbers])
@@ -308,7 +315,7 @@ class AttributionStore(ResultStore):
                                 f"them again with {ATTRIBUTION_SCRIPT}")
 
     def check_features(self, features: LayerFeatures) -> None:
-        """Check that existing attributions to a layer were reduced to the given features.
+        """Check that any existing attributions to a layer were reduced to the given features.
 
         Raises:
             UserError: if they were reduced to other features; the message gives both checksums.

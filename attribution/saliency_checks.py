@@ -52,7 +52,7 @@ from generative.runs import open_simulator
 from generative.saliency.gradients import SaliencyFunction
 from generative.start_optimisation.objectives import drawn_windows
 
-RANDOM_ORDERS = 2
+RANDOM_ORDERS = 2  # random orders of blocks with which the maps' orders are compared
 CHECKS = Schema("checks of saliency maps (attribution.saliency_checks)",
                 "python -m attribution.saliency_checks", results={
                     "tables": Entry("{}.csv", File()), "figures": Entry("{}.png", File()),
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
     policy = simulator.agent.policy
     layers = [layer for layer in find_bottlenecks(policy, args.layers) if layer.layer.is_map]
     if not layers:
-        raise UserError("--layers names no layer with cells; block2 and block3 are some")
+        raise UserError("--layers names no layer with cells; give block2 or block3, for example")
     recording = Recording(Path(common.data_dir), policy, args.agent_file, args.check_contents)
     kinds = kinds_in(recorded_game(recording.folder))
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, max(lags) + 1)
@@ -118,33 +118,34 @@ def main(argv: list[str] | None = None) -> None:
     masks, changes, ended = hide_objects(policy, compute, recording.folder, places,
                                          recorded.entering, kinds, output, lags)
     by_lag = dict(zip(lags, changes))
-    now = [each for each in maps if each.lag == 0]
+    current = [saliency_map for saliency_map in maps if saliency_map.lag == 0]
     rng = np.random.default_rng([args.seed, 5])
-    scores = [*(each.blocks for each in now),
-              *(rng.random(now[0].blocks.shape) for _ in range(RANDOM_ORDERS))]
+    scores = [*(saliency_map.blocks for saliency_map in current),
+              *(rng.random(current[0].blocks.shape) for _ in range(RANDOM_ORDERS))]
     curves = frame_deletion_curves(policy, compute, recorded, scores, output)
     some = slice(0, args.num_randomised)
     correlations = np.array([
         [rank_correlations(np.abs(own.values[some]), np.abs(other.values))
          for own, other in zip(maps, maps_of(agent.requires_grad_(False), some))]
         for agent in cascade(policy, args.seed)])  # (stages, maps, frames)
-    stages, names = [stage for stage, _ in stages_of(policy)], [each.name for each in now]
+    stages = [stage for stage, _ in stages_of(policy)]
+    names = [saliency_map.name for saliency_map in current]
     tables = {
         "agreement": compare_agreements(maps, masks, by_lag, episodes, args.seed),
         "objects": pd.concat({
-            (each.name, each.lag): objects_table(
-                masks, by_lag[each.lag], each.values, each.bottleneck,
+            (saliency_map.name, saliency_map.lag): objects_table(
+                masks, by_lag[saliency_map.lag], saliency_map.values, saliency_map.bottleneck,
                 [kind.name for kind in kinds], episodes, args.seed)
-            for each in maps}, names=["map", "lag"]).reset_index(["map", "lag"]),
+            for saliency_map in maps}, names=["map", "lag"]).reset_index(["map", "lag"]),
         "deletion": deletion_table(names, curves, episodes, args.seed),
         "randomisation": pd.concat({
-            each.name: randomisation_table(correlations[:, place], stages, episodes[some],
-                                           args.seed)
-            for place, each in enumerate(maps)}, names=["map"]).reset_index("map")}
+            saliency_map.name: randomisation_table(correlations[:, place], stages,
+                                                   episodes[some], args.seed)
+            for place, saliency_map in enumerate(maps)}, names=["map"]).reset_index("map")}
     description = (
         f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output {output.name}, "
-        f"read in the frame and {max(lags)} steps later; in {ended.sum()} of them the episode "
-        "ends before.")
+        f"read in the frame and {max(lags)} steps later; in {ended.sum()} of these frames, the "
+        "episode ends earlier.")
     with store.replace({
             "agent_sha256": agent_sha256(args.agent_file),
             "model_sha256": sha256(args.model_file), "recording_sha256": recording.sha256,

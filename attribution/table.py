@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         reasons[name] = {row: reason for row, reason in NOT_RUN.items() if row not in rows}
         print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
     CLAIMS.write(args.output_dir, findings, reasons)
-    print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "
+    print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} next to it: "
           f"{CLAIMS.summary(args.output_dir)}")
 
 

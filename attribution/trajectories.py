@@ -77,12 +77,16 @@ class Trajectories:
         return np.stack([self.episode, self.row], axis=1)
 
     def part(self, number: int) -> Trajectories:
-        """Return the trajectory with a given number."""
+        """Return the steps of the trajectory with a given number."""
         rows = slice(*self.bounds[number:number + 2])
         return Trajectories(**{name: array[rows] for name, array in vars(self).items()})
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the trajectory of a step, and the step's number in it."""
+        """Return the number of a step's trajectory, and the step's number in this trajectory.
+
+        Args:
+            step: index of the step among all N steps.
+        """
         trajectory = int(self.trajectory[step])
         return trajectory, int(step - self.bounds[trajectory])
 
@@ -105,7 +109,7 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
         choose: ``in_order``, or ``failures`` for episodes without a reward first.
 
     Raises:
-        UserError: if the recording has no episodes, or lacks one of the given ones.
+        UserError: if the recording has no episodes, or lacks one of ``episodes``.
     """
     recorded = folder.index()["episode"].unique().tolist()
     missing = set(episodes) - set(recorded)
@@ -185,7 +189,7 @@ def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.n
 
 
 def value_spikes(steps: Trajectories) -> np.ndarray:
-    """Compute how far each step's value deviates from its neighbours, float64 (N,).
+    """Compute how far each step's value deviates from the values of its neighbours, float64 (N,).
 
     The deviation is |V_t - (V_{t-1} + V_{t+1}) / 2|; it is 0 at the first and the last step of an
     episode in a trajectory.

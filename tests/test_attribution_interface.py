@@ -81,7 +81,7 @@ def test_keywords_without_a_meaning_are_refused_with_the_reason(tmp_path):
             attribution.run(tmp_path / "agent.pth", output_dir=tmp_path / "run", **keywords)
     assert not list(tmp_path.iterdir())
     save_agent(tmp_path / "agent.pth", tiny_policy())
-    with pytest.raises(UserError, match="no layer is left of block1, block2, block3"):
+    with pytest.raises(UserError, match="selects no layer of block1, block2, block3"):
         attribution.run(tmp_path / "agent.pth", output_dir=tmp_path / "run",
                         layer_kwargs={"name_contains_one_of": "conv"})
 

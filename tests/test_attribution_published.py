@@ -162,7 +162,7 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path, capsys):
     ({"params": None}, "has no dictionary 'params'"),
     ({"cnn": "impala"}, "holds the network 'impala' (entry 'cnn')"),
     ({"use_lstm": 1}, "with use_lstm=1"),
-    ({"pi/2c/conv2d/kernel": np.zeros((5, 5, 32, 32))}, "that the network has not"),
+    ({"pi/2c/conv2d/kernel": np.zeros((5, 5, 32, 32))}, "that the network lacks"),
     ({"pi/dense_1/bias": None}, "has no tensor 'ppo2_model/pi/dense_1/bias:0'"),
     ({"pi/dense/kernel": np.zeros((2048, 256))}, "kernel:0' has the shape (2048, 256)"),
     ({"pi/3a/conv2d/bias": np.full(32, np.nan)}, "'ppo2_model/pi/3a/conv2d/bias:0' holds NaN")])

@@ -9,9 +9,8 @@
     report.md                           a section per check, whose anchor is the name of the check
 
 Numbers per frame are stored for each layer and output, so that an interrupted run resumes after the
-last stored ones. Tables, figures and the report cover everything that is stored.
-
-Letters in shape comments: N frames.
+last stored file. Tables, figures and the report cover all stored numbers, including those of
+earlier runs.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, 
 from common.tables import markdown_escaped, markdown_table
 
 OBJECTS = "objects"  # name of a check
-MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # limits on the median and the 99 % quantile of the gaps
+# Limits on the median and the 99 % quantile of the completeness errors ("gaps").
+MEDIAN_BAR, HIGH_BAR = 0.005, 0.01
 
 
 class Completeness(Check):
@@ -88,7 +88,7 @@ class Completeness(Check):
 CHECKS: dict[str, Check] = {
     "completeness": Completeness(), "deletion": Deletion(), "randomisation": Randomisation(),
     "interventions": Ablation(), OBJECTS: ObjectRemoval(), "fidelity": Fidelity()}
-_OF = "of"
+_OF = "of"  # array with the checksum of the features or agent that the numbers belong to
 _DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
     ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
 CHECK_FILES = Schema(
@@ -105,8 +105,18 @@ CHECK_FILES = Schema(
 
 def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject
                   ) -> Arrays | None:
-    """Read the numbers per frame of a check; return None if none are stored, or if they belong to
-    other features or another agent."""
+    """Read the numbers per frame of a check.
+
+    Args:
+        store: open folder of the checks.
+        context: agent, attributions and frames.
+        name: name of the check.
+        subject: layer and output.
+
+    Returns:
+        Arrays as in ``arrays`` of the check; None if none are stored, or if they belong to other
+        features or another agent.
+    """
     key, owner = CHECKS[name].place(context, subject)
     if not CHECKS[name].arrays or not store.has(name, *key):
         return None
@@ -116,11 +126,20 @@ def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject:
 
 def run_checks(store: ResultStore, context: CheckContext, names: Collection[str],
                chosen: Sequence[Subject], subjects: Sequence[Subject]) -> dict[str, pd.DataFrame]:
-    """Compute and store the missing numbers per frame of the named checks of the chosen subjects;
-    write tables and figures of all checks whose numbers are stored, and return the tables.
+    """Compute and store missing numbers per frame, and write tables and figures of all checks.
+
+    Args:
+        store: open folder of the checks.
+        context: agent, attributions and frames.
+        names: names of the checks whose missing numbers are computed.
+        chosen: layers and outputs for which they are computed.
+        subjects: all layers and outputs; tables include those with stored numbers.
+
+    Returns:
+        Table of each check with stored numbers, by the name of the check.
 
     Raises:
-        UserError: if the check of objects is among them and the recording cannot be replayed.
+        UserError: if the removal of objects is checked and the recording cannot be replayed.
     """
     tables = {}
     for name, check in CHECKS.items():
@@ -129,8 +148,8 @@ def run_checks(store: ResultStore, context: CheckContext, names: Collection[str]
         for subject, arrays in check.compute_all(context, missing):
             key, owner = check.place(context, subject)
             store.write(name, *key, value={_OF: np.array(owner), **arrays})
-        stored = {subject: found for subject in subjects if (
-            found := stored_arrays(store, context, name, subject)) is not None}
+        stored = {subject: numbers for subject in subjects if (
+            numbers := stored_arrays(store, context, name, subject)) is not None}
         if stored or not check.arrays:
             tables[name] = check.table(context, stored)
             store.write(f"{name}_table", value=tables[name])
@@ -145,7 +164,7 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
     """Return the report as Markdown.
 
     Args:
-        tables: table of each check that was run, by its name, in order.
+        tables: table of each check with stored numbers, by the name of the check, in order.
         what: a sentence that describes the checked frames and agent.
     """
     checks = [(name, CHECKS[name], table) for name, table in tables.items()]

@@ -1,11 +1,11 @@
-"""Base class of the checks of attributions, and shared helpers: the checked frames, and outputs at
+"""Base class of the checks of attributions, and what they share: the checked frames, and outputs at
 changed activations of a layer.
 
 A check computes and stores numbers per frame for each attributed layer and output, and turns them
 into a table, a figure and a one-sentence verdict.
 
-Letters in shape comments: N frames, B a batch, H W a layer's grid, F features, C channels, R
-changed frames.
+Letters in shape comments: N frames, B frames of a batch, C H W channels and grid of a layer,
+F features, R changed activations of frames.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ Name = tuple[str, str]  # names of a layer and an output
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """An output and the layer, with cells, to whose features it is attributed."""
+    """An output, and the layer to whose features it is attributed.
+
+    Attributes:
+        bottleneck: the layer, which has cells.
+        features: features of the layer.
+        output: the output.
+    """
 
     bottleneck: Bottleneck
     features: LayerFeatures
@@ -101,7 +107,8 @@ class CheckContext:
             array: "cells" for attributions per cell, or "totals" for their sums over cells.
 
         Returns:
-            float32 (N, H, W, F + 1) or (N, F + 1); the last entry is the residual.
+            Attributions to the features and, last, the residual: float32 (N, H, W, F + 1) or
+            (N, F + 1).
 
         Raises:
             UserError: if a file is missing or damaged.
@@ -121,7 +128,7 @@ class Batch:
 
     Attributes:
         rows: positions of the batch among all checked frames (B,).
-        prefix: activations (B, C, …) and the other inputs of the rest of the network.
+        prefix: activations of the layer, and the other inputs of the network after it.
         actions: actions taken (B,).
     """
 
@@ -155,8 +162,8 @@ class CheckedLayer(LayerIntegratedGradients):
         """Yield the checked frames batch by batch, with a progress bar.
 
         Args:
-            context: the frames.
-            unit: unit of the progress bar.
+            context: the checked frames.
+            unit: word for a batch in the progress bar.
         """
         rows_of = list(batches(np.arange(len(context.places))))
         for rows in with_progress(rows_of, len(rows_of), unit):
@@ -164,7 +171,7 @@ class CheckedLayer(LayerIntegratedGradients):
             yield Batch(rows, self.run_prefix(recorded.frames, recorded.entering), recorded.actions)
 
     def changed_outputs(self, batch: Batch, changed: Tensor, frame: np.ndarray) -> np.ndarray:
-        """Compute the output at changed activations.
+        """Compute the output at changed activations of the layer.
 
         Args:
             batch: the unchanged frames.
@@ -183,7 +190,20 @@ class CheckedLayer(LayerIntegratedGradients):
 def cell_attributions(policy: Policy, compute: Compute, bottleneck: Bottleneck, output: Output,
                       recorded: RecordedFrames, integration: Integration,
                       baseline: np.ndarray | None = None) -> np.ndarray:
-    """Attribute an output to the cells of a layer, summed over channels, float64 (N, H, W)."""
+    """Attribute an output to the cells of a layer by integrated gradients.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        bottleneck: the layer.
+        output: the output.
+        recorded: N recorded frames.
+        integration: settings of the numerical integration.
+        baseline: baseline activations (C, H, W); None for zero.
+
+    Returns:
+        Attributions summed over channels, float64 (N, H, W).
+    """
     attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output], integration,
                                           baseline)
     return np.concatenate([
@@ -208,12 +228,13 @@ class Check(abc.ABC):
     arrays: ClassVar[dict[str, Array]] = {}
 
     def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
-        """Return the parts of the file path under which the numbers per frame are stored, and the
-        checksum of the features or agent to which they belong."""
+        """Return the key under which the numbers per frame of a subject are stored (layer and
+        output, unless a check overrides it), and the checksum of the features or agent to which
+        they belong."""
         return subject.name, subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        """Compute the numbers per frame of one subject."""
+        """Compute the numbers per frame of one subject, as declared in ``arrays``."""
         raise NotImplementedError
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
@@ -223,11 +244,12 @@ class Check(abc.ABC):
             yield subject, self.compute(context, subject)
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Return the rows of the table for one subject."""
+        """Return the rows of the table for one subject, computed from its numbers per frame."""
         raise NotImplementedError
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
-        """Return the table of all subjects, with the columns ``layer`` and ``output``."""
+        """Return the table of all subjects with stored numbers; its first columns are ``layer`` and
+        ``output``."""
         return pd.concat({subject.name: self.rows(context, subject, arrays)
                           for subject, arrays in stored.items()}, names=["layer", "output"]
                          ).reset_index(["layer", "output"]).reset_index(drop=True)
@@ -238,7 +260,7 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def verdict(self, table: pd.DataFrame) -> str:
-        """Return the answer in a sentence that names the exceptions."""
+        """Return the answer to ``title``, in a sentence that names the exceptions."""
 
 
 def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -> str:
@@ -248,18 +270,18 @@ def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -
         met: whether each row satisfies the statement.
         table: the rows, with the columns ``layer`` and ``output``.
         statement: the statement.
-        more: further columns that identify a row in the sentence.
+        more: columns that identify a row in the sentence, in addition to layer and output.
     """
     holds = met.to_numpy(bool)
     if not len(holds):
-        return f"{statement}: nothing to tell."
+        return f"{statement}: no cases."
     names = table[["layer", "output", *more]].agg(", ".join, axis=1)[~holds]
     return f"{statement}: " + (f"yes, in all {len(holds)} cases." if holds.all() else (
         f"in {holds.sum()} of {len(holds)} cases; not so for {'; '.join(names)}."))
 
 
 def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
-    """Create a figure with a grid of axes (rows, columns)."""
+    """Create a figure with a grid of axes, (rows, columns)."""
     figure = Figure(figsize=(4.2 * columns, 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 

@@ -12,8 +12,8 @@ with random orders.
 every cell. If the attributions are right and features do not interact, the output changes by minus
 the sum of the feature's attributions.
 
-Letters in shape comments: N frames, B frames of a batch, P cells, C channels, H W a layer's grid, F
-features, M points of a curve, R changed frames.
+Letters in shape comments: N frames, B frames of a batch, P = H W cells of a layer, C channels, F
+features, M points of a curve, R changed activations of frames.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stats.association import rank_correlation, slope
 from stats.bootstrap import ClusterBootstrap
 
 POINTS = 9  # points per curve, including both ends
-RANDOM_ORDERS = 2
+RANDOM_ORDERS = 2  # random orders per frame, whose curves are averaged
 ATTRIBUTION, GRADIENT, ACTIVATION, RANDOM = ORDERS = (
     "attribution", "gradient times activation", "size of the activations", "random")
 KINDS = ("deletion", "insertion")
@@ -62,11 +62,11 @@ class Deletion(Check):
 
     title = "Do the cells with the largest attributions matter most?"
     method = (
-        "Cells of the layer go to the baseline (deletion) or come from it (insertion), those "
-        "with the largest attribution first. Areas under the curves are in deviations of the "
-        "output. Better: by how much the area is smaller than that of the other order in "
-        "deletion, and larger in insertion. Bar: the 95 % interval against random orders "
-        "lies above 0.")
+        "Cells of the layer are set to the baseline (deletion) or restored from it (insertion), "
+        "cells with the largest attribution first. Areas under the curves are in standard "
+        "deviations of the output. Better: by how much the area is smaller than that of the "
+        "other order in deletion, and larger in insertion. Bar: the 95 % interval against "
+        "random orders lies above 0.")
     columns: ClassVar = {"kind": "curve", "other": "against", "area": "area",
         "other_area": "other's area", "better": "better", "low_95": "low", "high_95": "high"}
     arrays: ClassVar = {"values": Array(np.float32, f"N {len(ORDERS)} 2 {POINTS}")}
@@ -79,7 +79,7 @@ class Deletion(Check):
             for batch in layer.read(context, "deletion batch")])}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Compare the order of attributions with the other orders.
+        """Compare the order by attributions with each other order.
 
         Returns:
             A row per kind of curve and other order, with the columns ``kind``, ``other``, ``area``
@@ -116,13 +116,26 @@ class Deletion(Check):
 
 
 def ranks_of(scores: np.ndarray) -> np.ndarray:
-    """Return the rank of each cell (N, P) in the descending order of the scores (N, …); cells of
-    low rank are replaced, or restored, first."""
+    """Rank cells by descending score: rank 0 is replaced, or restored, first.
+
+    Args:
+        scores: score of each cell; the first axis runs over the frames.
+
+    Returns:
+        Rank of each cell, int64 (N, P).
+    """
     return np.argsort(np.argsort(-scores.reshape(len(scores), -1), axis=1, kind="stable"), axis=1)
 
 
 def areas_under(curves: np.ndarray) -> np.ndarray:
-    """Compute the areas under curves (…, M) on the unit interval, by the trapezoidal rule."""
+    """Compute the areas under curves on the unit interval, by the trapezoidal rule.
+
+    Args:
+        curves: curves at evenly spaced points, which are the last axis.
+
+    Returns:
+        Areas, with the shape of ``curves`` without its last axis.
+    """
     return (curves[..., 1:] + curves[..., :-1]).mean(axis=-1) / 2
 
 
@@ -186,8 +199,17 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
 
 
 def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
-    """Compute outputs (R,) with all cells at the baseline except those in ``kept``, bool
-    (R, 1, H, W), where R / B successive masks belong to each frame."""
+    """Compute outputs with some cells at their activations and all other cells at the baseline.
+
+    Args:
+        layer: layer and output.
+        batch: B frames.
+        kept: masks of the cells that keep their activations, bool (R, 1, H, W); R / B successive
+            masks belong to each frame.
+
+    Returns:
+        Outputs, float64 (R,).
+    """
     activations = batch.prefix.activations
     base = layer.start.to(activations)
     frames = torch.arange(len(activations)).repeat_interleave(len(kept) // len(activations))
@@ -206,11 +228,11 @@ class Ablation(Check):
     cells, float32 (N, F).
     """
 
-    title = "Does the output change as attributed when a feature is taken out?"
+    title = "Does the output change as attributed when a feature is ablated?"
     method = (
-        "Each feature's direction is projected out of every cell of a frame. Expected "
-        "is minus the sum of the feature's attribution; slope: of the change on what is "
-        "expected, 1 if attributions are right and features act apart from each other.")
+        "Each feature's direction is projected out of every cell of a frame. Expected change: "
+        "minus the sum of the feature's attributions. Slope: of the actual on the expected "
+        "change, 1 if attributions are right and features do not interact.")
     columns: ClassVar = {"feature": "feature", "change": "change", "expected": "expected",
         "slope": "slope", "low_95": "low", "high_95": "high", "r2": "R²",
         "rank_correlation": "rank correlation"}
@@ -250,12 +272,12 @@ class Ablation(Check):
         known = table.dropna(subset=["slope"])
         within = (known["low_95"] <= 1) & (known["high_95"] >= 1)
         return (f"Slopes: median {known['slope'].median():.2f}, R² median "
-                f"{known['r2'].median():.2f}; {within.sum()} of {len(known)} intervals hold 1.")
+                f"{known['r2'].median():.2f}; {within.sum()} of {len(known)} intervals contain 1.")
 
 
 def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray,
                    seed: int) -> pd.DataFrame:
-    """Compare changes of the output with attributions.
+    """Compare changes of the output when each feature is ablated with the feature's attributions.
 
     Args:
         changes: changes of the output (N, F).

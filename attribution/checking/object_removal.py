@@ -5,7 +5,8 @@ The frame is rendered again without one kind of object and shown to the agent, w
 (Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis of saliency
 maps for deep reinforcement learning").
 
-Letters in shape comments: N frames, K kinds of object, J outputs, H W cells of a layer.
+Letters in shape comments: N frames, K kinds of object, J outputs, R renderings of a frame, H W
+cells of a layer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
 MIN_FRAMES = 10  # minimum number of frames with a kind of object to compute its statistics
-OBJECTS_AT_STAKE = ("coin", "saw")
+OBJECTS_AT_STAKE = ("coin", "saw")  # kinds that end or reward an episode, used for the verdict
 
 
 class ObjectRemoval(Check):
@@ -51,14 +52,14 @@ class ObjectRemoval(Check):
     together.
     """
 
-    title = "Does the output change as attributed when an object is taken out of the game?"
+    title = "Does the output change as attributed when an object is removed from the game?"
     method = (
-        "Each kind of object is taken out of the real game in that frame, and the agent, with "
-        "the same memory, sees the new frame. Expected is minus the sum of the attributions "
-        "in the cells that the object's exact mask touches. Agreement: share of frames in "
-        "which the output changes in the expected direction. By chance: with the mask of that "
-        "kind in another frame. Density: share of |attribution| in those cells, divided by "
-        "their share of the grid. The agent is drawn no more, but plays on. Bar, for coin and "
+        "Each kind of object is removed from the real game in one frame, and the agent, with the "
+        "same memory, sees the new frame. Expected change: minus the sum of the attributions in "
+        "the cells that the object's exact mask touches. Agreement: share of frames in which the "
+        "output changes in the expected direction. By chance: agreement with the mask of the "
+        "kind in another frame. Density: share of |attribution| in the touched cells, divided by "
+        "their share of the grid. The agent itself is only made invisible. Bar, for coin and "
         "saw: the interval of the agreement lies above 0.5, and above chance.")
     columns: ClassVar = {"kind": "object", "frames": "frames", "change": "change",
         "expected": "expected", "agreement": "agreement", "low_95": "low", "high_95": "high",
@@ -131,7 +132,9 @@ def changes_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[G
         folder: the recording.
         places: episode and row of each frame (N, 2); rows of an episode are adjacent and ascending.
         kinds: kinds of object (K,).
-        run: maps the frame's number, its level state and R renderings of it to J outputs (J, R).
+        run: function of a frame's index, its level state and R renderings of the frame, uint8
+            (R, 64, 64, 3), that returns J outputs for each rendering (J, R). The first rendering is
+            the unchanged frame.
 
     Returns:
         Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K), 0
@@ -170,7 +173,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per kind: ``kind``; ``frames`` and ``episodes``, numbers of those that show it;
+        A row per kind: ``kind``; ``frames`` and ``episodes``, numbers of frames and episodes in
+        which its mask touches a cell;
         ``change`` (mean change of the output without it) and ``expected`` (mean of minus the
         attribution to its cells); ``agreement`` (share of frames in which both have the same sign;
         a zero never agrees) with ``low_95`` and ``high_95``; ``chance`` (agreement with shifted
@@ -196,7 +200,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         cells, attributed = touched[seen, number], attributions[seen]
         change, inside = changes[seen, number], (attributed * cells).sum(axis=(1, 2))
         shifted = (attributed * np.roll(cells, len(cells) // 2, axis=0)).sum(axis=(1, 2))
-        agrees, by_chance = (np.sign(change) * np.sign(-each) > 0 for each in (inside, shifted))
+        agrees, by_chance = (np.sign(change) * np.sign(-attribution) > 0
+                             for attribution in (inside, shifted))
         bootstrap = ClusterBootstrap(where, seed)
         low, high = bootstrap.interval(np.stack([agrees, agrees.astype(float) - by_chance]))
         ranks = rank_correlation(-inside, change, where, bootstrap)

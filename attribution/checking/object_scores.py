@@ -66,10 +66,10 @@ from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from envs.procgen_env import EnvConfig
 from stats.bootstrap import ClusterBootstrap
 
-NUM_SHIFTS = 40
+NUM_SHIFTS = 40  # cyclic shifts of the frames for the chance level
 # A score needs this many frames and episodes in which the kind touches a cell with a weight.
 MIN_FRAMES, MIN_EPISODES = 10, 5
-_BINS = 128
+_BINS = 128  # bins of activations
 STRONG = 0.99  # quantile of activations above which a feature is strongly active
 NUM_CANDIDATES = 8  # listed frames per feature, at most one per episode
 PER = 1000  # rates are per this many frames
@@ -79,11 +79,11 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
     """Find the cells that masks touch; each pixel belongs to the cell with the nearest centre.
 
     Args:
-        masks: masks of pixels, bool (…, 64, 64).
+        masks: masks of pixels, bool; the last two axes are the 64 x 64 pixels.
         bottleneck: the layer.
 
     Returns:
-        Mask of cells, bool (…, H, W).
+        Masks of cells, bool; the last two axes are the H x W cells.
     """
     stride, first_pixel = bottleneck.layer.stride or FRAME_SIZE, bottleneck.layer.first_pixel or 0
     place = (np.arange(FRAME_SIZE) - first_pixel) / stride
@@ -95,7 +95,7 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
 
 def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[str],
                   episodes: np.ndarray, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Score the features of a layer.
+    """Score the features of a layer as detectors of objects; see the module docstring.
 
     Args:
         activations: activations of the features, float (O, H, W, F).
@@ -141,7 +141,7 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
 
     Args:
         activations: activations of the features, float (O, H, W, F).
-        others: activations of the other features, float (O, H, W, any number).
+        others: activations of the other features, float (O, H, W, number of these features).
         touched: cells that the masks touch, bool (O, H, W, K).
         episodes: episode of each frame (O,).
         seed: seed of the bootstrap over episodes; both scores use the same resamplings.
@@ -162,8 +162,15 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
 
 
 def best_histograms(auc: np.ndarray, histograms: np.ndarray) -> np.ndarray | None:
-    """Return the histograms (F, 2, E, B) of each feature and the kind with its best score; None if
-    a feature has no score."""
+    """Select the histograms of each feature for the kind of object with its best score.
+
+    Args:
+        auc: score of each feature and kind, NaN where there is none (F, K).
+        histograms: histograms of activations, from ``ObjectScorer.areas`` (F, K, 2, E, B).
+
+    Returns:
+        Histograms (F, 2, E, B); None if a feature has no score.
+    """
     if np.isnan(auc).all(axis=1).any():
         return None
     return histograms[np.arange(len(auc)), np.nanargmax(auc, axis=1)]
@@ -174,16 +181,16 @@ def mean_score(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
 
     Args:
         draws: number of times that each episode was drawn (R, E).
-        histograms: histograms of each feature and its kind (F, 2, E, B).
+        histograms: histograms of each feature for its best kind (F, 2, E, B).
 
     Returns:
         Means, float (R,).
     """
-    return np.mean([_auc_of_draws(draws, each) for each in histograms], axis=0)
+    return np.mean([_auc_of_draws(draws, of_feature) for of_feature in histograms], axis=0)
 
 
 class ObjectScorer:
-    """Weighted histograms of activations in touched and in untouched cells.
+    """Computes weighted histograms of activations in touched and in untouched cells.
 
     Args:
         touched: cells that the masks touch, bool (O, H, W, K).
@@ -202,13 +209,19 @@ class ObjectScorer:
         self._weights = 1 - share, share  # weights of touched and of other cells
         counted = (self._touched & (share < 1)).any(axis=1)  # (O, K)
         self.frames = counted.sum(axis=0)
-        in_episodes = np.array([len(np.unique(self._episode[each])) for each in counted.T])
+        in_episodes = np.array([len(np.unique(self._episode[of_kind])) for of_kind in counted.T])
         self.enough = (self.frames >= MIN_FRAMES) & (in_episodes >= MIN_EPISODES)
 
     def areas(self, activations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Compute areas under the ROC curve (F, K), NaN without enough frames, and histograms of
-        activations (O, H, W, F) by episode, in touched and in other cells: float32
-        (F, K, 2, E, B)."""
+        """Compute the area under the ROC curve of each feature and kind.
+
+        Args:
+            activations: activations of the features, float (O, H, W, F).
+
+        Returns:
+            Areas (F, K), NaN without enough frames; and weighted histograms of the activations by
+            episode, in touched and in untouched cells, float32 (F, K, 2, E, B).
+        """
         codes = self._codes(activations)
         num_episodes, kinds = self._episode.max() + 1, self._touched.shape[-1]
         histograms = np.zeros((len(codes), kinds, 2, num_episodes, _BINS), np.float32)
@@ -224,7 +237,8 @@ class ObjectScorer:
         return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
-        """Compute areas under the ROC curve with the masks of other frames (shifts, F, K)."""
+        """Compute the areas under the ROC curve with the masks of other frames, by NUM_SHIFTS
+        cyclic shifts of the frames: (shifts, F, K) from activations (O, H, W, F)."""
         codes = self._codes(activations)
         number = len(self._touched)
         shifts = np.unique(np.linspace(0, number, NUM_SHIFTS + 2)[1:-1].astype(int))
@@ -248,7 +262,8 @@ class ObjectScorer:
 
 
 def _binned(values: np.ndarray) -> np.ndarray:
-    """Assign each value to a bin; positive values are spread evenly over the bins."""
+    """Assign each value to a bin, int64 with the shape of ``values``; positive values are spread
+    evenly over the bins."""
     positive = values[values > 0]
     if not len(positive):
         return np.zeros(values.shape, np.int64)
@@ -259,8 +274,16 @@ def _binned(values: np.ndarray) -> np.ndarray:
 
 
 def _auc(histograms: np.ndarray) -> np.ndarray:
-    """Compute areas under the ROC curve (…) from histograms of touched and of other cells
-    (2, …, B)."""
+    """Compute areas under the ROC curve from histograms.
+
+    Args:
+        histograms: histograms of touched and of untouched cells along the first axis, with the bins
+            as the last axis.
+
+    Returns:
+        Areas, with the shape of ``histograms`` without its first and last axes; NaN where a
+        histogram is empty.
+    """
     inside, outside = histograms
     below = outside.cumsum(axis=-1) - outside / 2
     total = inside.sum(axis=-1) * outside.sum(axis=-1)
@@ -269,8 +292,16 @@ def _auc(histograms: np.ndarray) -> np.ndarray:
 
 
 def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
-    """Compute areas under the ROC curve in resamplings (R,) of histograms by episode (2, E, B)."""
-    return _auc(np.stack([draws @ each for each in histograms]))
+    """Compute the area under the ROC curve in each resampling of the episodes.
+
+    Args:
+        draws: number of times that each episode was drawn (R, E).
+        histograms: histograms of touched and of untouched cells by episode (2, E, B).
+
+    Returns:
+        Areas (R,).
+    """
+    return _auc(np.stack([draws @ by_episode for by_episode in histograms]))
 
 
 def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
@@ -284,10 +315,11 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: n
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,). And
-        the frames with the strongest activations, at most one per episode, strongest first:
-        ``episode``, ``row``; ``cell_row`` and ``cell_column`` of the most active cell,
-        ``activation`` in it, and ``threshold``, which is exceeded in 1 % of all cells.
+        Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,); and
+        a table of the frames with the strongest such activations, at most NUM_CANDIDATES and one
+        per episode, strongest first: ``episode``, ``row``; ``cell_row`` and ``cell_column`` of the
+        most active cell, ``activation`` in it, and ``threshold``, which is exceeded in 1 % of all
+        cells.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))
@@ -371,7 +403,7 @@ def unpacked(bits: np.ndarray) -> np.ndarray:
 
 
 def read_names(store: ResultStore, layer: str) -> dict:
-    """Read the names and scores of a layer's features.
+    """Read the content of ``names.json`` of a layer; see the module docstring.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -392,7 +424,8 @@ def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
 def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: Sequence[str],
                    activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
                    seed: int) -> None:
-    """Score a layer's features, and write the scores and then the names of the features.
+    """Score a layer's features, and write ``scores.csv``, ``hallucinations.csv`` and, last,
+    ``names.json``.
 
     Args:
         store: the open folder.
@@ -413,11 +446,11 @@ def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: 
             facts |= {"kind": best["kind"], **{name: finite_or_none(best[column])
                                                for name, column in _BEST.items()}}
             if best["low_95"] > best["chance_high"]:
-                rates, found = hallucinations(
+                rates, frames = hallucinations(
                     activations[..., feature], touched[..., kinds.index(best["kind"])],
                     observations, seed)
                 facts |= {"name": best["kind"], **dict(zip(RATES, map(finite_or_none, rates)))}
-                listed.append(found.assign(feature=feature, kind=best["kind"]))
+                listed.append(frames.assign(feature=feature, kind=best["kind"]))
         features.append(facts)
     store.write("scores", layer.name, value=scores)
     store.write("hallucinations", layer.name, value=pd.concat(

@@ -49,7 +49,7 @@ from stats.bootstrap import ClusterBootstrap
 
 NUM_FRAMES = 64  # small, because each frame is attributed for many agents
 DRAWS = 2  # random draws of the weights
-INTEGRATION = Integration(8, tolerance=None)
+INTEGRATION = Integration(8, tolerance=None)  # coarse, because only ranks are compared
 HEADS, MEMORY = "heads", "memory"
 CORRELATION_BAR = 0.5  # limit on the correlation with maps of a fully random network
 
@@ -60,12 +60,11 @@ class Randomisation(Check):
     Stored: ``correlations`` float64 (S, N), averaged over DRAWS random draws of the weights.
     """
 
-    title = "Do the maps tell of what the network learned?"
+    title = "Do the maps depend on what the network learned?"
     method = (
-        "Rank correlation of |attribution| over the cells of a frame with that of the "
-        "same agent whose weights are drawn again, the heads first, then one part "
-        f"more from the top in every row. Bar: below {CORRELATION_BAR} when all is "
-        "random.")
+        "Rank correlation of |attribution| over the cells of a frame with that of the same agent "
+        "with randomised weights: first those of the heads, then, in each row, those of one more "
+        f"part below. Bar: below {CORRELATION_BAR} when all weights are random.")
     columns: ClassVar = {"drawn_again": "drawn again", "correlation": "rank correlation",
         "low_95": "low", "high_95": "high"}
     arrays: ClassVar = {"correlations": Array(np.float64, "S N")}
@@ -107,11 +106,12 @@ class Randomisation(Check):
     def verdict(self, table: pd.DataFrame) -> str:
         last = table.groupby(["layer", "output"], sort=False).tail(1)
         return summarise(last["correlation"] < CORRELATION_BAR, last,
-                         "Maps of a random network are others")
+                         "Maps of a random network differ")
 
 
 def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
-    """Return the stages from the heads downwards: name, and paths of the modules to randomise."""
+    """Return the stages of randomisation, from the heads downwards, as pairs of a name and the
+    paths of the modules to randomise."""
     stages = [(HEADS, ["fc_policy", "fc_value"])]
     if policy.recurrent:
         stages.append((MEMORY, ["gru"]))
@@ -121,7 +121,13 @@ def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
 
 
 def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
-    """Return a copy of an agent with some modules re-initialised by PyTorch's defaults."""
+    """Return a copy of an agent with some modules re-initialised by PyTorch's defaults.
+
+    Args:
+        policy: the agent.
+        paths: paths of the modules.
+        seed: seed of the new weights.
+    """
     randomised = copy.deepcopy(policy)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -133,7 +139,8 @@ def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
 
 
 def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
-    """Yield agents with one more randomised stage each time, down to a fully random agent."""
+    """Yield one agent per stage of ``stages_of``, in which this stage and all earlier ones are
+    randomised; the last agent is fully random."""
     for number, (_, paths) in enumerate(stages_of(policy)):
         policy = randomise(policy, paths, seed + number)
         yield policy
@@ -186,10 +193,10 @@ class Fidelity(Check):
 
     title = "Infidelity and sensitivity"
     method = (
-        "By captum, after Yeh et al. (2019), with small random changes of the activations. "
-        "Infidelity: mean squared error of what attributions say of them, as a share of the "
-        "mean square of what they do; 1 is as good as no attributions. Sensitivity: the "
-        "largest relative change of the attributions.")
+        "Computed by Captum, after Yeh et al. (2019), with small random changes of the "
+        "activations. Infidelity: mean squared error of the predicted change of the output, as a "
+        "share of the mean square of the actual change; 1 is as good as attributions of zero. "
+        "Sensitivity: the largest relative change of the attributions.")
     columns: ClassVar = {"frames": "frames", "infidelity": "infidelity (median)",
         "sensitivity": "sensitivity (median)"}
     arrays: ClassVar = {"values": Array(np.float64, "N 2", finite=False)}
@@ -232,11 +239,11 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
     Args:
         layer: layer and output.
         batch: the frames.
-        rows: positions in the batch (B,).
+        rows: positions of the rows in the batch (B,).
         seed: seed of the random changes.
 
     Returns:
-        float64 array (B, 2).
+        Infidelity and sensitivity of each row, float64 (B, 2).
     """
     activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.start.expand_as(activations)

@@ -14,8 +14,8 @@ object, is also tested with ``stats.effects``: each map against 0.5, and salienc
 simulator against attributions in the same frames. Controls are the maps of other frames, by a
 cyclic shift.
 
-Letters in shape comments: N frames, B a batch, K kinds of object, M maps, H W a map's grid, C image
-channels, D hidden state, L lags, R renderings of a frame, P points of a curve.
+Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
+map, C image channels, D hidden state, L lags, R renderings of a frame, P points of a curve.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ _WINDOWS_PER_BATCH = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Map:
-    """Maps of one kind in all frames.
+    """Maps of one kind, one per frame.
 
     Attributes:
-        name: name with the lag, for tables.
+        name: name of the kind of map, with the lag, for tables.
         lag: number of steps after the frame at which the output is read.
         bottleneck: layer whose cells the map covers; ``PIXELS`` for saliency.
         values: contributions to the output, float64 (N, H, W).
@@ -103,7 +103,7 @@ class Map:
 
 def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bottleneck],
                      output: Output, recorded: RecordedFrames) -> list[Map]:
-    """Compute integrated gradients of an output in recorded frames, one map per layer."""
+    """Compute integrated gradients of an output in recorded frames, one ``Map`` per layer."""
     return [Map(f"attribution to {bottleneck.name}", 0, bottleneck, cell_attributions(
         policy, compute, bottleneck, output, recorded, Integration(tolerance=None)))
             for bottleneck in bottlenecks]
@@ -118,7 +118,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         simulator: the simulator with its agent.
         compute: device and precision.
         dataset: dataset of the recording.
-        windows: numbers of the windows of which each frame is the last initial frame (N,).
+        windows: for each frame, number of the window whose last initial frame it is (N,).
         function: output to differentiate.
         lags: numbers of steps after the frame at which the output is read.
         kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
@@ -186,7 +186,17 @@ def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places
 @torch.no_grad()
 def _play_on(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, shown: np.ndarray,
              entering: np.ndarray, output: Output, last: int) -> tuple[np.ndarray, bool]:
-    """Play from a state that is shown to the agent by renderings (R, H, W, C).
+    """Play R copies of a level, in the first step of which the agent sees given renderings.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        config: configuration of the game.
+        state: state of the level.
+        shown: rendering of the state that is shown in each copy, uint8 (R, 64, 64, 3).
+        entering: hidden state before the first step (D,).
+        output: output that is read.
+        last: number of steps.
 
     Returns:
         Outputs at steps 0 to ``last`` (last + 1, R), and whether the episode of the first rendering
@@ -360,15 +370,16 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
     return "\n".join([
         "# Saliency through the simulator and attributions: which is right about the real game?",
         "", markdown_escaped(description), "",
-        "A simulation begins at the vector of a recorded frame and the two before it, and "
-        "takes the most likely latents and the agent's likeliest actions, so nothing is "
-        "drawn. Its saliency at step 0 is compared with attributions in the recorded frame.",
+        "A simulation starts from the latent vector of a recorded frame and the two frames before "
+        "it, and takes the most likely latents and the agent's most likely actions, so nothing is "
+        "random. Its saliency at step 0 is compared with attributions in the recorded frame.",
         "", "## Objects hidden in the real game", "",
-        "One kind of object is drawn no more in one frame; the game stays as it is, and the "
-        "agent plays on. A map is right if the change of the output has the sign opposite to "
-        "that of the map in the object's pixels. Below: share of hidden objects a frame; "
-        "interval by bootstrap over episodes. **Claimed** leaves 0 out and has p (Holm) and p "
-        f"(controls) <= {LEVEL}; controls are the maps of other frames.", "",
+        "One kind of object is not rendered in one frame; the state of the game is unchanged, and "
+        "the agent continues to play. A map is right if the change of the output has the sign "
+        "opposite to that of the map in the object's pixels. Right: mean share of such hidden "
+        "objects per frame; interval by bootstrap over episodes. A difference is **claimed** if "
+        f"its interval excludes 0 and both p (Holm) and p (controls) are <= {LEVEL}; controls are "
+        "the maps of other frames.", "",
         *markdown_table(
             ("map", "compared with", "steps later", "right", "other", "difference (95 %)",
              "controls", "p (Holm)", "p (controls)", "verdict"),
@@ -382,14 +393,14 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
             "map", "lag", "kind", "frames", "change", "agreement", "low_95", "high_95", "chance",
             "above_chance", "rank_correlation", "rank_low_95", "rank_high_95"]]),
         "## Deletion and insertion", "",
-        f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame go to the mean frame "
-        "(deletion) or come from it, those first that a map says raise the output most. Areas "
-        "under the curve in deviations of the output; better than random orders where the "
-        "interval of the difference lies above 0.", "", *_markdown(tables["deletion"]),
-        "## Weights drawn again", "",
-        "Rank correlation of |map| with that of an agent of which more and more is random, "
-        "from the heads downwards (Adebayo et al. 2018). Inside the simulator it is the agent "
-        "that is random, not the simulator.", "", *_markdown(tables["randomisation"])])
+        f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame are replaced by the mean frame "
+        "(deletion) or restored (insertion), in descending order of the map. Areas under the "
+        "curves are in standard deviations of the output; a map is better than random orders if "
+        "the interval of the difference lies above 0.", "", *_markdown(tables["deletion"]),
+        "## Randomised weights", "",
+        "Rank correlation of |map| with that of an agent with more and more randomised weights, "
+        "from the heads downwards (Adebayo et al. 2018). In the simulator, only the agent is "
+        "randomised.", "", *_markdown(tables["randomisation"])])
 
 
 def _markdown(table: pd.DataFrame) -> list[str]:

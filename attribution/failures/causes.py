@@ -1,4 +1,4 @@
-"""Causes of failed episodes, and conditions under which failures are counted.
+"""Causes of failed episodes, and the conditions under which failures are counted.
 
 Procgen reports whether a level is solved, but not why an episode ended. The cause of a failure is
 the hazard without which its last step would not have ended it. The last step is therefore repeated
@@ -75,7 +75,12 @@ class FailureAttributor(StateView):
         self._hazards = hazards_of(config.env_name)
 
     def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
-        """Replay all but the last of the actions from a state, and return the resulting state.
+        """Return the state before the last action of an episode, by replaying all actions but the
+        last from an earlier state.
+
+        Args:
+            state: state of the level before the first of the actions.
+            actions: actions up to the end of the episode.
 
         Raises:
             UserError: if the episode ends before the last action.
@@ -96,7 +101,7 @@ class FailureAttributor(StateView):
             One of ``causes_of``; None if the step solves the level.
 
         Raises:
-            UserError: if the step, repeated, does not end the episode.
+            UserError: if the episode does not end when the step is repeated.
         """
         state = LevelState.parse(before, self._game)
         ended, solved = self._step_from(before, action)
@@ -114,7 +119,14 @@ class FailureAttributor(StateView):
 
     def _saves(self, kinds: Sequence[GameObject], state: LevelState, before: bytes,
                action: int) -> bool:
-        """Return whether removing hazards of the given kinds prevents the failure."""
+        """Return whether the step no longer ends the episode, or solves the level, if all nearby
+        hazards of the given kinds are removed.
+
+        Args:
+            kinds: kinds of hazard.
+            state, before: state before the step, parsed and as bytes.
+            action: action of the step.
+        """
         for kind in kinds:
             state = removed(state, kind, NEAR)
         without = state.to_bytes()
@@ -128,16 +140,19 @@ class FailureAttributor(StateView):
 
     def _check(self, is_same: bool) -> None:
         if not is_same:
-            raise UserError(f"a level of {self._game} does not go on from its state as it did "
+            raise UserError(f"a level of {self._game} does not continue from its state as it did "
                             "before; was it played with another version of Procgen?")
 
 
 class StateSampler:
-    """``watch`` callback that keeps the last state read of each episode and counts steps with
-    hazards in view.
+    """``watch`` callback of ``play_episodes`` that reads the states of levels at some steps, keeps
+    the last one of each episode, and counts steps with hazards in view.
+
+    Args:
+        game: name of the game.
 
     Attributes:
-        last: step and state last read, by the episode's number.
+        last: step at which the last state was read, and this state, by the episode's number.
         in_view: estimated number of steps with a hazard of each kind in view, by the episode's
             number: STEPS_PER_STATE times the number of sampled states with such a hazard.
     """
@@ -163,7 +178,7 @@ class StateSampler:
 
 def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
                        ) -> Iterator[tuple[Episode, str | None, list[int]]]:
-    """Play episodes and yield each one when it ends.
+    """Play episodes, and yield each with the cause of its failure as soon as it ends.
 
     Args:
         config: configuration of the game.
@@ -215,11 +230,11 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Agent and level edits of a condition.
+    """Agent and level edit of a condition.
 
     Attributes:
         policy: the agent.
-        edit: optional edit of every level.
+        edit: optional edit of every level, before its first step.
         edit_every_step: whether the level edit is repeated after every step.
         moved: mean norm of the change that the agent's edits cause in a layer; NaN without edits.
     """
@@ -231,7 +246,7 @@ class Run:
 
 
 def run_of(condition: Condition[Run]) -> Run:
-    """Return the agent and level edits of a condition."""
+    """Return the agent and level edit of a condition, which must have them."""
     assert condition.value is not None
     return condition.value
 
@@ -256,7 +271,12 @@ class Levels:
 
     def play(self, condition: Condition[Run], levels: Sequence[tuple[int, int]],
              keep_frames: bool = False) -> Callable[..., Iterator[Episode]]:
-        """Return ``play_episodes`` for the given levels with all arguments bound except ``watch``.
+        """Return ``play_episodes`` with all arguments bound except ``watch``.
+
+        Args:
+            condition: condition under which the levels are played.
+            levels: number and level seed of each episode.
+            keep_frames: whether episodes keep their frames.
         """
         run = run_of(condition)
         options = PlayOptions(edit=run.edit, edit_every_step=run.edit_every_step,
@@ -280,7 +300,12 @@ def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[st
 
 def agent_conditions(files: Sequence[Path], labels: Sequence[str],
                      device: torch.device) -> list[Condition[Run]]:
-    """Return one condition per agent: the original agent, which comes first, and edited agents.
+    """Load agents, and return one condition per agent.
+
+    Args:
+        files: agent files, the original agent first, then edited agents.
+        labels: labels of the agents.
+        device: device of the agents.
 
     Raises:
         UserError: if a file is missing or is not an agent file.
@@ -315,7 +340,8 @@ def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet
         seed: seed of the controls.
 
     Returns:
-        The conditions with the sizes of their edits, and the controls of all edited agents.
+        The conditions with the sizes of their edits (``Run.moved``), and the controls of all edited
+        agents.
     """
     original = run_of(conditions[0]).policy
     sized, controls = [conditions[0]], []
@@ -362,8 +388,8 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
         names: names of the hazards.
         game: name of the game.
         original: condition of the original agent.
-        pattern: pattern of the controls with which the conditions are compared; None without
-            controls.
+        pattern: ``Condition.pattern`` of the controls with which the conditions are compared; None
+            without controls.
 
     Raises:
         UserError: if the game has no such hazard, or the hazard cannot be made invisible.
@@ -383,8 +409,8 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
 
 
 def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
-    """Return a level edit that makes a hazard invisible. If the hazard can turn around, and so
-    become another kind, or leaves a trail, the edit must be repeated after every step."""
+    """Return a level edit that makes a hazard invisible. If the hazard can turn around, which makes
+    it another kind, or leaves a trail, the edit must be repeated after every step."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
         if kind.moving:  # make entities visible again that have since turned around

@@ -8,7 +8,7 @@ Layout::
                            (one of causes_of, or "solved"), length (steps), return (sum of
                            rewards), and for each hazard in_view_<hazard>: number of steps with the
                            hazard in view, see StateSampler
-    episodes/<arm>.jsonl   the same while the condition is being played, one line per episode
+    episodes/<arm>.jsonl   journal of finished episodes while the condition is being played
     causes.csv             one row per condition and cause, and one for "any": arm, label, pattern,
                            control, cause, levels, failures, rate, low_95, high_95 (Wilson); for
                            hazards also steps_in_view, and failures per 1 000 of these steps:
@@ -20,9 +20,9 @@ Layout::
     blindness.csv          one row per edited agent and invisible hazard: label, hazard, blindness,
                            low_95, high_95
     report.md, causes.png  report, and figure of the failure rates
-    failures.png           the last frames of some of the original's failures, if it has any
-    films/<arm>_level_<seed>.mp4    a level failed under either the original or this condition, but
-                           not both
+    failures.png           the last frames of some of the original's failures, if there are any
+    films/<arm>_level_<seed>.mp4    a level that is failed under either the original or this
+                           condition, but not under both
 
 Conditions are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
 ``control_<number>_<label>``. They can be divided among shards.
@@ -107,10 +107,10 @@ FAILURES = failure_files()
 
 
 def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
-    """Return the table of the episodes of a condition.
+    """Return the table of the episodes of a condition, see the module docstring.
 
     Args:
-        played: rows of the journal of episodes.
+        played: rows of the journal of episodes, in any order.
         game: name of the game.
     """
     in_view = [f"{_IN_VIEW}{kind.name}" for kind in hazards_of(game)]
@@ -119,7 +119,7 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return whether each level was failed by each cause, float (N, K)."""
+    """Return 1 for each level that was failed by a cause and 0 otherwise, float64 (N, K)."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
@@ -230,7 +230,7 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
     return pd.DataFrame(rows, columns=["label", "hazard", "blindness", "low_95", "high_95"])
 
 
-NUM_FAILURES = 4  # failures in the original's figure
+NUM_FAILURES = 4  # failures in the figure of the original's failures
 
 
 def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
@@ -258,8 +258,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
     lines = [
         "# Causes of failure", "", markdown_escaped(description), "",
         "Each failed episode has one cause: the hazard without which its last step, repeated in a "
-        "copy of the real game, does not end it; *multiple* if only all hazards together are, "
-        "*timeout* at the time limit, *other* if none is.", "",
+        "copy of the real game, does not end it; *multiple* if only removing all hazards prevents "
+        "the end, *timeout* at the time limit, *other* if removing them does not prevent it.", "",
         "## Failures by cause, % of levels (95 %, Wilson)", "",
         "Bold: claimed as different from the original.", "",
         *markdown_table(("arm", *causes), rows), *_differences(effects, controls)]
@@ -272,9 +272,9 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                        for label, _, part in _by_arm(hazards)])]
     if len(blindness):
         lines += ["## Blindness", "",
-                  "(edited - original) / (invisible - original), of the rate of failures by the "
-                  "hazard that is invisible: 1 is an agent to which the edit does what taking the "
-                  "hazard out of all frames does.", "", *markdown_table(
+                  "(edited - original) / (invisible - original), in rates of failures by the "
+                  "hazard: 1 if the edit has the same effect as making the hazard invisible.", "",
+                  *markdown_table(
                       ("agent", "hazard", "blindness (95 %, bootstrap)"),
                       [(markdown_escaped(row.label), row.hazard,
                         "not defined" if np.isnan(row.blindness) else
@@ -282,12 +282,12 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                        for row in blindness.itertuples()])]
     if last_frames:
         lines += ["## The original's failures", "",
-                  "The first by each cause, in their last frames. V: value; the mark is the action "
-                  "that was taken, the last of which ended the episode.", "",
+                  "The last frames of the first failure by each cause. V: value; the mark is the "
+                  "action taken in the frame, the last of which ended the episode.", "",
                   f"![The original's failures]({last_frames})", ""]
     if films:
         lines += ["## Levels that only one arm fails", "",
-                  "Both arms, side by side; one that is over stays, darker.", "",
+                  "Both arms, side by side; an episode that has ended is darkened.", "",
                   *(f"- [{film}]({film})" for film in films), ""]
     return "\n".join(lines)
 
@@ -302,12 +302,12 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
         "## Differences from the original on the same levels", "",
         "Points of % (95 % bootstrap over levels); p: McNemar's exact test; p (Holm): corrected "
         "over edits and causes; p (controls): (1 + controls with a difference as large) / (1 + "
-        f"controls). **Claimed**: the interval leaves 0 out and both p (Holm) and p (controls) "
+        f"controls). **Claimed**: the interval excludes 0 and both p (Holm) and p (controls) "
         f"are <= {LEVEL}. An invisible hazard is a planted effect, which the same rule must find; "
-        "it is no edit, and corrected by itself.", "",
+        "it is not an edit, and is corrected separately.", "",
         *([controls, ""] if controls else []),
-        *(["Nothing is claimed of arms without controls: agents whose weights differ have none.",
-           ""] if np.isnan(fewest) else []),
+        *(["Nothing is claimed about arms without controls; agents with different weights have "
+           "none.", ""] if np.isnan(fewest) else []),
         *warn_of_few_controls(fewest),
         *markdown_table(
             ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
@@ -319,7 +319,7 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
               format_p(row.p_control)) for row in shown.itertuples()])]
     if len(controlled):
         lines += [f"The same rule claims {int(controlled['claimed'].sum())} of {len(controlled)} "
-                  "differences of the controls, each compared with the others.", ""]
+                  "differences of the controls, each compared with all other controls.", ""]
     return lines
 
 
@@ -334,7 +334,7 @@ def _percent(rate: float) -> str:
 
 
 def _percentages(rate: float, row, form: str = ".2f") -> str:
-    """Format a rate and the interval of its row as percentages."""
+    """Format a rate, and the interval ``low_95`` to ``high_95`` of its row, as percentages."""
     return format_interval(100 * rate, 100 * row.low_95, 100 * row.high_95, form)
 
 
@@ -393,8 +393,16 @@ def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) 
 
 
 def first_failures(episodes: pd.DataFrame, number: int = NUM_FAILURES) -> pd.DataFrame:
-    """Return the first failed episode of each cause, then the other failed ones, in the order of
-    the levels; at most ``number`` in total."""
+    """Select at most ``number`` failed episodes: the first by each cause, then further ones, both
+    in the order of the levels.
+
+    Args:
+        episodes: table of episodes of a condition.
+        number: maximum number of episodes.
+
+    Returns:
+        Rows of the table.
+    """
     failed = episodes[episodes["cause"] != SOLVED]
     again = failed.duplicated("cause").to_numpy()
     return pd.concat([failed[~again], failed[again]])[:number]
