@@ -89,7 +89,7 @@ def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     left = steps - STEPS_PER_STATE * (len(states) - 1)
     before = attributor.before_last(states[-1], [HOP] * left)
     assert attributor.cause(before, HOP) == cause
-    with pytest.raises(UserError, match="does not go on"):
+    with pytest.raises(UserError, match="does not continue"):
         attributor.cause(states[0], HOP)  # no step that ends it
 
 
