@@ -68,20 +68,21 @@ _MODELS = {  # models in the report: title and explanation
     SINGLE: ("Which features predict it", "Logistic regression on one feature alone."),
     SET: ("Sets of features", "L1 logistic regression (penalty of weight 1) on standardised "
           f"features; intervals of coefficients from fits to {RESAMPLINGS} draws of levels. VIF: "
-          "variance inflation factor, empty if the others determine the feature. Sets: "
+          "variance inflation factor, empty if the other features determine the feature. Sets: "
           + "; ".join(f"{name}: {', '.join(members)}" for name, members in SETS.items()) + "."),
     ALL: ("Signs over subsets of the features", f"Of {NUM_SUBSETS} random subsets of all "
           f"{len(FEATURES)} features, those with a feature: share that gives it a positive and a "
-          "negative coefficient (the rest: 0). VIF among all features.")}
+          "negative coefficient (otherwise 0). VIF among all features.")}
 _BINS = 10  # bins of exact probabilities
+
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to play", num_mazes=2000)
     add_cheese_region_flag(flags)
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows of the top right region; the report counts whether the mouse "
-                            "reaches the cheese or the region first")
+                       help="rows and columns of the top right region; the report counts whether "
+                            "the mouse reaches the cheese or the region first")
     flags.add_argument("--exact", action="store_true",
                        help="also compute exact probabilities of reaching cheese and region; needs "
                             "an agent without memory")
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     chosen = levels_of(args, edit)
     states = [state for state in chosen if kind_of(state.grid) in KINDS]
     if not states:
-        raise UserError(f"none of {len(chosen)} levels has one cheese that can be reached; take "
+        raise UserError(f"none of {len(chosen)} levels has exactly one reachable cheese; choose "
                         "other levels")
     check_seeds(states)
     if args.dry_run:
@@ -122,8 +123,8 @@ def main(argv: list[str] | None = None) -> None:
     table = episodes_table(levels, states, args.region)
     store.write("paths", value=paths_of(levels))
     store.write("episodes", value=table)
-    notes = [f"{len(chosen) - len(states)} of {len(chosen)} levels were left out: they have not "
-             "one cheese that can be reached."] if len(chosen) > len(states) else []
+    notes = [f"{len(chosen) - len(states)} of {len(chosen)} levels were left out, because they do "
+             "not have exactly one reachable cheese."] if len(chosen) > len(states) else []
     title = f"{args.agent_file.name}, {len(table)} {game.distribution_mode} levels"
     with store.file("episodes_figure") as temporary:
         draw_episodes(temporary, table, title)
@@ -137,9 +138,9 @@ def main(argv: list[str] | None = None) -> None:
         store.write("regressions", value=predicted)
         with store.file("regressions_figure") as temporary:
             draw_regressions(temporary, predicted, title)
-    asked = {"seed": args.seed, "levels": args.levels, "cheese region": args.cheese_region,
-             **filters}
-    what = "; ".join([title, *(f"{name}: {value}" for name, value in asked.items() if value)])
+    options = {"seed": args.seed, "levels": args.levels, "cheese region": args.cheese_region,
+               **filters}
+    what = "; ".join([title, *(f"{name}: {value}" for name, value in options.items() if value)])
     store.write("report", value=report(table, predicted, what, notes, args.region, args.seed))
     print(f"{title}: got the cheese in {100 * table[GOT].mean():.1f} %", *notes,
           f"wrote {store.file_of('report')}, {store.file_of('episodes').name} and "
@@ -147,7 +148,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def fit_regressions(table: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return the regressions on the forks of a table of episodes; see ``regressions``."""
+    """Fit all regressions on the forks of a table of episodes; see ``prediction.regressions``.
+
+    Args:
+        table: table of episodes, from ``episodes_table``.
+        seed: seed of folds, bootstrap, sign flips and subsets.
+
+    Raises:
+        UserError: if there are too few forks with one of the outcomes.
+    """
     forks = table[table["kind"] == FORK]
     targets = {GOT: forks[GOT].to_numpy(np.float64)}
     exact = forks[EXACT_CHEESE].to_numpy(np.float64)
@@ -184,7 +193,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
          for name, group in group_levels(table).items()])
     if regressions is not None:
         lines += ["## Regressions", "", f"Scores by {FOLDS}-fold cross-validation over levels, "
-                  "standardised by the folds that are fitted. Gains over the base rate are paired, "
+                  "standardised by the training folds. Gains over the base rate are paired, "
                   "with a bootstrap interval over levels and a sign-flip p after Holm's correction "
                   "for all gains here. **Bold**: the interval lies above 0 and p (Holm) <= "
                   f"{LEVEL}. The second target is the exact probability, so its scores are those "
@@ -195,7 +204,14 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
 
 
 def _regression_lines(part: pd.DataFrame, title: str, explanation: str, target: str) -> list[str]:
-    """Format the numbers of one kind of model, a row per feature and a column per quantity."""
+    """Format the numbers of one kind of model and one target as a Markdown section, whose table has
+    a row per feature and a column per quantity.
+
+    Args:
+        part: rows of the table of regressions.
+        title, explanation: title and explanation of the kind of model.
+        target: label of the target.
+    """
     feature = part["feature"].where(part["model"] != SINGLE, "-")
     cells = part.assign(text=list(map(_number, part.itertuples())), feature=feature)
     rows = pd.MultiIndex.from_frame(cells[["features", "feature"]].drop_duplicates())
@@ -230,7 +246,8 @@ def _mean(values: pd.Series, seed: int) -> str:
 
 
 def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
-    """Draw success rates with Wilson's intervals by kind, by size and by exact probability."""
+    """Draw success rates, with Wilson's intervals, by kind of level, by size of the maze and by
+    exact probability, from a table of episodes."""
     figure = Figure(figsize=(15, 4.6), layout="constrained")
     by_group, by_size, by_exact = figure.subplots(1, 3)
     sizes = {f"{size} rows": rows for size, rows in table.groupby("maze_dim")}
@@ -247,13 +264,13 @@ def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
                       np.array([shares["value"] - shares["low_95"],
                                 shares["high_95"] - shares["value"]]), fmt="o", color=BLUE)
     by_exact.set(xlabel=f"{EXACT_LABEL}, in {_BINS} bins" if len(exact) else
-                 "no exact probabilities were asked for", ylabel=f"share that {PLAYED_LABEL}")
+                 "no exact probabilities were computed", ylabel=f"share that {PLAYED_LABEL}")
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
 
 def _shares(groups: Mapping[Any, pd.DataFrame]) -> pd.DataFrame:
-    """Return the success rate of each group of episodes with its interval."""
+    """Return the success rate of each group of episodes, with its 95 % interval."""
     return pd.DataFrame([share(rows[GOT].sum(), len(rows)) for rows in groups.values()],
                         columns=["value", "low_95", "high_95"], dtype=float)
 

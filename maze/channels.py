@@ -53,7 +53,7 @@ _METRICS = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log-loss (nats)",
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to look at", num_mazes=100)
+    add_agent_flags(flags, "agent to analyse", num_mazes=100)
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
                        help="convolutional layers to score and probe; if not given, the residual "
                             "additions, or all such layers of a network without residual additions")
@@ -163,7 +163,7 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
     """Return the report as Markdown.
 
     Args:
-        scores: tracking scores, with the column ``chosen``.
+        scores: tracking scores on both sets of levels, with the column ``chosen``.
         layer: name of the layer whose channels were multiplied.
         effects: effects of the multiplied channels; empty if none was chosen.
         probes: scores of the probes.
@@ -174,9 +174,9 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
         "# Channels that follow the cheese", "",
         f"Chosen on {sizes['choosing']} levels: channels whose hit rate, contrast and specificity "
         "are above the largest of any channel with permuted squares, and in which the cheese "
-        f"stands out more than a wall at the same squares. Numbers are of {sizes['reporting']} "
-        "other levels. Contrasts are in standard deviations of a channel; mouse and wall are what "
-        "the same channel shows of these.", ""]
+        f"stands out more than a wall at the same squares. Numbers are from {sizes['reporting']} "
+        "other levels. Contrasts are in standard deviations of a channel; the last two are those "
+        "of the mouse and of a wall in the same channel.", ""]
     chosen = scores[(scores["set"] == REPORTING) & scores["chosen"]]
     by_thing = {thing: chosen[(chosen["thing"] == thing) & (chosen["mapping"] == PUBLISHED)
                               ].set_index(["layer", "channel"]) for thing in OBJECTS}
@@ -187,15 +187,15 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
             for (name, channel), row in by_thing[CHEESE].iterrows()]
     lines += markdown_table(
         ("layer", "channel", "hit rate", "contrast", "specificity", "at the cheese", "elsewhere",
-         "contrast: mouse", "contrast: wall", "above chance here, too"), rows)
+         "contrast: mouse", "contrast: wall", "above chance on these levels, too"), rows)
     cheese = chosen[chosen["thing"] == CHEESE].groupby("mapping")["contrast"].mean()
     if len(cheese):
-        lines += [f"Mean contrast of these with the cells of the published mapping: "
-                  f"{cheese[PUBLISHED]:.3f}; with those whose field of view is centred on the "
+        lines += [f"Mean contrast of these channels with the cells of the published mapping: "
+                  f"{cheese[PUBLISHED]:.3f}; with cells whose receptive field is centred on the "
                   f"square: {cheese[CENTRED]:.3f}.", ""]
-    lines += ["## Probes", "", "Linear, trained, chosen and tested on different levels; 95 % "
-              "intervals over levels. Base: without reading the layer. Shuffled: labels shuffled "
-              "between levels.", "", *markdown_table(
+    lines += ["## Probes", "", "Linear probes, trained, selected and tested on different levels; "
+              "95 % intervals over levels. Base: score without the layer. Shuffled: labels "
+              "shuffled between levels.", "", *markdown_table(
                   ("layer", "target", "metric", "score (95 %)", "base", "shuffled"),
                   [(row.layer, row.target, _METRICS[row.metric],
                     format_interval(row.score, row.low_95, row.high_95, ".3f"), f"{row.base:.3f}",
@@ -205,8 +205,8 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
                           "chosen, so none was multiplied."])
     multiplied = effect_report(
         effects, OUTCOMES, PATCHES, f"Positive and negative parts of the chosen channels of "
-        f"{layer}, multiplied, at the decision squares of {num_forks} forks among the levels that "
-        "are reported.")
+        f"{layer}, multiplied, at the decision squares of {num_forks} forks among the same "
+        "levels.")
     return "\n".join(lines) + "\n" + multiplied.replace("\n#", "\n##").replace("# ", "## ", 1)
 
 

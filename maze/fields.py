@@ -47,7 +47,7 @@ COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to look at", num_mazes=10)
+    add_agent_flags(flags, "agent to analyse", num_mazes=10)
     add_own_vector_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
@@ -57,9 +57,9 @@ def parser() -> Parser:
                        help="recurrent state of agents with a GRU: the state at an episode's "
                             "start, or the state after walking to the square")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows of the top right region, for exact probabilities")
+                       help="rows and columns of the top right region, for exact probabilities")
     flags.add_argument("--num_pictures", type=from_zero, default=20,
-                       help="number of levels to draw figures of, starting with the first")
+                       help="number of levels, from the first on, whose figures are drawn")
     flags.add_argument("--components", action="store_true",
                        help="draw an arrow for each direction instead of the net arrow")
     flags.add_argument("--margin", action="store_true", help="draw the walls around the maze, too")
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     checkpoints = agent_files(args.agent_file.parent)
     if CHECKPOINTS in args.films and len(checkpoints) < 2:
         raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
-                        f"beside {args.agent_file}; there are {len(checkpoints)}")
+                        f"next to {args.agent_file}; there are {len(checkpoints)}")
     if args.dry_run:
         print(*(f"{name}: {describe(state.grid)}" for name, state in levels.items()),
               f"arms: {', '.join(arms)}", sep="\n")
@@ -101,27 +101,27 @@ def main(argv: list[str] | None = None) -> None:
         "components": args.components, "margin": args.margin}, args.shard,
         {"levels": list(levels), "arms": arms}, args.join,
         [("field", arm, level) for arm in arms for level in levels])
-    everywhere = [*levels.values()]
+    all_levels = [*levels.values()]
     levels = {name: levels[name] for name in args.shard.of(list(levels))}
     options = FieldOptions(policy, compute, facings, args.memory)
     reference = functools.cache(functools.partial(
-        reference_frames, env, {state.level_seed for state in everywhere}))
-    found, moved = {}, []
+        reference_frames, env, {state.level_seed for state in all_levels}))
+    by_arm, moved = {}, []
     for name in arms:
         opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}
                                ) if name in steered else open_arm(
             patches.get(name, ()), args, policy, env, reference,
-            functools.partial(as_played, everywhere))
+            functools.partial(as_played, all_levels))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
         add_arm(store, name, opened.metadata)
-        found[name], sizes = fields_of_arm(store, name, opened.patches, levels, options, std)
+        by_arm[name], sizes = fields_of_arm(store, name, opened.patches, levels, options, std)
         moved += sizes
     store.finish()
     if args.shard != WHOLE:
         print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {store.path}")
         return
-    table, sizes = outcome_table(found, levels, args.region), moved_table(moved)
+    table, sizes = outcome_table(by_arm, levels, args.region), moved_table(moved)
     store.write("moved", value=sizes)
     store.write("differences", value=table)
     for row in sizes[sizes["pictures"] == 0].itertuples():
@@ -129,15 +129,15 @@ def main(argv: list[str] | None = None) -> None:
     style = Style(args.components, args.margin)
     drawn = list(levels)[:args.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
-    for arm, fields in found.items():
+    for arm, fields in by_arm.items():
         marked = marked_squares(patches.get(arm, ()))
-        draw_arm(store, arm, fields, found[UNPATCHED], views,
+        draw_arm(store, arm, fields, by_arm[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):
         stills = store.file_of("stills", film, name) if args.num_stills else None
         if not store.has("film", film, name) or (stills and not stills.exists()):
             figures = {  # generators, of which only the chosen one runs
-                COEFFICIENTS: over_arms(found, name, views[name], style),
+                COEFFICIENTS: over_arms(by_arm, name, views[name], style),
                 CHECKPOINTS: over_checkpoints(checkpoints, levels[name], options, views[name],
                                               style),
                 CHEESE: over_cheese(levels[name], options, style)}[film]
@@ -148,7 +148,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
-    """Return levels by their names in files: the seed, with a number added if it is repeated."""
+    """Return levels by their names in files: the level seed, followed by ``_2``, ``_3`` and so on
+    for further levels with the same seed."""
     named: dict[str, MazeState] = {}
     for state in states:
         times = sum(other.level_seed == state.level_seed for other in named.values())

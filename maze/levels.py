@@ -49,10 +49,10 @@ def parser() -> Parser:
 
 
 def row_of(state: MazeState) -> dict[str, object]:
-    """Return a level's row of the table, with squares in world coordinates.
+    """Return a level's row of ``levels.csv`` by column, with squares in world coordinates.
 
-    Undefined values are empty: the kind if it cannot be determined; the decision square and the
-    features unless the level is a fork.
+    Undefined columns are missing: kind and cheese unless there is one reachable cheese; the
+    decision square and the features unless the level is a fork.
     """
     grid = state.grid
     row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,
@@ -67,7 +67,8 @@ def row_of(state: MazeState) -> dict[str, object]:
 
 
 def table_of(states: list[MazeState]) -> pd.DataFrame:
-    """Return the table of all levels, with rows and columns of squares as integers."""
+    """Return the table ``levels.csv`` of all levels; rows and columns of squares are nullable
+    integers."""
     columns = ("level_seed", "distribution_mode", "maze_dim", "kind", "cheese_row",
                "cheese_column", "decision_row", "decision_column", *FEATURES, "not_as_in_training")
     table = pd.DataFrame([row_of(state) for state in states], columns=columns)
@@ -84,7 +85,12 @@ def print_fields(state: MazeState) -> None:
 
 
 def labelled(state: MazeState, person_view: bool) -> np.ndarray:
-    """Render a level with its seed as a label, uint8 (H, W, C)."""
+    """Render a level with its seed as a label, uint8 (256, 256, 3).
+
+    Args:
+        state: the level.
+        person_view: whether to render the game as for people instead of the agent's frame.
+    """
     picture = Image.fromarray(draw([state], person_view)[0])
     picture = picture.resize((_PICTURE_SIZE, _PICTURE_SIZE), Image.Resampling.BOX if person_view
                              else Image.Resampling.NEAREST)
@@ -98,8 +104,14 @@ def labelled(state: MazeState, person_view: bool) -> np.ndarray:
 def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: bool) -> None:
     """Write level files, table and contact sheet.
 
+    Args:
+        folder: folder to write to.
+        states: the levels.
+        person_view: whether the contact sheet shows person views instead of the agent's frames.
+        overwrite: whether to delete the previous contents of the folder.
+
     Raises:
-        UserError: if the folder holds something else, or two levels have the same seed.
+        UserError: if the folder holds other levels, or two levels have the same seed.
     """
     check_seeds(states)
     store = ResultStore(folder, LEVEL_FILES)

@@ -84,7 +84,8 @@ def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str,
 
     Args:
         paths: agent files.
-        names: names of the agents; by default the names of their files.
+        names: names of the agents; None for the names of their files, or of their folders for files
+            called model.pth.
 
     Raises:
         UserError: if the page cannot run an agent, two agents have the same name, or there are not
@@ -110,7 +111,11 @@ def choose_start(policy: Policy, levels: Sequence[tuple[str, MazeState]]) -> Sta
 
     Candidates are the first ``MAX_CANDIDATES`` forks in the first level's mode. The choice is the
     fork with the largest change of the exact probability of reaching the cheese when its own cheese
-    vector is subtracted. Without forks, the page opens on the first level without patches.
+    vector is subtracted. Without forks, the page opens on the first level, without a patch.
+
+    Args:
+        policy: the first agent of the page.
+        levels: names and levels.
     """
     first_name, first = levels[0]
     candidates = [(name, state) for name, state in levels
@@ -136,7 +141,12 @@ def choose_start(policy: Policy, levels: Sequence[tuple[str, MazeState]]) -> Sta
 def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str, MazeState]]:
     """Return the levels of seeds in each mode, and of level files, as pairs of name and level.
 
-    The name is the seed, with a number added if the mode has several levels of the seed.
+    The name is the level seed, followed by ``_2``, ``_3`` and so on for further levels of the same
+    mode with the same seed.
+
+    Args:
+        sources: level files, folders of level files, and level seeds such as 0-99,795.
+        modes: distribution modes of the levels given by seed.
 
     Raises:
         UserError: if the page cannot draw a level, or a source contains no level.

@@ -50,7 +50,7 @@ from stats.report import format_interval, format_p, format_range
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to look at", num_mazes=100)
+    add_agent_flags(flags, "agent to analyse", num_mazes=100)
     add_channel_flags(flags)
     flags.add_argument("--value", type=float, default=5.5,
                        help="value of the target's cell in the channels")
@@ -60,7 +60,7 @@ def parser() -> Parser:
     flags.add_argument("--targets", default="all", type=_targets, metavar="all / N",
                        help="target squares of a level: all free squares, or N at random")
     flags.add_argument("--move_cheese", action="store_true",
-                       help="add an arm with the cheese itself moved to the target")
+                       help="add an arm in which the cheese is moved to the target")
     flags.add_argument("--num_controls", type=whole(0, 1000), default=19,
                        help="number of controls of each kind; 0: no tests")
     flags.add_argument("--control_targets", type=whole(1, 1000), default=2,
@@ -139,7 +139,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
-    """Return the name of a patch's folder: channels, value, and options that are not defaults."""
+    """Return the name of a patch's folder: its channels and value, and options that differ from the
+    defaults. Long lists of channels are replaced by their number and a digest.
+
+    Args:
+        patch: patch of the target's cell.
+        value: value of the cell.
+        num_controls: number of controls of each kind.
+    """
     end = (f"_to_{value:g}" + ("" if patch.others is None else f"_others_{patch.others:g}")
            + ("" if num_controls == 19 else f"_controls_{num_controls}"))
     name = "_".join(map(str, patch.channels)) + end
@@ -150,12 +157,20 @@ def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
 
 def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
            tested: pd.DataFrame) -> str:
-    """Return the report as Markdown."""
+    """Return the report on one arm as Markdown.
+
+    Args:
+        arm: name of the arm.
+        layer: name of the patched layer.
+        targets: measurements of the targets, see ``TARGET_COLUMNS``.
+        parts: means, from ``means_by_part``.
+        tested: comparison with controls, from ``compare_controls``; empty if there is none.
+    """
     lines = [
         f"# Retargeting: {arm}", "",
-        f"Of {targets['seed'].nunique()} levels without cheese, {len(targets)} targets. Patched at "
-        f"{layer}. Path: normalised path probability. Exact: probability of reaching the target "
-        "within an episode. Intervals: 95 %, over levels.", "",
+        f"{len(targets)} targets in {targets['seed'].nunique()} levels, whose cheese was removed. "
+        f"Patched at {layer}. Path: normalised path probability. Exact: probability of reaching "
+        "the target within an episode. Intervals: 95 %, over levels.", "",
         *markdown_table(
             ("by", "part", "outcome", "targets", "unpatched", "patched", "change (95 %)", "ratio",
              "larger at"),
@@ -163,7 +178,7 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
               f"{row.patched:.3f}", format_interval(row.effect, row.low_95, row.high_95, "+.3f"),
               f"{row.ratio:.2f}", f"{row.share_larger:.0%}") for row in parts.itertuples()])]
     if tested.empty:
-        return "\n".join([*lines, "No controls were tried, or on fewer than 10 levels, so "
+        return "\n".join([*lines, "No controls were measured, or on fewer than 10 levels, so "
                           "nothing is claimed.", ""])
     lines += ["## Against controls", "", "Path probability at some targets of each level.", "",
               *markdown_table(
@@ -177,7 +192,13 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
 
 
 def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
-    """Draw the unpatched and patched probabilities by distance and by size of the maze."""
+    """Draw the unpatched and patched probabilities by distance and by size of the maze.
+
+    Args:
+        path: file to write.
+        arm: name of the arm, for the title.
+        parts: means, from ``means_by_part``.
+    """
     figure = Figure(figsize=(10, 7), layout="constrained")
     outcomes = [name for name in ("path", "exact") if (parts["outcome"] == name).any()]
     panels = figure.subplots(len(outcomes), 2, squeeze=False, sharey=True)

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     patches = patch_arms(args)
     if not patches and not args.vectors:
-        raise UserError("films show arms beside the agent as it is; give --vectors, --patch or "
+        raise UserError("films compare arms with the unpatched agent; give --vectors, --patch or "
                         "--patch_file")
     states = levels_of(args)
     seeds = [state.level_seed for state in states]
@@ -74,7 +74,8 @@ def main(argv: list[str] | None = None) -> None:
         "tps": args.tps}, states=states)
 
     def film(number: int, state: MazeState) -> list[dict]:
-        """Play a level with each arm and write the film; return a row of results per arm."""
+        """Play a level with each arm and write the film; return one row of ``episodes.csv`` per
+        arm."""
         films, rows = {}, []
         for name, arm in arms.items():
             with patched(policy, arm):

@@ -55,7 +55,7 @@ _SETS = {"hypothesis": "these channels", "random": "random channels"}
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to look at", num_mazes=200)
+    add_agent_flags(flags, "agent to analyse", num_mazes=200)
     flags.set_defaults(kind=FORK)
     add_channel_flags(flags)
     flags.add_argument("--sources", default="joint", choices=tuple(DRAWS),
@@ -155,21 +155,22 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
     lines = [
         f"# Causal scrubbing of channels {channels} of {layer}", "",
         "Hypothesis: the channels matter only through the cheese's square. In "
-        f"{num_levels} levels they are taken from other levels, with the cheese at the same square "
-        f"or at another; so are {num} random sets of as many channels. Intervals: 95 %, over "
-        "levels. The published norm shrinks with the size of a maze and is no total variation; it "
-        "is given to compare with published numbers.", "",
+        f"{num_levels} levels, the channels are resampled from other levels, with the cheese at "
+        f"the same square or at another one; so are {num} random sets of as many channels. "
+        "Intervals: 95 %, over levels. The published norm shrinks with the size of a maze and is "
+        "not a total variation; it is given for comparison with published numbers.", "",
         f"Sizes of the change, in standard deviations: {sets['moved'].iloc[0]:.3g}; of the random "
         f"sets {sets['moved'].iloc[1:].min():.3g} to {sets['moved'].iloc[1:].max():.3g}, "
-        f"{int(sets['matched'].iloc[1:].sum())} of {num} within a quarter.", "",
+        f"{int(sets['matched'].iloc[1:].sum())} of {num} within a quarter of this size.", "",
         *markdown_table(
             ("outcome", "channels", "cheese at", "mean (95 %)"),
             [(OUTCOMES[row.outcome], _SETS[row.channels], _FEATURES[row.feature],
               format_interval(row.mean, row.low_95, row.high_95, ".4f"))
              for row in conditions.sort_values("outcome", key=lambda names: names.map(
                  list(OUTCOMES).index), kind="stable").itertuples()])]
-    lines += ["## Double contrast", "", "Other minus same square, these channels minus random "
-              "ones. **Supported**: claimed (interval without 0, p (Holm) and p (controls) at most "
+    lines += ["## Double contrast", "", "Change with the cheese at another square minus change "
+              "with the cheese at the same square, for these channels minus random channels. "
+              "**Supported**: claimed (interval without 0, p (Holm) and p (controls) at most "
               "0.05) and above 0.", "",
               *markdown_table(
                   ("outcome", "other - same: random", "other - same: these",
@@ -181,11 +182,18 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
     claimed = contrasts.loc[contrasts["control"], "claimed"]
     return "\n".join([
         *lines, f"The same rule claims {claimed.sum()} of {len(claimed)} contrasts of the random "
-        "sets, each compared with the others.", *warn_of_few_controls(num, "random sets"), ""])
+        "sets, each compared with all other random sets.",
+        *warn_of_few_controls(num, "random sets"), ""])
 
 
 def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFrame) -> None:
-    """Draw the four conditions of each outcome and the double contrast."""
+    """Draw the four conditions of each outcome, with the double contrast in the title.
+
+    Args:
+        path: file to write.
+        title: title of the figure.
+        conditions, contrasts: tables from ``interventions.resampling.Scrubbing``.
+    """
     figure = Figure(figsize=(3.2 * len(OUTCOMES), 4), layout="constrained")
     panels = figure.subplots(1, len(OUTCOMES), squeeze=False)[0]
     own = contrasts[~contrasts["control"]].set_index("outcome")

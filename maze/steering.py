@@ -73,7 +73,7 @@ COEFFICIENTS = (-1.0, -0.5, 0.5, 1.0, 2.0)
 COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 WORDING = Wording("Steering vectors at decision squares", "controls",
                   "vectors that are no better than controls", " of each kind",
-                  "How far the layer's output is moved at a picture")
+                  "Size of the change of the layer's output in a frame")
 FIELD_WORDING = dataclasses.replace(WORDING, title="Steering vectors over whole fields")
 
 
@@ -111,15 +111,15 @@ def parser() -> Parser:
                        help="number of controls of each kind; a claim needs at least 19")
     flags.add_argument("--choose_on", type=from_zero, default=0, metavar="FORKS",
                        help="number of further forks on which to choose the layer and coefficient "
-                            "with the largest change of the log-odds; only these are reported, on "
-                            "the other forks. 0: every arm is reported")
+                            "with the largest change of the log-odds; only this arm is reported, "
+                            "on the other forks. 0: every arm is reported")
     flags.add_argument("--num_fields", type=from_zero, default=20,
                        help="number of forks whose whole fields are also measured; 0: none")
     flags.add_argument("--exact", action="store_true",
                        help="also compute exact probabilities on these fields; needs an agent "
                             "without memory")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows of the top right region, for exact probabilities")
+                       help="rows and columns of the top right region, for exact probabilities")
     flags.add_argument("--num_vectors", type=from_zero, default=10,
                        help="number of forks whose own vectors are written")
     add_output_flags(flags, "steering")
@@ -175,13 +175,13 @@ def main(argv: list[str] | None = None) -> None:
         alone = dataclasses.replace(experiment, control_kinds=(), num_controls=0)
         arms = strongest(arms, measure(store, CHOOSING, alone, arms, choosing))
         chosen_on = f"Layer and coefficient were chosen on {len(choosing)} other forks."
-    what = (f"{len(states)} forks of {env.distribution_mode} mazes, one picture each, with the "
+    what = (f"{len(states)} forks of {env.distribution_mode} mazes, one frame each, with the "
             f"mouse at the decision square; agent {args.agent_file.name}; vector "
             f"{'cheese and top_right' if args.compose else ' '.join(args.vector)}. "
             f"{num_levels - len(forks)} levels were left out because they are no forks, or have no "
             f"room or no source for a vector. {chosen_on}" + (
-                " The interaction is the departure of both vectors together from the sum of what "
-                "each does alone." if args.compose else ""))
+                " The interaction is the effect of both vectors together minus the sum of their "
+                "single effects." if args.compose else ""))
     outcomes = field_outcomes(kinds[0] if len(kinds) == 1 else None, args.exact)
     measured = measure(store, DECISIONS, experiment, arms, states)
     chosen = states[:args.num_fields]
@@ -208,11 +208,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse_vectors(args: argparse.Namespace, policy: Policy
                   ) -> tuple[list[VectorKind], dict[str, dict[str, SteeringVector]]]:
-    """Return the kinds of the vectors, and the vectors of a file or a pair by layer.
+    """Determine the steering vectors from the flags.
+
+    Args:
+        args: the parsed flags.
+        policy: the agent.
 
     Returns:
-        The kinds, empty for a file or a pair; and the vectors of a file or a pair under the name
-        "given".
+        Kinds of the vectors, empty for a file or a pair of levels; and the vectors of a file or a
+        pair, by the name "given" and then by layer.
 
     Raises:
         UserError: if flags are incompatible, a file or level does not exist, or a vector does not
@@ -220,7 +224,7 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
     """
     if args.compose:
         if args.vector != [CHEESE.name] or args.sources != [OWN] or args.offsets or args.choose_on:
-            raise UserError("--compose is of the own cheese and top right vectors of the levels; "
+            raise UserError("--compose uses the own cheese and top right vectors of each level; "
                             "leave out --vector, --sources, --offsets and --choose_on")
         if len(args.coefficients or COMPOSED) != 2:
             raise UserError("--compose takes two --coefficients, of the cheese and of the top "
@@ -247,10 +251,12 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
 
 def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKind],
               given: Sequence[str]) -> list[Arms]:
-    """Return the arms selected by the flags.
+    """Return the arms selected by the flags, grouped by layer and source of the vectors.
 
     Args:
-        kinds: kinds of the vectors; empty for a file or a pair.
+        args: the parsed flags.
+        policy: the agent.
+        kinds: kinds of the vectors; empty for a file or a pair of levels.
         given: layers of the vectors of a file or a pair.
 
     Raises:
@@ -266,7 +272,7 @@ def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKi
     sources = [*args.sources, *offsets] if kinds else [FIXED]
     for values in (layers, sources, () if args.compose else coefficients):
         if len(set(values)) < len(values):
-            raise UserError(f"one of {' '.join(map(str, values))} is asked for twice")
+            raise UserError(f"one of {' '.join(map(str, values))} is given twice")
     arms = []
     for layer in layers:
         at = f" at {layer}" if len(layers) > 1 else ""
@@ -290,7 +296,14 @@ def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKi
 
 def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
                ) -> tuple[list[MazeState], int]:
-    """Return forks with room for the vectors, mouse at the start, and the number of all levels.
+    """Find the forks among the levels of the flags that have room for the vectors.
+
+    Args:
+        args: the parsed flags; if no levels are given, they are changed to draw only forks.
+        kinds: kinds of the vectors.
+
+    Returns:
+        The forks, with the mouse at the start; and the number of all examined levels.
 
     Raises:
         UserError: if --kind excludes forks, or too few levels are found.
@@ -305,7 +318,7 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
     forks = [state.with_mouse(state.grid.start) for state in levels
              if kind_of(state.grid) == FORK and (state.grid.margin or TOP_RIGHT not in kinds)]
     if not forks:
-        raise UserError(f"none of the {len(levels)} levels is a fork, with room for the vector")
+        raise UserError(f"none of the {len(levels)} levels is a fork with room for the vector")
     return forks, len(levels)
 
 
@@ -314,8 +327,15 @@ def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequen
     """Return the measurements of all arms on forks; missing ones are computed and written.
 
     Args:
+        store: open store of the results.
         entry: entry of the schema: DECISIONS, FIELDS or CHOOSING.
+        experiment: agent, vectors and controls.
+        arms: groups of arms.
+        states: the forks.
         outcomes: outcomes of fields; empty to measure at decision squares.
+
+    Returns:
+        Measurements of each group of arms, on all forks.
     """
     measured = []
     with Progress(len(arms) * len(states), "fork") as progress:
@@ -340,7 +360,8 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
     """Write table and figure of effects, and return their section of the report.
 
     Args:
-        prefix: prefix of the entries of the schema.
+        store: open store of the results.
+        prefix: prefix of the entries of the schema, "" or "field_".
         table: effects, from ``compare_arms``.
         outcomes: outcomes in the table.
         wording: terms for figure and report.
@@ -357,10 +378,17 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
 
 def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,
                       seed: int) -> None:
-    """Draw P(cheese), P(corner) and P(other) against the coefficient, a row of panels per arms.
+    """Draw P(cheese), P(corner) and P(other) against the coefficient, with a row of panels for each
+    group of arms.
 
-    The curves are means with 95 % intervals over forks and medians; the shaded area is the range of
-    the controls' means.
+    The curves are means with 95 % intervals over forks, and medians; the shaded area is the range
+    of the controls' means.
+
+    Args:
+        path: file to write.
+        measured: groups of arms that differ in the coefficient, with their measurements.
+        title: title of the figure.
+        seed: seed of the bootstrap.
     """
     shown = [outcome for outcome in DECISION_OUTCOMES if outcome.name.startswith("p_")]
     figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")

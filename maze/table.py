@@ -1,4 +1,5 @@
-"""Table of findings on maze agents: published claims, and the results of agents' studies.
+"""Write a table that compares published claims about maze agents with the results of the studies
+of one or more agents.
 
 Results have intervals; each row has one test, corrected over the table.
 """
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = {name: {finding.row for finding in numbers} for name, numbers in findings.items()}
     print(*(f"{name}: numbers in {len(numbered)} of {len(CLAIMS.claims)} rows"
             for name, numbered in rows.items()), sep="\n")
-    print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "
+    print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} next to it: "
           f"{CLAIMS.summary(args.output_dir)}")
 
 

@@ -121,7 +121,7 @@ def test_inner_coordinates_come_from_the_size_and_not_from_walls():
     assert grid.cheese == (3, 4) and grid.inner(grid.cheese) == (1, 2)
     assert grid.world(1, 2) == grid.cheese
     assert grid.kind() == "corner on the way"
-    with pytest.raises(UserError, match="no decision square: its corner on the way"):
+    with pytest.raises(UserError, match="no decision square: its kind is 'corner on the way'"):
         grid.decision_square()
     assert grid.departures_from_training() == [
         "there are free squares outside the maze", "the mouse is not at inner (0, 0)"]
@@ -228,7 +228,7 @@ def test_an_edited_maze_ends_where_its_path_says(mode):
     assert play(edited.with_cheese(None), along(path))[-1] == (0.0, False)
     walled = edited.with_cells({path[-3]: WALL})
     assert not any(end for _, end in play(walled, along(path)))
-    with pytest.raises(UserError, match="no way leads"):
+    with pytest.raises(UserError, match="no path leads"):
         walled.grid.path(start, end)
 
 
@@ -276,7 +276,7 @@ def test_levels_are_found_by_what_they_are(hundred):
         found = find_levels("hard", range(100), wanted, Filters(**filters))
         assert [state.level_seed for state in found] == [
             seed for seed, grid in grids.items() if accepts(grid)][:wanted]
-    with pytest.raises(UserError, match="of the 100 levels looked at 0 have"):
+    with pytest.raises(UserError, match="only 0 of the 100 examined levels"):
         find_levels("hard", range(100), 1, Filters(size=(4, 4)))
     assert parse_seeds("3-5, 9,4") == [3, 4, 5, 9]
 
@@ -376,7 +376,7 @@ def test_what_a_level_does_not_have_is_not_made_up(easy):
         with pytest.raises(UserError, match="no cheese, not one"):
             ask()
     shut = easy.with_cells(dict.fromkeys(easy.grid.neighbours(easy.grid.cheese), WALL)).grid
-    with pytest.raises(UserError, match="no way leads from row 2, column 2 to"):
+    with pytest.raises(UserError, match="no path leads from row 2, column 2 to"):
         shut.kind()
     assert not Filters(kind="fork").accept(shut) and not Filters(cheese_inside=5).accept(without)
 

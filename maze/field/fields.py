@@ -41,16 +41,20 @@ NO_MEMORY, START, WALKED = "none", "start", "walked"
 MEMORIES = (START, WALKED)
 
 
-# Direction in which each action moves the mouse; diagonals move it sideways.
+# Direction in which each action moves the mouse, as an index in DIRECTIONS; diagonals move it
+# sideways.
 _GROUPS = np.array([(LEFT, (DOWN, STAY, UP)[1 + up], RIGHT)[1 + right]
                     for right, up in ACTION_DIRECTIONS])
 
 
 def grouped(log_probs: np.ndarray) -> np.ndarray:
-    """Return log-probabilities of left, down, up, right, stay, float64 (n, 5).
+    """Sum the probabilities of all actions that move the mouse in the same direction.
 
     Args:
         log_probs: log-probabilities of the actions (n, A).
+
+    Returns:
+        Log-probabilities of left, down, up, right, stay, float64 (n, 5).
     """
     return np.stack([np.logaddexp.reduce(log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
                      for group in range(len(DIRECTIONS))], axis=1)
@@ -92,8 +96,8 @@ class Field:
     def is_open(self) -> np.ndarray:
         """Whether left, down, up and right lead to a free square or the cheese, bool (n, 4)."""
         around = np.pad(self.grid.is_free, 1)  # nothing is free outside the world
-        beside = self.squares[:, None] + np.array(STEPS) + 1  # (n, 4, 2)
-        return around[beside[..., 0], beside[..., 1]]
+        neighbours = self.squares[:, None] + np.array(STEPS) + 1  # (n, 4, 2)
+        return around[neighbours[..., 0], neighbours[..., 1]]
 
     @functools.cached_property
     def effective_probs(self) -> np.ndarray:
@@ -118,7 +122,7 @@ class Field:
                 for number, (row, column) in enumerate(self.squares.tolist())}
 
     def row(self, square: Square) -> int:
-        """Return the row of a square in the arrays.
+        """Return the index of a square in the arrays of the field.
 
         Raises:
             UserError: if the field lacks the square: a wall, the cheese, or an unreachable square.
@@ -130,7 +134,8 @@ class Field:
         return row
 
     def map(self, values: np.ndarray) -> np.ndarray:
-        """Arrange values of the squares (n,) as a map of the world (W, W), NaN elsewhere."""
+        """Arrange values of the squares (n,) as a map of the W x W squares of the world, float64
+        (W, W); NaN elsewhere."""
         world = np.full(self.grid.cells.shape, np.nan)
         world[tuple(self.squares.T)] = values
         return world
@@ -192,21 +197,20 @@ def difference(original: Field, patched: Field) -> Difference:
         for name in ("probs", "arrows", "components", "values")))
 
 
-def direction_between(square: Square, beside: Square) -> int:
-    """Return the step from a square to a neighbour: LEFT, DOWN, UP or RIGHT."""
-    return STEPS.index((beside[0] - square[0], beside[1] - square[1]))
+def direction_between(square: Square, neighbour: Square) -> int:
+    """Return the direction from a square to a neighbour: LEFT, DOWN, UP or RIGHT."""
+    return STEPS.index((neighbour[0] - square[0], neighbour[1] - square[1]))
 
 
 def stamp_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames composed from stamps, for levels without backgrounds in which the
-    view does not move with the mouse.
-    """
+    """Return a source of frames that are composed from stamps, without Procgen; only for levels
+    without backgrounds in which the view does not move with the mouse."""
     stamps = Stamps.of(state.distribution_mode)
     return lambda squares, facing: stamps.frames(state.grid, squares, facing)
 
 
 def drawn_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames that Procgen renders after ``set_state``."""
+    """Return a source of frames that Procgen renders, for any level; slower than stamps."""
     def frames(squares: np.ndarray, facing: np.ndarray) -> np.ndarray:
         return draw([state.with_grid(dataclasses.replace(
             state.grid, mouse=Square(*square), facing=int(side)))
@@ -275,10 +279,12 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
     """Split the outputs of a batch into one field per facing.
 
     Args:
+        grid: the level.
         squares: squares of each field, world (row, column), (n, 2).
         log_probs: log-probabilities of the actions, facing by facing, float32 (F n, A).
         values: values, facing by facing, float32 (F n,).
         facings: facings of the fields.
+        memory: memory of the fields, as in :class:`Field`.
     """
     parts = zip(facings, np.split(log_probs, len(facings)), np.split(values, len(facings)))
     return tuple(Field(grid, squares, logs, value, facing, memory)
@@ -286,7 +292,7 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
 
 
 class ResumedField:
-    """Forward passes of a level's frames up to a layer, which can be resumed there.
+    """Forward passes of a level's frames up to a layer, which can be resumed from there.
 
     Args:
         forward: forward pass of the agent, split at the layer.
@@ -328,7 +334,8 @@ class ResumedField:
 
 
 def _without_cheese(grid: Grid) -> Grid:
-    """Return the grid with the cheese as a wall: an episode ends there and cannot pass it."""
+    """Return the grid with the cheese as a wall, because an episode ends there and the mouse cannot
+    pass it."""
     return dataclasses.replace(grid, cells=np.where(grid.cells == CHEESE, WALL, grid.cells))
 
 
@@ -337,10 +344,11 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
     """Compute the recurrent states after walking from the mouse to each square.
 
     Args:
+        grid: the level, with the mouse where the episode starts.
         squares: squares to walk to, world (row, column), (n, 2).
         steps: number of steps from the mouse to each square (n,), -1 if unreachable.
         entering: recurrent states on arrival (n, D), modified in place.
-        run: runs the agent on some squares, with facings and recurrent states.
+        run: function of indices of squares, facings and recurrent states that runs the agent.
     """
     passable = _without_cheese(grid)
     rows = {tuple(square): row for row, square in enumerate(squares.tolist())}

@@ -7,7 +7,7 @@ Exact probabilities: a policy without memory acts on the frame alone, which is d
 mouse's square and facing. An episode is therefore a Markov chain over (square, facing), and its
 probabilities can be computed without sampling.
 
-Symbols in shapes: m free squares, including the cheese; k targets; n levels.
+Symbols in shapes: m free squares, including the cheese; k targets; n levels; W side of the world.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from maze.level.grid import Grid, Square
 EPISODE_STEPS = 500  # steps after which an episode ends without reward
 # At the decision square of a fork.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
-# Over all squares; the last three show whether the agent can still navigate.
+# Over all squares of the field.
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
 # From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
@@ -72,8 +72,8 @@ class Chain:
             UserError: if the agent has a memory.
         """
         if any(field.memory != NO_MEMORY for field in fields):
-            raise UserError("exact probabilities need an agent without memory: with a GRU the "
-                            "square does not decide what it does; play episodes instead")
+            raise UserError("exact probabilities need an agent without memory: with a GRU, actions "
+                            "depend on more than the square; play episodes instead")
         grid = fields[0].grid
         numbers = np.where(grid.is_free,
                            np.cumsum(grid.is_free).reshape(grid.is_free.shape) - 1, -1)
@@ -86,8 +86,9 @@ class Chain:
             for direction in range(STAY + 1):
                 there, turned = here, {LEFT: 0, RIGHT: 1}.get(direction, facing)
                 if direction != STAY:
-                    beside = np.minimum(field.squares + STEPS[direction], grid.world_dim - 1)
-                    there = np.where(field.is_open[:, direction], numbers[tuple(beside.T)], here)
+                    neighbours = np.minimum(field.squares + STEPS[direction], grid.world_dim - 1)
+                    there = np.where(field.is_open[:, direction], numbers[tuple(neighbours.T)],
+                                     here)
                 sources.append(facing * half + here)
                 targets.append(turned * half + there)
                 shares.append(field.probs[:, direction])
@@ -104,9 +105,9 @@ class Chain:
         return self._states([self.grid.mouse])[self.grid.facing, 0]
 
     def reaching(self, targets: Sequence[Square], steps: int = EPISODE_STEPS) -> np.ndarray:
-        """Return the probability of reaching each target within ``steps`` steps, float64 (k,).
+        """Compute the probability of reaching each target within ``steps`` steps, float64 (k,).
 
-        It is 1 for the square where the episode starts.
+        The probability is 1 for the square where the episode starts.
         """
         there = np.zeros((self.transition.shape[0], len(targets)))
         there[self._states(targets), np.arange(len(targets))] = 1
@@ -117,7 +118,7 @@ class Chain:
 
     def before(self, squares: Sequence[Square], others: Sequence[Square],
                steps: int = EPISODE_STEPS) -> float:
-        """Return the probability of reaching one of ``squares`` before any of ``others``.
+        """Compute the probability of reaching one of ``squares`` before any of ``others``.
 
         Only the first ``steps`` steps count. The square where the episode starts counts as reached.
         """
@@ -130,7 +131,8 @@ class Chain:
         return float(reached[self._start])
 
     def expected_steps(self, steps: int = EPISODE_STEPS) -> float:
-        """Return the expected number of steps until the cheese is reached, at most ``steps``."""
+        """Compute the expected length of an episode, which ends when the cheese is reached or after
+        ``steps`` steps."""
         left = np.ones(self.transition.shape[0])
         left[self._states(self.grid.cheeses)] = 0
         total = 0.0
@@ -177,10 +179,11 @@ def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -
 
 
 def path_probability(field: Field, target: Square) -> float:
-    """Return the published *normalised path probability* of a square.
+    """Compute the published *normalised path probability* of a square.
 
-    It is the geometric mean of the probabilities of the steps along the path from the mouse to the
-    square, excluding steps from the cheese's square; for the mouse's own square it is P(stay).
+    This is the geometric mean of the probabilities of the steps along the shortest path from the
+    mouse to the square, excluding steps from the cheese's square; P(stay) for the mouse's own
+    square.
 
     Raises:
         UserError: if the square cannot be reached.
@@ -194,11 +197,11 @@ def path_probability(field: Field, target: Square) -> float:
 
 
 def at_decision_square(field: Field) -> dict[str, float]:
-    """Return the outcomes AT_DECISION of a fork by name.
+    """Compute the outcomes AT_DECISION of a fork, by name.
 
-    They are the probabilities of the first steps to cheese and corner and of all other moves, the
-    log-odds of cheese against corner, the entropy of left, down, up, right and stay in nats, and
-    the value.
+    The outcomes are the probabilities of the first steps to cheese and corner and of all other
+    moves, the log-odds of cheese against corner, the entropy of left, down, up, right and stay in
+    nats, and the value.
 
     Raises:
         UserError: if the level is not a fork.
@@ -239,7 +242,7 @@ def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarr
 
 
 def value_agreement(field: Field) -> float:
-    """Return the share of squares whose most likely move leads to the neighbour of highest value.
+    """Compute the share of squares whose most likely move leads to the neighbour of highest value.
 
     The cheese, which ends the episode with its reward, counts as the highest value; walls are
     ignored.
@@ -248,16 +251,16 @@ def value_agreement(field: Field) -> float:
     heights = np.pad(field.map(field.values), 1, constant_values=np.nan)
     for square in grid.cheeses:
         heights[square[0] + 1, square[1] + 1] = np.inf
-    beside = np.stack([heights[tuple((field.squares + 1 + step).T)] for step in STEPS],
-                      axis=1)  # (n, 4)
-    has_neighbour = ~np.isnan(beside).all(axis=1)
-    best = np.nanargmax(beside[has_neighbour], axis=1)
+    around = np.stack([heights[tuple((field.squares + 1 + step).T)] for step in STEPS],
+                      axis=1)  # (squares, 4)
+    has_neighbour = ~np.isnan(around).all(axis=1)
+    best = np.nanargmax(around[has_neighbour], axis=1)
     return float((field.probs[has_neighbour, :STAY].argmax(axis=1) == best).mean())
 
 
 def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field | None = None,
              region: int = 5, steps: int = EPISODE_STEPS) -> dict[str, float]:
-    """Compute all outcomes of a level by name; undefined outcomes are NaN.
+    """Compute all outcomes of a level: those in AT_DECISION, OF_FIELD, EXACT and OF_CHANGE.
 
     Args:
         field: field with facing 0, or the only field.
@@ -265,6 +268,9 @@ def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field |
         other_facing: field with facing 1, for EXACT.
         region: rows and columns of the top right region, for EXACT.
         steps: maximum length of an episode, for EXACT.
+
+    Returns:
+        Outcomes by name; NaN where undefined or not computed.
     """
     grid = field.grid
     values = dict.fromkeys((*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE), np.nan)

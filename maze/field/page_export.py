@@ -4,12 +4,16 @@ Layout::
 
     index.html, maze.js, maze.css       the page, as `make web` built it
     settings.json                       settings that the folder was written with
-    data/manifest.js                    agents with their layers, modes, levels, first view
-    data/stamps_easy.js                 stamps of a mode, arrays as in ``Stamps``
-    data/agent_00.js                    weights of an agent, by their names in its file
+    data/manifest.js                    plain JSON, see below
+    data/stamps_easy.js                 stamps of a distribution mode, arrays as in ``Stamps``
+    data/agent_00.js                    weights of an agent by their names in its file, float32 in
+                                        PyTorch's layouts
 
-Data files are scripts (see ``common/page_files.py``). ``manifest`` contains plain JSON, the other
-files contain arrays; weights are float32 in PyTorch's layouts. Agents are numbered from 0.
+Data files are scripts (see ``common/page_files.py``). Agents are numbered from 0. ``manifest``
+contains the names of the ``actions``; for each of the ``agents``, its name, file, checksum, cheese
+region and ``layers`` (see ``agents.layers.Layer``); for each of the ``modes``, its name and
+``world_dim``; for each of the ``levels``, its name, mode, ``maze_dim``, facing and rows of text;
+and the first view, ``start``.
 
 ``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` reimplements
 ``agents/networks.py``, and a test compares the two.
@@ -46,7 +50,7 @@ class Start:
 
     Attributes:
         name, mode: name and distribution mode of the level.
-        patches: texts of the patches in force.
+        patches: active patches, as text.
         before, after: P(cheese) without and with the patches; NaN without patches.
     """
 
@@ -79,6 +83,7 @@ def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequenc
     """Write the page and its data into an existing folder.
 
     Args:
+        folder: folder of the page.
         agents: feed-forward IMPALA networks by name, see :func:`check_agent`.
         files: agent files, in the order of ``agents``.
         levels: levels with their names, as (name, level).

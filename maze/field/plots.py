@@ -77,14 +77,24 @@ class Panel:
 
 
 def compared(original: Panel, patched: Panel) -> list[Panel]:
-    """Return panels of the unpatched field, the patched field and their difference."""
+    """Return panels of the unpatched field, of the patched field, and of their difference.
+
+    Args:
+        original, patched: panels that show the fields of one level.
+    """
     change = difference(cast(Field, original.shown), cast(Field, patched.shown))
     title = f"difference\nmean total variation {change.mean_total_variation:.3f}"
     return [original, patched, Panel(title, original.grid, change, original.view)]
 
 
 def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
-    """Return a figure with panels side by side."""
+    """Draw panels side by side.
+
+    Args:
+        panels: the panels.
+        style: options for drawing.
+        title: title of the figure.
+    """
     figure, axes_of = _side_by_side(len(panels), title)
     for axes, panel in zip(axes_of, panels):
         _draw_level(axes, panel.grid, panel.view)
@@ -111,6 +121,8 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
     """Write heat maps side by side, atomically.
 
     Args:
+        path: file to write.
+        grid: the level.
         maps: maps by title. Maps of squares, (W, W), have row 0 at the bottom and NaN for other
             cells, as from ``Field.map``. Maps of another shape show a channel (rows, columns), with
             row 0 at the top, and cover the whole frame.
@@ -133,21 +145,23 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
     """Write figures of one size as a film, atomically, each shown for a quarter of a second.
 
     Args:
+        path: video file to write.
+        figures: figures, in the order of the film.
         stills: optional image file with ``num_stills`` evenly spaced figures side by side,
             including the first and the last; all figures if there are fewer.
     """
-    pictures = []
+    images = []
     for figure in figures:
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(DPI)
         canvas.draw()
-        picture = np.asarray(canvas.buffer_rgba())[..., :3]  # (H', W', C), cropped to even sides
-        pictures.append(picture[:len(picture) // 2 * 2, :picture.shape[1] // 2 * 2].copy())
-    write_video(path, iter(pictures), FILM_FRAMES_PER_SECOND)
+        image = np.asarray(canvas.buffer_rgba())[..., :3]  # (H', W', C), cropped to even sides
+        images.append(image[:len(image) // 2 * 2, :image.shape[1] // 2 * 2].copy())
+    write_video(path, iter(images), FILM_FRAMES_PER_SECOND)
     if stills:
-        chosen = np.unique(np.linspace(0, len(pictures) - 1, num_stills).round().astype(int))
+        chosen = np.unique(np.linspace(0, len(images) - 1, num_stills).round().astype(int))
         with atomic_path(stills) as temporary:
-            Image.fromarray(np.hstack([pictures[place] for place in chosen])).save(temporary)
+            Image.fromarray(np.hstack([images[place] for place in chosen])).save(temporary)
 
 
 def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None) -> None:
@@ -162,7 +176,8 @@ def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None) -> None:
 
 
 def _shown_side(grid: Grid, style: Style) -> int:
-    """Number of squares along a side of the panel."""
+    """Return the number of squares along a side of a panel: of the world with the margin, of the
+    maze without it."""
     return grid.world_dim if style.margin else grid.maze_dim
 
 
@@ -179,8 +194,8 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
 
 
 def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
-    """Draw a ring at the decision square of a fork, and crosses at the marked squares, and set the
-    limits to the world, or to the maze alone."""
+    """Draw a ring at the decision square of a fork and crosses at the marked squares; set the
+    limits and the title of the axes."""
     size = 260 / _shown_side(grid, style)
     with contextlib.suppress(UserError):  # only forks have a decision square
         square = grid.decision_square()
@@ -198,7 +213,15 @@ def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
-    """Draw the figures of an arm that are missing from the folder."""
+    """Draw the figures of an arm that are missing from the folder.
+
+    Args:
+        store: open store of the results.
+        arm: name of the arm.
+        fields, unpatched: fields of the arm and of the arm without patches, by level.
+        views: person views of the levels to draw, uint8 (512, 512, 3), by level.
+        style: options for drawing.
+    """
     for name, view in with_progress(views.items(), len(views), "level"):
         sides = fields[name]
         grid = sides[0].grid
@@ -213,7 +236,12 @@ def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:
-    """Return maps (W, W) of value, path probability and, with both facings, exact probability."""
+    """Return maps (W, W) of the value, of the path probability of each square, and, with both
+    facings, of the exact probability of reaching it, by title.
+
+    The path probability is left out for states after walking, the exact probability for agents with
+    memory.
+    """
     field = sides[0]
     reached = field.grid.distances(field.grid.mouse) >= 0
     maps = {"value": field.map(field.values)}
@@ -231,7 +259,15 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
 
 def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
               style: Style) -> Iterator[Figure]:
-    """Yield a figure per arm with a level's unpatched and patched field and their difference."""
+    """Yield a figure per arm with the unpatched field of a level, its patched field, and their
+    difference.
+
+    Args:
+        fields: fields by arm and level.
+        level: name of the level.
+        view: person view of the level, uint8 (512, 512, 3).
+        style: options for drawing.
+    """
     grid = fields[UNPATCHED][level][0].grid
     original = Panel(UNPATCHED, grid, fields[UNPATCHED][level][0], view)
     for arm, by_level in fields.items():
@@ -242,7 +278,15 @@ def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.n
 
 def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOptions,
                      view: np.ndarray, style: Style) -> Iterator[Figure]:
-    """Yield a figure of a level's field for each of several agent files."""
+    """Yield a figure of the field of a level for each agent file.
+
+    Args:
+        files: agent files.
+        state: the level.
+        options: options for computing fields; its agent is replaced.
+        view: person view of the level, uint8 (512, 512, 3).
+        style: options for drawing.
+    """
     for path in files:
         policy = load_agent(path, options.compute.device)
         field = dataclasses.replace(options, policy=policy).field(state)
@@ -250,7 +294,8 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
 
 
 def over_cheese(state: MazeState, options: FieldOptions, style: Style) -> Iterator[Figure]:
-    """Yield a figure of a level's field for each square of the cheese except the mouse's."""
+    """Yield a figure of the field of a level with its cheese on each free square except the
+    mouse's."""
     for square in state.grid.squares():
         if square != state.grid.mouse:
             moved = state.with_cheese(square)

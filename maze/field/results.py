@@ -19,8 +19,8 @@ An ``.npz`` file contains ``squares`` (n, 2) int16, inner row and column; ``log_
 ``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
 top to bottom, one string per row as in a level file, with the mouse where the episode starts;
 ``maze_dim``; ``level_facing``, at the episode's start; ``facing`` and ``memory`` of the field;
-``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), the layer of each
-patch, the number of frames on which it acted, and the mean sizes of its change.
+``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), the layer of each of p
+patches, the number of frames on which it acted, and the mean sizes of its change.
 
 Levels can be divided among shards. Each shard writes its fields; tables, figures and settings are
 written when the shards are joined.
@@ -82,6 +82,10 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
     """Write a field.
 
     Args:
+        store: open store of the results.
+        arm: name of the arm.
+        key: name of the level, followed by ``_facing_1`` for a second facing.
+        field: the field.
         moved: size of each patch's change, from ``ActivePatches.changes``.
     """
     grid = field.grid
@@ -96,7 +100,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
 
 
 def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[ChangeSize]]:
-    """Read a field and the size of each patch's change.
+    """Read a field and the size of each patch's change; arguments as for :func:`write_field`.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -113,7 +117,7 @@ def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[Chan
                 or np.isnan(field.log_probs).any()
                 or len(squares.intersection(grid.squares(without_cheese=True)))
                 != len(field.squares)):
-            raise UserError("its arrays do not fit each other")
+            raise UserError("its arrays are inconsistent")
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"the field {store.file_of('field', arm, key)} is damaged: {error}"
                         ) from None
@@ -151,7 +155,7 @@ class FieldOptions:
     memory: str
 
     def field(self, state: MazeState, facing: int | None = None) -> Field:
-        """Compute the field of a level, by default with the first facing."""
+        """Compute the field of a level with a facing; by default with the first of ``facings``."""
         return vector_field(self.policy, self.compute, state, memory=self.memory,
                             facing=self.facings[0] if facing is None else facing)
 
@@ -162,10 +166,13 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
     """Return the fields of an arm by level; missing fields are computed and written.
 
     Args:
+        store: open store of the results.
+        arm: name of the arm.
         patches: patches of the arm, opened for the agent.
         levels: levels by name.
-        std: standard deviations of the patched layers' units, by layer; sizes of changes are
-            given in these.
+        options: agent and options for computing fields.
+        std: standard deviations of the patched layers' units by layer, the unit of the sizes of
+            changes.
 
     Returns:
         The fields, and the sizes of the patches' changes for :func:`moved_table`.
@@ -185,8 +192,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
             field, sizes = read_field(store, arm, key)
             if field.grid.to_rows() != state.grid.to_rows():
                 raise UserError(f"{store.file_of('field', arm, key)} is of another level "
-                                f"than the one of seed {state.level_seed} that is asked for; "
-                                "choose another --output_dir, or give --overwrite")
+                                f"than the requested one of seed {state.level_seed}; choose "
+                                "another --output_dir, or give --overwrite")
             sides.append(field)
             moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
                       for number, size in enumerate(sizes)]
@@ -210,7 +217,18 @@ def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
 
 def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
                   region: int) -> pd.DataFrame:
-    """Return a row of outcomes per arm and level."""
+    """Compute the outcomes of all fields.
+
+    Args:
+        fields: fields by arm and level, including the arm UNPATCHED.
+        levels: levels by name.
+        region: rows and columns of the top right region.
+
+    Returns:
+        A row per arm and level: ``arm``, ``level`` (its name), ``seed``, ``maze_dim``, ``kind``,
+        ``squares`` (their number), OUTCOMES, and ``facing_variation``, the mean total variation
+        between both facings, NaN for one facing.
+    """
     rows = []
     for arm, by_level in fields.items():
         for name, sides in by_level.items():

@@ -5,8 +5,8 @@ column from the bottom, and the mouse last. The image of a cell depends on its p
 alone, so it is rendered once and drawn over earlier cells. Pixels of cells are opaque or
 transparent; the mouse has semi-transparent edges, so its opacity is measured on black and on walls.
 
-Symbols in shapes: W side of the world in cells, P = 64 * 64 pixels, K cells that may be visible at
-a pixel, M pixels of a mouse, n frames.
+Symbols in shapes: W side of the world in cells, P = 64 * 64 pixels, K largest number of cells that
+may be visible at a pixel, M largest number of pixels of a mouse, n frames.
 """
 
 from __future__ import annotations
@@ -128,9 +128,14 @@ def cache_file(distribution_mode: str) -> Path:
 
 
 def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Blend colours, already multiplied by their opacity, over others.
+    """Blend colours over the colours below them.
 
     Rounding is that of ``BYTE_MUL`` in Qt's raster engine.
+
+    Args:
+        colours: upper colours, already multiplied by their opacity, uint8.
+        opacity: opacity of the upper colours, 0 to 255; all arrays broadcast.
+        below: lower colours, uint8.
     """
     product = below.astype(np.uint32) * (255 - opacity.astype(np.uint32))
     return (colours + ((product + (product >> 8) + 128) >> 8)).astype(np.uint8)
@@ -172,7 +177,8 @@ def _render(config: EnvConfig) -> Stamps:
 
 
 def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``Stamps.cells`` and ``Stamps.colours``.
+    """Collect the cells that are visible at each pixel, and their colours, for ``Stamps.cells`` and
+    ``Stamps.colours``.
 
     Args:
         numbers: numbers of the cells, row * W + column, in drawing order.
@@ -191,7 +197,8 @@ def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
                   walls: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays of the mouse in :class:`Stamps`.
+    """Compute pixels, colours and opacity of the mouse in each cell, as arrays of :class:`Stamps`
+    by name.
 
     Args:
         on_black, on_walls: frames with the mouse in each cell, by facing, (W * W, 2, P, 3).

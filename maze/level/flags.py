@@ -69,7 +69,7 @@ FILTER_FLAGS: dict[str, dict[str, Any]] = {
     "kind": {"choices": KINDS, "help": "accept only levels of this kind"},
     "cheese_outside": {
         "type": _region, "metavar": "R",
-        "help": "accept only levels without cheese in the maze's top right R x R squares"},
+        "help": "accept only levels with the cheese outside the maze's top right R x R squares"},
     "cheese_inside": {
         "type": _region, "metavar": "R",
         "help": "accept only levels with the cheese in the maze's top right R x R squares"},
@@ -98,9 +98,10 @@ EDIT_FLAGS: dict[str, dict[str, Any]] = {
 
 
 def add_level_flags(parser: Parser, num_mazes: int) -> None:
-    """Add the flags that choose levels and filter them.
+    """Add the flags that choose levels and filter them, LEVEL_FLAGS and FILTER_FLAGS.
 
     Args:
+        parser: parser to add the flags to.
         num_mazes: default of ``--num_mazes``.
     """
     add_flags(parser, LEVEL_FLAGS | FILTER_FLAGS)
@@ -108,7 +109,12 @@ def add_level_flags(parser: Parser, num_mazes: int) -> None:
 
 
 def add_flags(parser: Parser, flags: dict[str, dict[str, Any]]) -> None:
-    """Add the flags of a table such as LEVEL_FLAGS."""
+    """Add flags to a parser.
+
+    Args:
+        parser: parser to add the flags to.
+        flags: arguments of ``add_argument`` by name of the flag, such as LEVEL_FLAGS.
+    """
     for name, options in flags.items():
         parser.add_argument(f"--{name}", **options)
 
@@ -117,6 +123,7 @@ def add_agent_flags(parser: Parser, help: str, num_mazes: int) -> None:
     """Add the flags for the agent file and the levels to a script that analyses an agent.
 
     Args:
+        parser: parser to add the flags to.
         help: help text of ``--agent_file``.
         num_mazes: default of ``--num_mazes``.
     """
@@ -130,6 +137,7 @@ def add_output_flags(parser: Parser, script: str) -> None:
     The precision is float32 by default, because differences of activations need it.
 
     Args:
+        parser: parser to add the flags to.
         script: name of the script and of its default output folder.
     """
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / script,
@@ -145,6 +153,10 @@ def start(flags: Parser, argv: list[str] | None) -> tuple[argparse.Namespace, Co
 
     Args:
         flags: parser with the flags of :func:`add_agent_flags` and :func:`add_output_flags`.
+        argv: command-line arguments; None for those of the process.
+
+    Returns:
+        The parsed flags; device and precision; and the agent.
 
     Raises:
         UserError: if the agent cannot be loaded, or has a memory and --exact is given.
@@ -164,6 +176,9 @@ def open_store(schema: Schema, args: argparse.Namespace, compute: Compute, setti
     """Open the output folder of a script that analyses an agent.
 
     Args:
+        schema: schema of the folder.
+        args: the parsed flags.
+        compute: device and precision.
         settings: settings of the script, in addition to those of agent, levels and computation.
         more: further arguments of ``ResultStore.open``.
         states: all levels of the run, unless the folder can grow by further levels.
@@ -193,6 +208,7 @@ def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[M
     """Return the levels chosen by the flags of :func:`add_level_flags`.
 
     Args:
+        args: the parsed flags.
         edit: optional edit of every level, applied before the filters.
 
     Raises:
@@ -204,7 +220,8 @@ def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[M
             args.levels, args.distribution_mode, args.use_backgrounds)]
         accepted = [state for state in states if filters.accept(state.grid)]
         if not accepted:
-            raise UserError(f"none of the {len(states)} levels looked at has what is asked for")
+            raise UserError(f"none of the {len(states)} levels passes the filters; relax them, or "
+                            "give other --levels")
         return accepted
     config = EnvConfig(GAME, args.distribution_mode, args.start_level, args.num_levels)
     seeds = config.draw_levels(min(len(config.levels), args.max_tried), args.seed)
@@ -213,7 +230,8 @@ def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[M
 
 
 def edited(state: MazeState, args: argparse.Namespace) -> MazeState:
-    """Apply the edits of EDIT_FLAGS to a level: walls first, then the mouse, then the cheese.
+    """Apply the edits of EDIT_FLAGS to a level: walls and free squares first, then the path to the
+    corner, the mouse, the cheese and the facing.
 
     Raises:
         UserError: if an edit is impossible; the message names the level.

@@ -24,15 +24,15 @@ import numpy as np
 
 from common.errors import UserError
 
-WALL, FREE, CHEESE = 51, 100, 2
+WALL, FREE, CHEESE = 51, 100, 2  # cell types in Procgen's state
 FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY = "fork", "cheese on the way", "corner on the way"
 KINDS = (FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY)
-FEATURE_REGION = 5
+FEATURE_REGION = 5  # rows and columns of the region in the features
 MEASURES = ("euc", "taxi", "steps")
 FEATURES = (*(f"{measure}_{ends}" for measure, ends in itertools.product(
     MEASURES, ("C_D", "C_T", "D_T", "C_5x5", "D_5x5"))), "cheese_norm")
 _LETTERS = {"#": WALL, ".": FREE, "C": CHEESE, "M": FREE}
-_ORDER = ((0, -1), (-1, 0), (1, 0), (0, 1))  # left, down, up, right
+_ORDER = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) steps left, down, up, right
 
 
 class Square(NamedTuple):
@@ -158,22 +158,15 @@ class Grid:
         return inside
 
     def check_inside(self, square: Square, what: str) -> None:
-        """Raise if a square is outside the world.
-
-        Raises:
-            UserError: if it is; the message names ``what``, the thing to be placed there.
-        """
+        """Raise UserError if a square is outside the world; the message names ``what``, the thing
+        to be placed there."""
         if not all(0 <= place < self.world_dim for place in square):
             raise UserError(f"{what} cannot be at {Square(*square)}: rows and columns of the world "
                             f"are 0 to {self.world_dim - 1}{self._nearest_free(square)}")
 
     def check_free(self, square: Square, what: str) -> None:
-        """Raise if a square is a wall or outside the world.
-
-        Raises:
-            UserError: if it is; the message names ``what``, the thing to be placed there, and the
-                nearest free square.
-        """
+        """Raise UserError if a square is a wall or outside the world; the message names ``what``,
+        the thing to be placed there, and the nearest free square."""
         self.check_inside(square, what)
         if not self.is_free[square]:
             raise UserError(f"{what} cannot be at {Square(*square)}, which is a wall"
@@ -181,19 +174,22 @@ class Grid:
 
     def _nearest_free(self, square: Square) -> str:
         """Return a hint that names the nearest free square without cheese or mouse."""
-        others = [other for other in self.squares(without_cheese=True) if other != self.mouse]
-        if not others:
+        candidates = [free for free in self.squares(without_cheese=True) if free != self.mouse]
+        if not candidates:
             return ""
-        near = min(others, key=lambda other: (other[0] - square[0])**2 + (other[1] - square[1])**2)
+        near = min(candidates, key=lambda free: (free[0] - square[0])**2 + (free[1] - square[1])**2)
         return f"; the nearest free square is {near}"
 
     def distances(self, origin: Square) -> np.ndarray:
-        """Return the path lengths from a square to all squares, int32 (W, W), -1 if unreachable.
+        """Compute the lengths of the shortest paths from a square to all squares, in steps.
+
+        Returns:
+            Lengths, int32 (W, W); -1 for walls and unreachable squares.
 
         Raises:
             UserError: if the origin is not a free square.
         """
-        self.check_free(origin, "a way")
+        self.check_free(origin, "a path")
         far = np.pad(np.where(self.is_free, -1, -2), 1, constant_values=-2)
         stride = len(far)
         begin = (origin[0] + 1) * stride + origin[1] + 1
@@ -201,10 +197,10 @@ class Grid:
         steps[begin] = 0
         reached = [begin]
         for at in reached:  # breadth-first search; the list grows during the loop
-            for beside in (at - 1, at - stride, at + stride, at + 1):
-                if steps[beside] == -1:
-                    steps[beside] = steps[at] + 1
-                    reached.append(beside)
+            for neighbour in (at - 1, at - stride, at + stride, at + 1):
+                if steps[neighbour] == -1:
+                    steps[neighbour] = steps[at] + 1
+                    reached.append(neighbour)
         return np.maximum(np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1], -1)
 
     def path(self, origin: Square, target: Square) -> list[Square]:
@@ -216,10 +212,10 @@ class Grid:
         Raises:
             UserError: if the target cannot be reached, or an end is not a free square.
         """
-        self.check_free(origin, "a way")
+        self.check_free(origin, "a path")
         steps = self.distances(target)
         if steps[origin] < 0:
-            raise UserError(f"no way leads from {Square(*origin)} to {Square(*target)}")
+            raise UserError(f"no path leads from {Square(*origin)} to {Square(*target)}")
         path = [Square(*origin)]
         while steps[path[-1]]:
             path.append(next(square for square in self.neighbours(path[-1])
@@ -228,8 +224,8 @@ class Grid:
 
     def neighbours(self, square: Square) -> list[Square]:
         """Return the free neighbours of a square, in the order left, down, up, right."""
-        beside = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
-        return [place for place in beside if min(place) >= 0 and max(place) < self.world_dim
+        adjacent = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
+        return [place for place in adjacent if min(place) >= 0 and max(place) < self.world_dim
                 and self.is_free[place]]
 
     @property
@@ -241,20 +237,18 @@ class Grid:
             (self.distances(self.mouse) >= 0).sum() == free.sum())
 
     @functools.cached_property
-    def _ways(self) -> tuple[list[Square], list[Square]]:
+    def _paths(self) -> tuple[list[Square], list[Square]]:
         """Paths from the start to the cheese and to the corner."""
         return self.path(self.start, self.cheese), self.path(self.start, self.corner)
 
     def kind(self) -> str:
-        """Return the kind of the level, one of KINDS.
-
-        It depends on the paths from the start to the cheese and to the corner: FORK if neither
-        contains the other.
+        """Return the kind of the level: FORK if neither of the paths from the start to the cheese
+        and to the corner contains the other, else CHEESE_ON_THE_WAY or CORNER_ON_THE_WAY.
 
         Raises:
             UserError: if there is not exactly one cheese, or the cheese or corner is unreachable.
         """
-        to_cheese, to_corner = self._ways
+        to_cheese, to_corner = self._paths
         if to_cheese[-1] in to_corner:
             return CHEESE_ON_THE_WAY
         return CORNER_ON_THE_WAY if to_corner[-1] in to_cheese else FORK
@@ -265,7 +259,7 @@ class Grid:
         Raises:
             UserError: if the level is not a fork, or :meth:`kind` raises.
         """
-        return self._ways[0][self._num_common() - 1]
+        return self._paths[0][self._num_common() - 1]
 
     def first_steps(self) -> tuple[Square, Square]:
         """Return the squares after the decision square, towards the cheese and the corner.
@@ -273,15 +267,15 @@ class Grid:
         Raises:
             UserError: if :meth:`decision_square` raises.
         """
-        to_cheese, to_corner = self._ways
+        to_cheese, to_corner = self._paths
         num_common = self._num_common()
         return to_cheese[num_common], to_corner[num_common]
 
     def _num_common(self) -> int:
         """Return the length of the common part of both paths of a fork, in squares."""
         if self.kind() != FORK:
-            raise UserError(f"the maze has no decision square: its {self.kind()}")
-        return next(number for number, (one, other) in enumerate(zip(*self._ways)) if one != other)
+            raise UserError(f"the maze has no decision square: its kind is '{self.kind()}'")
+        return next(number for number, (one, other) in enumerate(zip(*self._paths)) if one != other)
 
     def steps_off_corner_path(self, target: Square) -> int:
         """Count the squares on the path from the start to a target that are off the corner's path.
@@ -292,7 +286,7 @@ class Grid:
         return len(set(self.path(self.start, target)) - set(self.path(self.start, self.corner)))
 
     def departures_from_training(self, region: int | None = None) -> list[str]:
-        """Return the properties, as sentences, in which the level differs from generated levels.
+        """List, as sentences, the properties in which the level differs from generated levels.
 
         Args:
             region: rows and columns of the top right region to which the cheese was confined in
@@ -364,7 +358,7 @@ class Grid:
 
 
 def kind_of(grid: Grid) -> str:
-    """Return the kind of a level, or ``none`` if :meth:`Grid.kind` raises."""
+    """Return the kind of a level, or "none" if :meth:`Grid.kind` raises."""
     try:
         return grid.kind()
     except UserError:
@@ -372,7 +366,7 @@ def kind_of(grid: Grid) -> str:
 
 
 def describe(grid: Grid) -> str:
-    """Return a description of a level in one line."""
+    """Describe size, cheese, kind and decision square of a level in one line."""
     kind = kind_of(grid)
     decision = f", decision square at {grid.decision_square()}" if kind == FORK else ""
     return (f"{grid.maze_dim} x {grid.maze_dim} squares, cheese at "
@@ -380,7 +374,7 @@ def describe(grid: Grid) -> str:
 
 
 def fork_features(grid: Grid) -> dict[str, float]:
-    """Return the 16 published features of a fork by name, in squares.
+    """Compute the 16 published features of a fork by name, in squares; see the module docstring.
 
     ``cheese_norm`` is the Euclidean norm of the cheese's world coordinates. In a maze of at most 5
     rows the region is the whole maze.

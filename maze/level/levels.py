@@ -37,8 +37,8 @@ from maze.level.grid import WALL, Grid, Square
 from maze.level.state import WORLD_DIMS, MazeState, stock_state
 
 FORMAT, VERSION = "procgen maze", 1
-MAX_SEEDS = 10_000_000
-MAX_TRIED = 1000  # level seeds; a mode has at most 15 sizes, all equally frequent
+MAX_SEEDS = 10_000_000  # largest number of seeds in a list such as 0-99,795
+MAX_TRIED = 1000  # seeds tried to find a maze size; a mode has at most 15, all equally frequent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +86,14 @@ def find_levels(distribution_mode: str, seeds: Sequence[int], number: int,
     """Return the first levels in a sequence of seeds that pass the filters.
 
     Args:
+        distribution_mode, use_backgrounds: options of the levels.
         seeds: level seeds to try, in order.
         number: number of levels to return.
+        filters: properties that a level must have; None accepts all levels.
         edit: optional edit of every level, applied before the filters.
 
     Raises:
-        UserError: if fewer levels pass; the message reports how many were tried.
+        UserError: if fewer than ``number`` levels pass; the message reports how many were tried.
     """
     filters = filters or Filters()
     states = (after_edit(stock_state(distribution_mode, seed, use_backgrounds), edit)
@@ -99,18 +101,18 @@ def find_levels(distribution_mode: str, seeds: Sequence[int], number: int,
     accepted = list(itertools.islice((state for state in states if filters.accept(state.grid)),
                                      number))
     if len(accepted) < number:
-        raise UserError(f"of the {len(seeds)} levels looked at {len(accepted)} have what is asked "
-                        f"for, not {number}; look at more, or ask for less")
+        raise UserError(f"only {len(accepted)} of the {len(seeds)} examined levels pass the "
+                        f"filters, not {number}; examine more levels, or relax the filters")
     return accepted
 
 
 def draw_levels(env: EnvConfig, without: Collection[int], size: int, seed: int
                 ) -> list[MazeState]:
-    """Draw levels that are not measured.
+    """Draw random levels that are different from given ones.
 
     Args:
         env: environment configuration of the levels.
-        without: seeds of measured levels, which are excluded.
+        without: level seeds to exclude, such as those of measured levels.
         size: number of levels.
         seed: seed of the random draw.
     """
@@ -143,7 +145,16 @@ def parse_seeds(text: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelEntry:
-    """Entry of a level file, with keys in this order; those with a default are optional."""
+    """Entry of a level file, with keys in the order of these fields.
+
+    Attributes:
+        format, version: FORMAT and VERSION.
+        distribution_mode: ``easy``, ``hard`` or ``memory``.
+        level_seed: seed of the level.
+        use_backgrounds: whether the game draws background images; optional.
+        facing: facing of the mouse, 0 or 1; optional.
+        rows: rows of the world, from top to bottom; see the module docstring.
+    """
 
     format: str
     version: int
@@ -165,7 +176,7 @@ class LevelEntry:
 
         Raises:
             UserError: if the entry has another format or version, or the rows are not a maze of
-                the size of the seed's.
+                the size that Procgen generates for the seed.
         """
         if (self.format, self.version) != (FORMAT, VERSION):
             raise UserError(f"it has the format '{self.format}' in version {self.version}, not "
@@ -179,7 +190,7 @@ class LevelEntry:
 
 
 def digest(states: Sequence[MazeState]) -> str:
-    """Return the SHA-256 digest of the entries of levels."""
+    """Return the SHA-256 digest of levels, computed from their entries in a level file."""
     entries = [dataclasses.asdict(LevelEntry.of(state)) for state in states]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
@@ -240,7 +251,11 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
 
 
 def from_text(text: str, distribution_mode: str, use_backgrounds: bool = False) -> MazeState:
-    """Parse a level from text.
+    """Parse a level from the text format, see the module docstring.
+
+    Args:
+        text: lines of the maze, from top to bottom.
+        distribution_mode, use_backgrounds: options of the level.
 
     Raises:
         UserError: if the text is not a maze, or the mode has no maze of this size.

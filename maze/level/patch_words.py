@@ -35,10 +35,11 @@ from maze.level.grid import CHEESE, FREE, Grid, Square
 from maze.level.levels import after_edit
 from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 
+# Values of the options that have only a few.
 CHOICES = {"mapping": ("published", "centred"), "facing": ("0", "1"),
            "at": ("decision_square", "path", "off_path"),
            "condition": ("same_cheese", "other_cheese")}
-MAX_TRIES = 1000
+MAX_TRIES = 1000  # levels tried to find the sources of a resampling
 
 
 def register_maze_words() -> None:
@@ -50,14 +51,22 @@ def register_maze_words() -> None:
 
 def _open(name: str, open_word: Callable[[Patch, str, Opening, EnvConfig], Patch], patch: Patch,
           value: str, opening: Opening) -> Patch:
-    """Apply an option, after checking the game and the value."""
+    """Apply an option to a patch, after checking the game and the value.
+
+    Args:
+        name: name of the option.
+        open_word: function of this module that applies the option.
+        patch: the patch.
+        value: value of the option.
+        opening: agent, environment and level edit for which patches are opened.
+    """
     if opening.env is None or opening.env.env_name != GAME:
         where = "in the simulator" if opening.env is None else f"in {opening.env.env_name}"
         raise UserError(f"'{name}' is a word for the game {GAME}, and has no meaning {where}; "
                         "leave it out")
     choices = CHOICES.get(name, (value,))
     if value not in choices:
-        raise UserError(f"{name}={value} means nothing{nearest(value, choices)}")
+        raise UserError(f"{name}={value} is no valid option{nearest(value, choices)}")
     mode = "hard" if opening.env.distribution_mode == "exploration" else (
         opening.env.distribution_mode)
     return open_word(patch, value, opening, dataclasses.replace(opening.env,
@@ -77,7 +86,7 @@ def _parse_squares(word: str, value: str, env: EnvConfig) -> list[Square]:
                         "12.20/13.20")
     squares = [Square(*map(int, part.split("."))) for part in value.split("/")]
     if max(map(max, squares)) >= dim:
-        raise UserError(f"{word}={value} lies outside of the world: rows and columns go from 0 to "
+        raise UserError(f"{word}={value} lies outside the world: rows and columns go from 0 to "
                         f"{dim - 1}")
     return squares
 
@@ -97,7 +106,7 @@ def _square(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch
 
 def _mapping(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     if "square" not in dict(patch.words):
-        raise UserError(f"mapping={value} says which cell a square has, so it needs square=")
+        raise UserError(f"mapping={value} selects the cell of a square, so it needs square=")
     return patch
 
 
@@ -135,8 +144,8 @@ def _at(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
 
 def _condition(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     if not isinstance(patch, Resample):
-        raise UserError(f"condition={value} says what the sources of resample have in common, and "
-                        f"{patch.kind} has none")
+        raise UserError(f"condition={value} selects the sources of resample, and {patch.kind} has "
+                        "none")
 
     def sources(level: int, number: int, seed: int) -> np.ndarray:
         cheese = _grid(opening, env, level).cheese
@@ -166,11 +175,19 @@ def _grid(opening: Opening, env: EnvConfig, level: int) -> Grid:
 
 def _check_squares(rows: BatchInfo) -> None:
     if rows.square is None or rows.facing is None:
-        raise UserError("a patch depends on where the mouse is, but the pass does not say so; play "
-                        "with squares, or leave the word out")
+        raise UserError("a patch depends on the mouse's square or facing, which are unknown in "
+                        "this forward pass; play with squares, or leave the option out")
 
 
 def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
-    """Return whether the mouse is on one of the squares (n, 2), bool (B,)."""
+    """Return for each frame of a batch whether the mouse is on one of some squares.
+
+    Args:
+        rows: metadata of the B frames.
+        squares: world (row, column) of the squares (n, 2).
+
+    Returns:
+        bool (B,).
+    """
     _check_squares(rows)
     return np.equal(np.asarray(rows.square)[:, None], squares).all(axis=2).any(axis=1)

@@ -71,6 +71,7 @@ def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_
     """Add a flag that confines the cheese, for :func:`cheese_region`.
 
     Args:
+        parser: parser to add the flag to.
         name: name of the flag, without dashes.
         levels: noun for the levels in the help text.
         of_agent: whether the default is the region of the agent's training.
@@ -93,7 +94,7 @@ def cheese_region(config: EnvConfig, size: int | None,
         agent_file: optional agent file; its training region is used in mazes if ``size`` is None.
 
     Raises:
-        UserError: if the game has no cheese, or the region is larger than the world.
+        UserError: if the game has no cheese, or the region is larger than the world of the mode.
     """
     if size is None:
         origin = (read_origin(agent_file) if agent_file is not None and config.env_name == GAME
@@ -103,8 +104,8 @@ def cheese_region(config: EnvConfig, size: int | None,
     if size == 0:
         return None
     if config.env_name != GAME:
-        raise UserError(f"there is no cheese in {config.env_name}: a region for it (--cheese_region"
-                        ") is for maze alone")
+        raise UserError(f"there is no cheese in {config.env_name}; --cheese_region is for maze "
+                        "only")
     largest = _WORLD_DIMS[config.distribution_mode]
     if not 0 <= size <= largest:
         raise UserError(f"the region of the cheese must lie between 0 and {largest}, the world "
@@ -113,7 +114,7 @@ def cheese_region(config: EnvConfig, size: int | None,
 
 
 def region_described(edit: CheeseRegion | None) -> dict[str, int]:
-    """Return the metadata entry ``cheese_region``; an empty dictionary without an edit."""
+    """Return the metadata entry ``cheese_region`` of an edit; empty without an edit."""
     return {"cheese_region": edit.size} if edit else {}
 
 

@@ -24,8 +24,8 @@ GAME = "maze"
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}
 _MODES = {0: "easy", 1: "hard", 10: "memory"}
 _TAIL = np.dtype([("maze_dim", "<i4"), ("world_dim", "<i4")])
-# Fields of the mouse that are not 0, and fields that vary, in the levels that Procgen generates.
-# Other values, such as unlimited growth, would make Procgen hang.
+# The mouse in generated levels: the fields below, and 0 in all other fields. Other values, such as
+# unlimited growth, would make Procgen hang; only the fields excluded from _FIXED may vary.
 _MOUSE = np.zeros(1, ENTITY)
 for _name, _value in {"rx": 0.5, "ry": 0.5, "render_z": 1, "fire_time": -1, "spawn_time": -1,
                       "expire_time": -1, "friction": 1, "smart_step": 1, "auto_erase": 1,
@@ -133,7 +133,7 @@ class MazeState:
 
         Args:
             square: free square for the cheese; None removes all cheese.
-            several: whether to add a cheese and keep the others.
+            several: whether to add a cheese and keep existing ones.
 
         Raises:
             UserError: if the square is not free, or the mouse is on it.
@@ -254,10 +254,14 @@ def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool =
 
 
 def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
-    """Render states as the agent sees them, without a step, uint8 (N, 64, 64, 3).
+    """Render states without taking a step.
 
     Args:
-        person_view: whether to render the person view instead, uint8 (N, 512, 512, 3).
+        states: the states.
+        person_view: whether to render the game as for people instead of the agent's frames.
+
+    Returns:
+        Frames, uint8 (N, 64, 64, 3), or person views, uint8 (N, 512, 512, 3).
     """
     config = EnvConfig(GAME, "easy")  # every state includes its own options
     with contextlib.closing(StateView(config, person_view)) as view:
@@ -274,14 +278,14 @@ def game_of(states: Collection[MazeState]) -> EnvConfig:
              for state in states}
     if len(games) > 1:
         raise UserError("the levels are of several distribution modes, or only some have "
-                        "backgrounds; ask for those of one kind at a time")
+                        "backgrounds; give levels of one kind at a time")
     return games.pop()
 
 
 def check_seeds(states: Collection[MazeState]) -> None:
-    """Raise UserError if two levels have the same seed, by which results are named."""
+    """Raise UserError if two levels have the same seed, because results are named after seeds."""
     if len({state.level_seed for state in states}) < len(states):
-        raise UserError("two of the levels have the same seed; ask for one of them at a time")
+        raise UserError("two of the levels have the same seed; give one of them at a time")
 
 
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:
@@ -298,5 +302,5 @@ def as_played(states: Collection[MazeState], data: bytes) -> bytes:
     played = [state for state in states if state.level_seed == seed]
     if len(played) > 1:
         raise UserError(f"there are {len(played)} levels of the seed {seed}, which a patch cannot "
-                        "tell apart; ask for one at a time")
+                        "tell apart; give one of them at a time")
     return played[0].to_bytes()

@@ -4,13 +4,14 @@ A result folder contains::
 
     settings.json        settings of the run
     levels.jsonl         a line per level, in the order of play; the tables are computed from it
-    episodes.csv         a row per level
+    episodes.csv         a row per level, with COLUMNS
     paths.npz            squares of the mouse
     regressions.csv      see prediction.py; only with --regress
     report.md, *.png     report and figures
 
-``paths.npz`` contains the inner row and column of the mouse in each frame of an episode, followed
-by those of the cheese if the mouse got it. Episodes are concatenated.
+``paths.npz`` contains the ``seeds`` of N levels, int64 (N,), the ``lengths`` of their paths, int64
+(N,), and the concatenated paths, ``squares``, int16 (S, 2): the inner row and column of the mouse
+in each frame of an episode, followed by those of the cheese if the mouse got it.
 
 Rows 1 to 5 of the table of claims are computed from such folders. Row 3, on agents trained with
 other regions, consists of rows 1 and 2 of each of these agents.
@@ -43,13 +44,13 @@ from stats.bootstrap import ClusterBootstrap
 from stats.claims import Finding
 from stats.significance import share
 
-EPISODES_AT_A_TIME = 64
+EPISODES_AT_A_TIME = 64  # played in parallel
 CHEESE, REGION, NEITHER = "cheese", "region", "neither"  # reached first
 GOT, EXACT_CHEESE = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes
 SUCCESS, EXACT_LABEL, PLAYED_LABEL = "gets the cheese", "exact probability", "got the cheese"
 FORKS_OUTSIDE = "forks, cheese outside the region"
 TARGET_LABELS = {GOT: PLAYED_LABEL, EXACT_CHEESE: EXACT_LABEL}
-_NUM_FEATURES_SHOWN = 3
+_NUM_FEATURES_SHOWN = 3  # best single features in the table of claims
 OUTCOMES = (*AT_DECISION, *EXACT)  # of fields; NaN if undefined or not computed
 COLUMNS = {"seed": int, "maze_dim": int, "kind": str, "cheese_row": int, "cheese_column": int,
            "cheese_in_region": bool, "got_cheese": bool, "steps": int, "first": str,
@@ -74,10 +75,14 @@ BEHAVIOUR_FILES = Schema(
 
 
 def read_levels(store: ResultStore, states: Sequence[MazeState]) -> dict[int, dict[str, Any]]:
-    """Return the rows of the journal in the open folder by the number of the level.
+    """Read the journal of a result folder.
 
     Args:
+        store: the open folder.
         states: all levels of this run.
+
+    Returns:
+        Rows of the journal (see :func:`play_levels`) by the number of the level.
 
     Raises:
         UserError: if the journal is damaged or contains other levels.
@@ -86,8 +91,9 @@ def read_levels(store: ResultStore, states: Sequence[MazeState]) -> dict[int, di
     for number, state in enumerate(states):
         row = played.get(number)
         if row and (row["seed"], row["level"]) != (state.level_seed, digest([state])):
-            raise UserError(f"level {state.level_seed} is not the one that an earlier run played "
-                            "as its number; choose another --output_dir, or give --overwrite")
+            raise UserError(f"level {state.level_seed} differs from the level that an earlier run "
+                            f"played as number {number}; choose another --output_dir, or give "
+                            "--overwrite")
     return played
 
 
@@ -97,6 +103,8 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
     """Play levels and measure their fields; yield each level when its episode ends.
 
     Args:
+        policy: the agent.
+        compute: device and precision.
         states: all levels, with different seeds, one cheese each, and reachable cheese and corner.
         numbers: indices of the levels to play.
         seed: seed of the sampled actions, combined with the level's index.
@@ -134,11 +142,16 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
 
 def episodes_table(levels: Sequence[Mapping[str, Any]], states: Sequence[MazeState],
                    region: int) -> pd.DataFrame:
-    """Return a row per level, with COLUMNS. Squares are in world coordinates.
+    """Return the table ``episodes.csv``, with a row per level and COLUMNS.
 
-    ``first`` is CHEESE if the mouse reached the cheese before any other square of the region,
-    REGION if it reached another square of the region first, and NEITHER otherwise. A start inside
-    the region counts.
+    Squares are in world coordinates. ``first`` is CHEESE if the mouse reached the cheese before any
+    other square of the region, REGION if it reached another square of the region first, and NEITHER
+    otherwise. A start inside the region counts.
+
+    Args:
+        levels: rows of the journal, see :func:`play_levels`.
+        states: the same levels.
+        region: rows and columns of the top right region.
     """
     rows = []
     for level, state in zip(levels, states, strict=True):
@@ -156,10 +169,11 @@ def episodes_table(levels: Sequence[Mapping[str, Any]], states: Sequence[MazeSta
 
 
 def first_of(visited: Sequence[Square], grid: Grid, inside: np.ndarray) -> str:
-    """Return CHEESE, REGION or NEITHER, see :func:`episodes_table`.
+    """Return what the mouse reached first: CHEESE, REGION or NEITHER; see :func:`episodes_table`.
 
     Args:
         visited: squares of the mouse, in order.
+        grid: the level.
         inside: mask of the region, bool (W, W).
     """
     first = next((square for square in visited if square == grid.cheese or inside[square]), None)
@@ -167,14 +181,15 @@ def first_of(visited: Sequence[Square], grid: Grid, inside: np.ndarray) -> str:
 
 
 def paths_of(levels: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the arrays of ``paths.npz``."""
+    """Return the arrays of ``paths.npz`` from the rows of the journal; see the module docstring."""
     return {"seeds": np.array([level["seed"] for level in levels]),
             "lengths": np.array([len(level["path"]) for level in levels]),
             "squares": np.concatenate([np.array(level["path"]) for level in levels])}
 
 
 def mean_interval(values: pd.Series, seed: int) -> tuple[float, float, float]:
-    """Return a mean over levels and its bootstrap 95 % interval, NaN for fewer than two levels."""
+    """Return a mean over levels and the ends of its bootstrap 95 % interval, which are NaN for
+    fewer than two levels."""
     numbers = values.to_numpy(np.float64)[None]
     low, high = ClusterBootstrap(np.arange(len(values)), seed).interval(numbers)
     return float(numbers.mean()), float(low[0]), float(high[0])

@@ -57,7 +57,7 @@ OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("log_odds", "log-odds of cheese against corner"),
             Outcome("value", "value estimate (return)"),
             Outcome("stay", "P(stay)", probability=True))
-SQUARES_PER_LEVEL = 16  # examples for probes
+SQUARES_PER_LEVEL = 16  # example squares per level for probes
 FREE_CELL, CHEESE_CELL, MOUSE_CELL = "square is free", "cheese in the cell", "mouse in the cell"
 GOT_CHEESE = "will get the cheese"
 
@@ -123,6 +123,8 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
     """Compute the tracking scores of all channels of some layers for each object.
 
     Args:
+        policy: the agent.
+        compute: device and precision.
         layers: layers with cells.
         states: levels, each with at least 3 free squares.
         name: name of the set of levels.
@@ -205,7 +207,9 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
     Args:
         texts: ``--channels``: lists of channels, or paths of ``channels.csv``.
         strongest: maximum number of channels from each ``channels.csv``, by contrast on the levels
-            on which they were chosen; None for all channels.
+            on which they were chosen; None for all chosen channels.
+        policy: the agent.
+        layer: layer of the channels.
 
     Raises:
         UserError: if a text is not a list of channels, or the layer does not have a channel.
@@ -231,7 +235,7 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
 
 def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
     """Write a note that no channel was chosen, in place of the results."""
-    text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
+    text = f"No channel of {layer.name} was chosen as following the cheese, so none was patched."
     store.write("nothing", value=text + "\n")
     print(text)
 
@@ -326,6 +330,12 @@ def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState
 
     Sampling from the exact probability is equivalent to playing an episode. Returns None for agents
     with memory.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        states: N levels with one cheese each.
+        seed: seed of the samples.
     """
     if policy.recurrent:
         return None
@@ -337,7 +347,8 @@ def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState
 
 def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeState],
                  got: np.ndarray | None, seed: int, num_shuffles: int) -> pd.DataFrame:
-    """Fit linear probes of each target by layer; train, select and test on different levels.
+    """Fit linear probes of each target to each layer; train, select and test them on different
+    levels.
 
     The mouse is on a random free square, except for "will get the cheese", where it is at the
     start. SQUARES_PER_LEVEL squares of each maze are examples for the three targets of cells: the
@@ -345,9 +356,10 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
     shows the square; probes of coordinates (R²) and "will get the cheese" read the whole layer.
 
     Args:
+        policy: the agent.
         layers: layers with cells.
-        states: levels.
-        got: labels from :func:`draw_got_cheese`.
+        states: levels with one cheese each.
+        got: labels from :func:`draw_got_cheese`; None leaves out "will get the cheese".
         seed: seed of squares, splits, shuffles and bootstrap.
         num_shuffles: number of probes with shuffled labels.
 

@@ -159,19 +159,25 @@ class StudiesFolder:
             raise UserError(f"there is no folder {self.path} of studies of an agent")
 
     def has(self, study: str) -> bool:
-        """Return whether a study is finished."""
+        """Return whether a study, one of STUDIES, is finished."""
         return any(any((self.path / study).glob(name)) for name in _LAST[study])
 
     def settings(self, study: str) -> dict:
-        """Return the settings of a study."""
+        """Return the settings of a study; empty if they are missing."""
         return read_description(self.path / study / "settings.json")
 
     def table(self, study: str, schema: Schema, name: str, columns: Iterable[str] = ()
               ) -> tuple[pd.DataFrame, int]:
-        """Return a table of a study, and the number of levels; 0 if the settings do not list them.
+        """Read a table of a study.
 
         Args:
+            study: name of the study, which is its folder.
+            schema: schema of the folder.
+            name: entry of the table in the schema.
             columns: columns of the empty table that is returned if the study has no such table.
+
+        Returns:
+            The table, and the number of levels; 0 if the settings do not list them.
         """
         store, levels = ResultStore(self.path / study, schema), self.settings(study).get("levels")
         table = store.read(name) if store.has(name) or not columns else pd.DataFrame(
@@ -185,7 +191,7 @@ class StudiesFolder:
 
 
 def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
-    """Return all findings of an agent, and the reasons for rows without findings.
+    """Collect all findings of an agent, sorted by row, and the reasons for missing findings by row.
 
     Raises:
         UserError: if a table is damaged.
@@ -407,6 +413,7 @@ def _probes(folder: StudiesFolder) -> Iterator[Finding]:
                       row.base, shown=row.Index in best)
 
 
+# Functions that yield the findings of a row of the table, by study and row.
 _ROWS: dict[str, dict[int, Callable[[StudiesFolder], Iterator[Finding]]]] = {
     BEHAVIOUR: {row: functools.partial(_behaviour, row) for row in (2, 4, 5)},
     STEERING: {6: functools.partial(_own, "-1", (P_CHEESE, P_CORNER, P_OTHER)),

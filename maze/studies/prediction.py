@@ -27,7 +27,7 @@ from stats.significance import holm, sign_flip_p
 FOLDS = 10
 MIN_LEVELS = 10  # levels of each outcome, so that every fold contains one
 RESAMPLINGS = 400  # bootstrap resamples of levels, each with its own fit
-NUM_SUBSETS = 200
+NUM_SUBSETS = 200  # random subsets of all features
 SINGLE, SET, ALL = "single", "set", "all"
 # Published sets: the second article's, the same without its redundant feature, the first
 # article's, and the six best single features.
@@ -75,8 +75,8 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
           with interval, sign-flip ``p``, and ``p_holm``, corrected for all gains of the table.
         - ``coefficient``, ``intercept``: fit to all levels with standardised features; for sets
           with an interval from fits to RESAMPLINGS bootstrap resamples of levels.
-        - ``vif``: variance inflation factor of a feature given the others of its set; NaN if it is
-          a linear function of them.
+        - ``vif``: variance inflation factor of a feature given the other features of its set; NaN
+          if the feature is a linear function of these.
         - ``share_positive``, ``share_negative``: among those of NUM_SUBSETS random subsets that
           contain the feature, the share in which its coefficient has this sign.
 
@@ -99,14 +99,14 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
         for (kind, name), (chosen, model) in models.items():
             values = features[chosen].to_numpy(np.float64)
             scores = _scores(_held_out(values, target, folds, model), target)
-            found, gain = _score_rows(scores, base, bootstrap)
+            of_model, gain = _score_rows(scores, base, bootstrap)
             gains += gain
-            found += _coefficient_rows(values, chosen, target, model,
-                                       seed if kind == SET else None)
+            of_model += _coefficient_rows(values, chosen, target, model,
+                                          seed if kind == SET else None)
             if kind == SET:
-                found += _inflation_rows(values, chosen)
+                of_model += _inflation_rows(values, chosen)
             rows += [{"target": target_name, "model": kind, "features": name, **row}
-                     for row in found]
+                     for row in of_model]
         values = features.to_numpy(np.float64)
         rows += [{"target": target_name, "model": ALL, "features": ALL, **row} for row in (
             _inflation_rows(values, features.columns)
@@ -121,7 +121,16 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
 
 def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each level as a 1 and as a 0 with weights; examples of weight 0 are left out."""
+    """Turn each level into two weighted examples, one of each outcome, without those of weight 0.
+
+    Args:
+        values: features (N, F).
+        target: probability of outcome 1 (N,).
+        counts: how often each level was drawn (N,).
+
+    Returns:
+        Features, outcomes (1 or 0) and weights of the examples.
+    """
     weights = np.concatenate([counts * target, counts * (1 - target)])
     labels = np.repeat([1, 0], len(target))
     some = weights > 0
@@ -130,9 +139,12 @@ def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
 
 def _fitted(values: np.ndarray, target: np.ndarray, model: LogisticRegression,
             counts: np.ndarray | None = None) -> tuple[StandardScaler, LogisticRegression]:
-    """Standardise the features and fit the regression.
+    """Standardise the features and fit the regression; return both.
 
     Args:
+        values: features (N, F).
+        target: targets between 0 and 1 (N,).
+        model: regression with its settings, which is not changed.
         counts: how often each level was drawn (N,); by default once.
     """
     counts = np.ones(len(target)) if counts is None else counts
@@ -142,22 +154,35 @@ def _fitted(values: np.ndarray, target: np.ndarray, model: LogisticRegression,
 
 def _held_out(values: np.ndarray, target: np.ndarray, folds: list,
               model: LogisticRegression | None) -> np.ndarray:
-    """Predict the probability of 1 for each level from the other folds, float64 (N,).
+    """Predict the probability of outcome 1 for each level by a fit to the other folds.
 
-    Without ``model`` the prediction is the mean of their targets.
+    Args:
+        values: features (N, F).
+        target: targets between 0 and 1 (N,).
+        folds: indices of training and test levels of each fold.
+        model: regression; None predicts the mean target of the training levels.
+
+    Returns:
+        Probabilities, float64 (N,).
     """
-    found = np.empty(len(target))
+    predicted = np.empty(len(target))
     for train, test in folds:
         if model is None:
-            found[test] = target[train].mean()
+            predicted[test] = target[train].mean()
         else:
             scaler, fitted = _fitted(values[train], target[train], model)
-            found[test] = fitted.predict_proba(scaler.transform(values[test]))[:, 1]
-    return found
+            predicted[test] = fitted.predict_proba(scaler.transform(values[test]))[:, 1]
+    return predicted
 
 
 def _scores(probability: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return accuracy and log-loss of each level (S, N), as expected values for probabilities."""
+    """Compute accuracy and log-loss of each level (S, N); for a target between 0 and 1, expected
+    values over outcomes with this probability.
+
+    Args:
+        probability: predicted probability of outcome 1 (N,).
+        target: targets between 0 and 1 (N,).
+    """
     inside = probability.clip(_SMALLEST, 1 - _SMALLEST)
     return np.stack([np.where(probability >= 0.5, target, 1 - target),
                      -target * np.log(inside) - (1 - target) * np.log1p(-inside)])
@@ -165,7 +190,12 @@ def _scores(probability: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstrap
                 ) -> tuple[list[dict], list[np.ndarray]]:
-    """Return rows of scores and gains over the base rate, and each level's gains."""
+    """Return rows with the mean scores and gains over the base rate, and the gains of each level.
+
+    Args:
+        scores, base: scores of the regression and of the base rate (S, N).
+        bootstrap: bootstrap over levels.
+    """
     gains = np.stack([scores[0] - base[0], base[1] - scores[1]])  # (S, N)
     values = np.concatenate([scores, gains])
     low, high = bootstrap.interval(values)
@@ -179,26 +209,35 @@ def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstra
 
 def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
                       model: LogisticRegression, seed: int | None) -> list[dict]:
-    """Return rows of intercept and standardised coefficients, with intervals if seeded."""
+    """Return rows with the intercept and the standardised coefficients of a fit to all levels.
+
+    Args:
+        values: features (N, F).
+        names: names of the features.
+        target: targets between 0 and 1 (N,).
+        model: regression.
+        seed: seed of the bootstrap intervals; None for no intervals.
+    """
     def coefficients(counts: np.ndarray | None = None) -> np.ndarray:
         if counts is not None and not 0 < counts @ target < len(target):
             return np.full(1 + len(names), np.nan)  # only one outcome was drawn
         fitted = _fitted(values, target, model, counts)[1]
         return np.concatenate([fitted.intercept_, fitted.coef_[0]])  # (1 + F,)
 
-    found, ends = coefficients(), np.full((2, 1 + len(names)), np.nan)
+    fit, ends = coefficients(), np.full((2, 1 + len(names)), np.nan)
     if seed is not None:
         even = np.full(len(target), 1 / len(target))
         draws = np.random.default_rng(seed).multinomial(len(target), even, RESAMPLINGS)  # (R, N)
         ends = np.nanquantile([coefficients(counts) for counts in draws], (0.025, 0.975),
                               axis=0)
     return [{"quantity": "coefficient" if number else "intercept", "feature": name,
-             "value": found[number], "low_95": ends[0, number], "high_95": ends[1, number]}
+             "value": fit[number], "low_95": ends[0, number], "high_95": ends[1, number]}
             for number, name in enumerate((_NONE, *names))]
 
 
 def _inflation_rows(values: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Return rows of variance inflation factors, NaN for linearly dependent features."""
+    """Return rows with the variance inflation factor of each feature (columns of ``values``, named
+    ``names``) given the other ones; NaN for linearly dependent features."""
     rows = []
     for number, name in enumerate(names):
         others, own = np.delete(values, number, axis=1), values[:, number]

@@ -2,8 +2,9 @@
 
 The level's cheese is removed. Every square is a separate target, even if several squares share a
 cell of the map. The outcomes of a target are the normalised path probability and, for agents
-without memory, the exact probability of reaching it within the episode's steps. Before it reaches
-a target, the mouse cannot be behind it, so only squares reachable without passing it are run.
+without memory, the exact probability of reaching it within the episode's steps. Before the mouse
+reaches a target, it cannot be on squares behind the target, so the agent is run only on squares
+that can be reached without passing the target.
 
 Symbols in shapes: R frames of a level, K channels, C H W dimensions of the layer's output.
 """
@@ -31,7 +32,7 @@ from maze.studies.channels import NOTHING_NAME
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 
-PASSES_PER_BATCH = 512
+PASSES_PER_BATCH = 512  # forward passes that are resumed together
 CHANNELS, CELLS = "channels", "cells"  # kinds of controls
 UNPATCHED, PATCHED = "unpatched", "patched"
 MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
@@ -71,7 +72,7 @@ class CellPatch:
     Attributes:
         channels: the K channels.
         values: value of the cell in each channel (K,).
-        others: value of the other cells of these channels; None keeps them.
+        others: value of all other cells of these channels; None keeps them.
     """
 
     channels: tuple[int, ...]
@@ -111,7 +112,9 @@ def draw_targets(grid: Grid, number: int | None, rng: np.random.Generator) -> li
     """Return squares that the mouse can reach, except its own, ordered by row, then column.
 
     Args:
+        grid: the level.
         number: number of squares to draw at random; None for all.
+        rng: random generator.
     """
     steps = grid.distances(grid.mouse)
     squares = [square for square in grid.squares() if steps[square] > 0]
@@ -181,7 +184,8 @@ class RetargetedLevel:
         Args:
             targets: target squares.
             patch: patch of the target's cell.
-            others: patches of other channels.
+            others: patches of other channels; their number is the number of controls of each kind.
+            rng: random generator that draws the cells of the second kind.
         """
         trials, rows = [], []
         for target in targets:
@@ -201,7 +205,7 @@ class RetargetedLevel:
         return pd.DataFrame(rows, columns=list(CONTROL_COLUMNS)[:-1]).assign(path=paths)
 
     def _before(self, target: Square) -> np.ndarray:
-        """Return the indices of the squares that the mouse can visit before a target."""
+        """Return the indices in the field of squares that the mouse can visit before a target."""
         cells = self.grid.cells.copy()
         cells[target] = WALL
         reached = dataclasses.replace(self.grid, cells=cells).distances(self.grid.mouse) >= 0

@@ -3,8 +3,7 @@
 The cheese of a source level is moved to its square, and its mouse to a random free square. The
 outcomes measure the change of the target level's field on a sample of its squares.
 
-Symbols in shapes: B squares of a level, k sources, C H W dimensions of the layer's output, M
-outcomes.
+Symbols in shapes: B squares of a level, k sources, P forward passes, M outcomes.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from maze.level.state import MazeState, stock_state
 from maze.studies.channels import NOTHING_NAME
 from maze.studies.retargeting import JUDGED_COLUMNS
 
+# Outcomes of the change of a field, by name; "there" is the decision square.
 OUTCOMES = {"total_variation": "mean total variation of the field",
             "published_size": "published norm of the field's change",
             "decision_variation": "total variation at the decision square",
@@ -74,7 +74,8 @@ class SourcePool:
         Args:
             cheese: square of the target's cheese.
             same: whether the sources have their cheese at this square, or at other squares.
-            num: number of frames.
+            num: number of frames, one per source level.
+            rng: random generator.
 
         Raises:
             UserError: if too few sources are found.
@@ -103,7 +104,7 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
         forward: forward pass of the agent, split at the layer of the channels.
         state: the level.
         pool: levels from which sources are drawn.
-        num_sources: number of sources with the same cheese square, and with other ones.
+        num_sources: number of sources with the same cheese square, and of sources with other ones.
         num_squares: number of random squares of the field; None for all. The published norm of the
             whole field is estimated from these squares.
         seed: seed of sources and squares, combined with the level's seed.

@@ -16,7 +16,7 @@ A result folder contains::
     effects.csv, field_effects.csv    a row per arm and outcome
 
 Symbols in shapes: N forks, n forks per batch, B frames, D draws (the vectors, then their controls),
-A arms, K outcomes, … a layer's shape.
+A arms, K outcomes; dots (…) stand for a layer's shape.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from stats.effects import Condition, Outcome, compare_conditions, with_verdicts
 
 CONTROL_KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
                  GAUSSIAN: "Gaussian vectors of the same norm",
-                 OTHERS: "vectors of levels with the thing elsewhere"}
+                 OTHERS: "vectors of levels with the cheese or corner elsewhere"}
 MAX_FORKS = 64  # per batch
-_MAX_ENTRIES = 1 << 21  # entries of the vectors per batch; every control has as many
+_MAX_ENTRIES = 1 << 21  # numbers in the vectors of a batch; every control has as many
 _TO_OTHER_LEVEL = "distance_to_other_level"
-SIZES = ("in_std", "norm", "relative")
+SIZES = ("in_std", "norm", "relative")  # fields of ``agents.hooks.ChangeSize``
 
 DECISION_OUTCOMES = (
     Outcome("p_cheese", "P(cheese) at the decision square", probability=True),
@@ -114,7 +114,7 @@ STEERING_FILES = Schema(
 
 
 def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
-    """Return the outcomes of fields.
+    """Return the outcomes that are measured over fields.
 
     Args:
         kind: optional kind of vector; adds the distance from the field of its changed level.
@@ -245,13 +245,13 @@ class Experiment:
     exact: bool
 
     def max_forks(self, arms: Arms) -> int:
-        """Return the number of forks whose decision squares are measured per batch."""
+        """Return the number of forks per batch, limited by the memory for their vectors."""
         entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, arms.layer))
         return max(1, min(MAX_FORKS, _MAX_ENTRIES // entries))
 
     @torch.no_grad()
     def at_decision_squares(self, arms: Arms, states: Sequence[MazeState]) -> Measurements:
-        """Measure DECISION_OUTCOMES of several forks."""
+        """Measure DECISION_OUTCOMES of several forks under a group of arms and its controls."""
         frames = frames_at(states, [state.grid.decision_square() for state in states])
         steps = np.array([decision_steps(state.grid) for state in states])  # (n, 2)
         passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
@@ -268,7 +268,13 @@ class Experiment:
     @torch.no_grad()
     def over_field(self, arms: Arms, state: MazeState,
                    chosen: Sequence[Outcome]) -> Measurements:
-        """Measure the chosen outcomes of one fork's field."""
+        """Measure outcomes of the field of one fork under a group of arms and its controls.
+
+        Args:
+            arms: the arms.
+            state: the fork.
+            chosen: outcomes to measure, some of ``field_outcomes``.
+        """
         grid, source = state.grid, frame_source(state)
         squares = np.array(grid.squares(without_cheese=True))
         facings = (0, 1) if self.exact else (0,)
@@ -301,6 +307,9 @@ class Experiment:
         """Measure outcomes without vectors, with the vectors of each arm, and with controls.
 
         Args:
+            arms: the arms.
+            states: the n forks.
+            passes: forward passes of the frames.
             fork: index of the fork that each frame shows (B,).
             measure: function from the output to the outcomes (n, K).
         """
@@ -410,9 +419,12 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
 
 def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
              ) -> list[tuple[Condition, np.ndarray, np.ndarray]]:
-    """Return each condition of a draw, and the contrast, with its results.
+    """Return the conditions of a draw, then the contrast if there is one, with their results.
 
     Args:
+        arms: the arms.
+        measured: their measurements.
+        draw: index of the draw; 0 for the vectors themselves.
         control: name of the control; empty for the vectors themselves.
 
     Returns:
@@ -434,7 +446,13 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
 
 
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
-    """Return, for each combination of sources, the arm with the largest mean log-odds change."""
+    """Return, for each combination of sources, the arm with the largest absolute mean change of the
+    log-odds.
+
+    Args:
+        arms: groups of arms.
+        measured: measurements of each group.
+    """
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
     for group, result in zip(arms, measured):
@@ -448,7 +466,14 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
 
 def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
                     seeds: Sequence[int]) -> pd.DataFrame:
-    """Return a row per arm and fork, unpatched rows first: ``arm``, ``seed`` and outcomes."""
+    """Return the table ``decisions.csv``: a row per arm and fork with ``arm``, the level's ``seed``
+    and DECISION_OUTCOMES; rows of the unpatched agent come first.
+
+    Args:
+        arms: groups of arms.
+        measured: measurements of each group at decision squares.
+        seeds: level seeds of the forks.
+    """
     names = [outcome.name for outcome in DECISION_OUTCOMES]
     parts = [("unpatched", measured[0].before)]
     for group, result in zip(arms, measured):

@@ -8,7 +8,7 @@ position relative to it.
 Sources: *Understanding and controlling a maze-solving policy network* (2023), *Add a top-right
 vector* (2023).
 
-Symbols in shapes: N levels, … a layer's shape.
+Symbols in shapes: N levels, followed by the layer's shape, which is written as dots (…).
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ LAYER = "embedder.block2.res1.resadd"  # the published layer
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # source of a given vector, which is the same for all levels
-OFFSET = "offset_"  # prefix of sources: levels whose place is that many squares off
+OFFSET = "offset_"  # prefix of sources: levels with the cheese or corner that many squares off
 Pair = tuple[MazeState, MazeState]
+"""Two versions of a level, whose outputs are subtracted."""
 
 
 def cheese_pair(state: MazeState) -> Pair:
@@ -71,7 +72,7 @@ class VectorKind:
         name: name of the vector.
         label: label of the changed level in tables.
         pair: maps a level to its versions with and without the cheese or path.
-        place: maps a grid to the square of the cheese, or where the path begins.
+        place: maps a grid to the square of the cheese, or to the corner where the path begins.
         changed: index of the changed level in the pair.
         coefficient: usual coefficient of a level's own vector.
     """
@@ -96,7 +97,17 @@ VECTOR_KINDS = {kind.name: kind for kind in (CHEESE, TOP_RIGHT)}
 
 def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                   states: Sequence[MazeState]) -> dict[str, np.ndarray]:
-    """Return the vector of each level, float32 (N, …), by layer."""
+    """Compute the vector of each level.
+
+    Args:
+        policy: the agent.
+        layers: names of the layers.
+        kind: kind of the vector.
+        states: N levels with room for the vector.
+
+    Returns:
+        Vectors by layer, float32 (N, …).
+    """
     frames, without = pair_frames([kind.pair(state) for state in states])
     activations = activations_of(policy, np.concatenate([frames, without]), layers)
     return {name: (values[:len(frames)] - values[len(frames):]).cpu().numpy()
@@ -112,10 +123,19 @@ def pair_frames(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
 
 def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                  states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """Return the mean vector over levels, by layer; levels without room are left out.
+    """Compute the mean vector over levels, by layer.
+
+    Levels without room for the vector are left out: mazes that fill the world have no room for a
+    path to its corner.
+
+    Args:
+        policy: the agent.
+        layers: names of the layers.
+        kind: kind of the vector.
+        states: the levels.
 
     Raises:
-        UserError: if no level has room.
+        UserError: if no level has room for the vector.
     """
     kept = [state for state in states if kind is CHEESE or state.grid.margin]
     if not kept:
@@ -127,7 +147,8 @@ def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
 
 def vectors_of_pair(policy: Policy, layers: Sequence[str],
                     states: Sequence[MazeState]) -> dict[str, SteeringVector]:
-    """Return the vector of two levels, by layer: the first level's frame minus the second's.
+    """Compute the vector of two levels, by layer: the layer's output for the first minus that for
+    the second.
 
     Raises:
         UserError: if there are not exactly two levels, or their modes differ.
@@ -142,10 +163,12 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
 
 def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
                     path: Path) -> dict[str, SteeringVector]:
-    """Return the vectors of a file, by layer.
+    """Read the vectors of a file, by layer.
 
     Args:
+        policy: the agent.
         layers: names of layers; None for all layers of the file.
+        path: the file.
 
     Raises:
         UserError: if the file is missing or damaged, belongs to another agent, or lacks a layer.
@@ -215,6 +238,8 @@ def own_vectors(args: argparse.Namespace, policy: Policy,
     """Return the patches selected by the flags, by name, such as "cheese -1".
 
     Args:
+        args: the parsed flags.
+        policy: the agent.
         states: all levels that may be run, with different seeds.
 
     Raises:
@@ -233,10 +258,14 @@ def own_vectors(args: argparse.Namespace, policy: Policy,
 
 def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],
                coefficient: float) -> Add:
-    """Return a patch that adds to each level its own vector.
+    """Return a patch that adds its own vector to the layer's output on each level.
 
     Args:
+        policy: the agent.
+        layer_name: name of the layer.
+        kind: kind of the vector.
         states: all levels that may be played, with different seeds.
+        coefficient: coefficient of the vectors.
     """
     [layer] = layers_named(policy, layer_name)
     vectors = dict(zip((state.level_seed for state in states),
