@@ -4,10 +4,11 @@ import { createHash } from 'node:crypto'
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { defineConfig } from 'vite'
 
-// Each a folder here, with main.js and index.html.
+// Pages: folders with main.js and index.html.
 const PAGES = readdirSync('.').filter((name) => existsSync(`${name}/main.js`))
 
-/** Checksum of all that a page is built from; by it, a test knows whether the built files are up to date. */
+/** Return the checksum of all sources of a page, by which a test checks that the built files are up
+ * to date. */
 function checksum(page) {
   const sources = ['package-lock.json', 'package.json', page, 'shared', 'vite.config.js']
   const files = sources.flatMap((name) => (name.includes('.') ? [name]
@@ -30,7 +31,8 @@ const signed = {
   }
 }
 
-/** `import base64 from './x.ts?wasm'`: AssemblyScript as base64 of WebAssembly with SIMD. */
+/** Plugin for `import base64 from './x.ts?wasm'`: compiles AssemblyScript to WebAssembly with SIMD,
+ * in base64. */
 const wasm = {
   name: 'wasm',
   enforce: 'pre',
@@ -50,10 +52,11 @@ const wasm = {
   }
 }
 
-// A page that is opened from disk may load classic scripts alone, no modules; so all of it becomes
-// one, and index.html is written by hand. Names without a hash keep the built files comparable.
-// One build makes one such script, so every page is an environment of its own. Such a page runs no
-// worker from a file either: `import Worker from './x.js?worker&inline'` makes it of a blob.
+// A page that is opened from disk can load classic scripts but no modules. Each page is therefore
+// built into a single script, and index.html is written by hand. File names without a hash keep the
+// built files comparable. One build produces one script, so every page is a separate environment. A
+// page from disk cannot run a worker from a file either: `import Worker from
+// './x.js?worker&inline'` creates it from a blob.
 const environments = Object.fromEntries(PAGES.map((page) => [page, {
   consumer: 'client',
   build: {

@@ -1,7 +1,8 @@
-// The whole view as the fragment of the address, and back; and the published query.
+// Conversion of the view to the fragment of the address and back, and reading of the published
+// query.
 //
-// Names stand for layers and outputs, so that an address outlives another export. Trajectories, frames
-// and features are counted from 1, as on the page; 0 is the residual.
+// Layers and outputs are given by name, so that an address stays valid after another export.
+// Trajectories, frames and features are counted from 1, as on the page; 0 is the residual.
 
 import { numberOf } from '../../shared/lib/address.js'
 import { GAIN, PALETTES, SIGNS, SMOOTHING } from './paint.js'
@@ -46,7 +47,8 @@ export function write(view, manifest) {
   return text.toString()
 }
 
-/** What an address says; parts that do not fit this page are left as in `start`. */
+/** Return the view in a fragment; parts that do not fit this page are taken from the view
+ * `start`. */
 export function read(fragment, start, { manifest }) {
   const text = new URLSearchParams(fragment.replace(/^#/, ''))
   const view = { ...start, ...placeOf(text, start, manifest) }
@@ -97,7 +99,8 @@ function placeOf(text, start, manifest) {
   return { layer, trajectory, step }
 }
 
-/** The published query `?layer=&trajectory=&frame=`; a layer's name or its number from 1. */
+/** Return the view in a published query `?layer=&trajectory=&frame=`; layer: name, or number from
+ * 1. */
 export function published(query, start, { manifest }) {
   return { ...start, ...placeOf(new URLSearchParams(query), start, manifest) }
 }

@@ -23,7 +23,7 @@ async function examples({ thumbnails, spatial }) {
   return { thumbnails: await one(thumbnails), spatial: await Promise.all(spatial.map(one)) }
 }
 
-/** What a file of data holds, ready for use. */
+/** Load a data file and decode its images and arrays. */
 export async function read(name) {
   const content = await load(name)
   if ('sheet' in content) return picture(content.sheet)
@@ -33,10 +33,10 @@ export async function read(name) {
 const sizeOf = (content) => content.width ? 4 * content.width * content.height
   : Object.values(content).reduce((sum, each) => sum + (each?.byteLength ?? 0), 0)
 
-const IN_USE = 8 // arrivals: whatever a view shows is asked for again after each
+const IN_USE = 8 // arrivals of files; views request all that they show again after each arrival
 
-/** What is kept of files that are read: the last ones that were asked for, up to some bytes, and those that
- * are in use. */
+/** Cache of decoded files: the most recently requested ones, up to `most` bytes, and all that are
+ * in use. */
 export class Kept {
   #found = new Map()
   #bytes = 0
@@ -49,7 +49,7 @@ export class Kept {
   get(name) {
     const found = this.#found.get(name)
     if (!found) return null
-    this.#found.delete(name) // and comes last again
+    this.#found.delete(name) // reinserted as the most recent one
     this.#found.set(name, found)
     found.asked = this.#arrivals
     return found.content
@@ -63,7 +63,7 @@ export class Kept {
       if (this.#bytes <= this.most || asked > this.#arrivals - IN_USE) break
       this.#found.delete(first)
       this.#bytes -= sizeOf(old)
-      old.close?.() // of a picture: its memory is free at once
+      old.close?.() // frees the memory of an image at once
     }
   }
 }

@@ -1,4 +1,4 @@
-// All rows of the page, of one place or two, in a picture and as a video.
+// All rows of the page, for one or two trajectories, as an image and as a video.
 
 import { record } from '../../shared/lib/video.js'
 import { sentence } from './moment.js'
@@ -9,7 +9,8 @@ const SIZE = 320
 const GAP = 16
 const TITLE = 24
 
-/** What is beside each other in a row: [{title, w, draw(ctx, box)}]; draw gives false while data is on its way. */
+/** Return the parts of a row from left to right, [{title, w, draw(ctx, box)}]; draw returns false
+ * while data is loading. */
 function partsOf(place, output, colours) {
   const { manifest, view } = place
   const chart = chartOf(place, output)
@@ -29,7 +30,8 @@ function partsOf(place, output, colours) {
   return parts
 }
 
-/** {width, height, draw(ctx)} of all rows of some places below each other. */
+/** Lay out all rows of some places below each other: {width, height, draw(ctx)}; draw returns false
+ * while data is loading. */
 function sheetOf(places, colours) {
   const lines = places[0].view.rows.flatMap((output) => places.map(
     (place) => ({ place, parts: partsOf(place, output, colours) })))
@@ -68,7 +70,7 @@ async function drawn(page, sheet, ctx) {
   while (!sheet.draw(ctx)) await page.arrival()
 }
 
-/** A picture of all rows, as a promise of a blob. */
+/** Return a promise of an image of all rows, a blob. */
 export async function picture(page, places, colours) {
   const sheet = sheetOf(places, colours)
   const canvas = document.createElement('canvas')
@@ -78,10 +80,11 @@ export async function picture(page, places, colours) {
   return new Promise((resolve) => canvas.toBlob(resolve))
 }
 
-/** A video of all rows over so many steps; placesAt(k): the places of the k-th of them. Gives a blob. */
+/** Record a video of all rows over a number of steps, and return a promise of a blob. placesAt(k):
+ * places at the k-th step; onstep: see `record`. */
 export function film(page, placesAt, steps, colours, onstep) {
   const size = sheetOf(placesAt(0), colours)
-  // Codecs want even sides.
+  // Codecs require even side lengths.
   const even = { width: 2 * Math.ceil(size.width / 2), height: 2 * Math.ceil(size.height / 2) }
   return record(even, steps, page.view.speed || 12,
     (ctx, step) => drawn(page, sheetOf(placesAt(step), colours), ctx), onstep)

@@ -1,8 +1,8 @@
-// The moment that is shown: actions, rewards, and the whole in one sentence.
+// Actions, rewards and end of the shown step, and the whole step in one sentence.
 
 import { rounded, shown } from '../../shared/lib/statistics.js'
 
-/** The action that was taken, and the probability of every action, by its number. */
+/** Return the action taken at the shown step, and the probability of every action by its number. */
 export function actionsAt(page) {
   const { manifest, steps, row } = page
   const count = manifest.actions.length
@@ -10,7 +10,7 @@ export function actionsAt(page) {
   return { taken: steps.action[row], probabilities }
 }
 
-/** What arrived with the frame: the reward of the action before it; whether an episode begins. */
+/** Return the reward of the previous action, and whether the frame begins an episode. */
 export function arrivedWith(page) {
   const { steps, row, view } = page
   return {
@@ -19,14 +19,16 @@ export function arrivedWith(page) {
   }
 }
 
-/** What the action ends: null if it ends no episode, else {cause} of a failure, null where unknown. */
+/** Return null if the action does not end its episode; otherwise {cause} of the failure, which is
+ * null if unknown or if the episode did not fail. */
 export function endOf(page) {
   const { steps, row, view } = page
   if (!steps.ended[row]) return null
   return { cause: page.failuresOf(view.trajectory).get(view.step) ?? null }
 }
 
-/** Probabilities by direction: [[right, up, sum, actions]] of the nine directions and of other keys. */
+/** Arrange probabilities by direction: `cells`, [{right, up, action, probability}] of the nine
+ * directions; `other`, the summed probability of all other keys; and isOther(action). */
 export function pad(actions, probabilities) {
   const cells = []
   for (const up of [1, 0, -1]) {

@@ -1,4 +1,4 @@
-// The state of the page: what is loaded and what is shown.
+// State of the page: loaded data and the shown view.
 
 import { SvelteSet } from 'svelte/reactivity'
 import { Address } from '../../shared/lib/address.js'
@@ -10,7 +10,7 @@ import {
 import { cellsOfPixels, GAIN, kernel, palette, SMOOTHING } from './paint.js'
 import { Place } from './place.js'
 
-const MOST_BYTES = 50e6 // of decoded files that are kept
+const MOST_BYTES = 50e6 // size of the cache of decoded files
 const MOST_ROWS = 8
 
 export class AttributionPage {
@@ -18,15 +18,15 @@ export class AttributionPage {
   steps = $state.raw(null)
   strips = $state.raw(null)
   error = $state('')
-  problem = $state('') // of a file that did not arrive
+  problem = $state('') // message about a file that could not be loaded
   view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: GAIN, smoothing: SMOOTHING, sign: 'two',
     overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
     window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0, sameLevel: false })
   playing = $state(false)
   direction = $state(1)
-  hovered = $state(null) // a feature that is shown alone for now
-  opened = $state(null) // a feature whose examples are open
-  labels = $state([]) // by layer and feature, names that people gave
+  hovered = $state(null) // feature under the pointer, which is temporarily shown alone
+  opened = $state(null) // feature whose examples are open
+  labels = $state([]) // names given by the user, by layer and feature
   #kept = new Kept(MOST_BYTES)
   #pending = new SvelteSet()
   #failed = new Set()
@@ -41,12 +41,12 @@ export class AttributionPage {
     for (const length of this.manifest?.trajectories ?? []) found.push(found.at(-1) + length)
     return found
   })
-  row = $derived(this.begins[this.view.trajectory] + this.view.step) // of the arrays of all steps
+  row = $derived(this.begins[this.view.trajectory] + this.view.step) // index in the arrays of all steps
   colours = $derived(this.layer ? palette(this.view.palette, this.layer.num_features) : [])
   weights = $derived(kernel(this.view.smoothing))
   places = $derived(this.layer ? cellsOfPixels(this.layer, this.manifest.frame) : null)
   features = $derived(Array.from({ length: this.layer?.num_features ?? 0 }, (_, f) => f))
-  /** Which features count, and the residual behind them. */
+  /** Whether each feature, and last the residual, is included in the images. */
   on = $derived.by(() => {
     const count = this.features.length
     const { alone, residual } = this.view
@@ -56,7 +56,7 @@ export class AttributionPage {
     return [...new Array(count).fill(true), residual]
   })
   busy = $derived(this.#pending.size > 0)
-  /** Another trajectory in step with the one that is shown, or null. */
+  /** Place in a second trajectory, synchronised with the shown one; or null. */
   beside = $derived(this.view.beside === null ? null : this.#besideOf(this.view.beside, () => this.view.step))
 
   #besideOf(trajectory, step) {
@@ -65,8 +65,9 @@ export class AttributionPage {
     return new Place(this, () => trajectory, () => Math.max(0, Math.min(at(step()), last)))
   }
 
-  /** The step of another trajectory that is as far in the same level, at most its last one there; null if that
-   * level is not in it. */
+  /** Return the step of another trajectory at the same number of steps after the start of the same
+   * level, or its last step in this level if it is shorter; null if the trajectory does not contain
+   * the level. */
   #sameLevel(trajectory, step) {
     const { episode, level } = this.steps
     const now = this.begins[this.view.trajectory] + step
@@ -80,20 +81,22 @@ export class AttributionPage {
     return found - from
   }
 
-  /** Compare with another trajectory; null for none. */
+  /** Show another trajectory for comparison; null for none. */
   chooseBeside(trajectory) {
     this.view.beside = trajectory
     const { agent_of: agentOf } = this.manifest
     if (trajectory !== null) this.view.sameLevel = agentOf[trajectory] !== agentOf[this.view.trajectory]
   }
 
-  /** A trajectory's name for people, with its agent's if there are several. */
+  /** Return the displayed name of a trajectory, with the name of its agent if there are several
+   * agents. */
   trajectoryName(trajectory) {
     const { agents, agent_of: agentOf } = this.manifest
     return `trajectory ${trajectory + 1}${agents.length > 1 ? ` of ${agents[agentOf[trajectory]]}` : ''}`
   }
 
-  /** What is shown when the page is at a step: its place, and that beside it. */
+  /** Return the places that are shown at a step: of the chosen trajectory, and of the second one if
+   * any. */
   placesAt(step) {
     const { trajectory, beside } = this.view
     return [new Place(this, () => trajectory, () => step),
@@ -145,9 +148,9 @@ export class AttributionPage {
     return this.#address.whole(writeAddress(this.view, this.manifest))
   }
 
-  /** Content of a file, or null while it is on its way. */
+  /** Return the content of a file, or null while it is loading. */
   content(name) {
-    this.#arrivals // whoever asks hears of what arrives
+    this.#arrivals // read, so that callers are updated when a file arrives
     const found = this.#kept.get(name)
     if (!found && !this.#failed.has(name)) queueMicrotask(() => this.#need(name))
     return found
@@ -167,7 +170,7 @@ export class AttributionPage {
     for (const resolve of this.#waiting.splice(0)) resolve()
   }
 
-  /** A promise that something arrives; of an error, if something did not. */
+  /** Wait until a file arrives; throw an error if a file could not be loaded. */
   async arrival() {
     if (!this.problem) await new Promise((resolve) => this.#waiting.push(resolve))
     if (this.problem) throw new Error(this.problem)
@@ -178,7 +181,8 @@ export class AttributionPage {
     return [Math.floor(step / many), step % many]
   }
 
-  /** The sheet of a frame and its tile there; the sheet is null while it is on its way. */
+  /** Return the sheet that contains a frame, null while it is loading, and the number of its
+   * tile. */
   frame(trajectory, step) {
     const [sheet, tile] = this.tilesOf(step)
     return [this.content(framesName(trajectory, sheet)), tile]
@@ -189,12 +193,14 @@ export class AttributionPage {
     return [this.content(observationsName(this.view.layer, sheet)), tile]
   }
 
-  /** Attributions of an output in a trajectory; null while on their way. */
+  /** Return the attributions of an output to the shown layer in a trajectory; null while
+   * loading. */
   attribution(output, trajectory = this.view.trajectory) {
     return this.content(attributionName(this.view.layer, output, trajectory))
   }
 
-  /** Attributions over the last steps; null where there are none, or while on their way. */
+  /** Return the attributions of an output over the last steps; null if there are none, or while
+   * loading. */
   memory(output, trajectory = this.view.trajectory) {
     return this.summary(output)?.lags ? this.content(memoryName(this.view.layer, output, trajectory)) : null
   }
@@ -263,18 +269,18 @@ export class AttributionPage {
     this.view.marks = marks.some(same) ? marks.filter((each) => !same(each)) : [...marks, here]
   }
 
-  /** The kind of object that a feature is named after; '' for none. */
+  /** Return the kind of object that a feature is named after; '' for none. */
   objectName(feature) {
     return this.layer.objects?.names[feature].replaceAll('_', ' ') ?? ''
   }
 
-  /** What ended the episodes of a trajectory that failed, by the step: a Map. */
+  /** Return the causes of the failed episodes of a trajectory, a Map by their last step. */
   failuresOf(trajectory) {
     return new Map(this.manifest.failures.flatMap(({ cause, steps }) => steps
       .filter(([of]) => of === trajectory).map(([, step]) => [step, cause.replaceAll('_', ' ')])))
   }
 
-  /** A feature's name for people, with its number from 1; the residual's. */
+  /** Return the displayed name of a feature, with its number from 1, or of the residual. */
   featureName(feature) {
     if (feature === this.features.length) return 'residual'
     const name = this.labels[this.view.layer]?.[feature] || this.objectName(feature)

@@ -1,14 +1,16 @@
-// Attributions as pictures: colours of features, smoothing, brightness, and the frame behind them.
+// Attributions as images: colours of features, smoothing, brightness, and the frame in the
+// background.
 //
-// A picture is, cell by cell, the sum of the features' colours times their attributions, smoothed; its
-// length is its brightness, and its direction is its colour.
+// A cell's vector is the sum of the features' colours (unit vectors), weighted by their
+// attributions, and is then smoothed over cells. Its length is the brightness of the cell, its
+// direction the colour.
 
 const ANCHORS = [[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]
-// Okabe and Ito's colours for those who do not see all hues, without black.
+// Okabe and Ito's palette for colour-blind readers, without black.
 const APART = ['e69f00', '56b4e9', '009e73', 'f0e442', '0072b2', 'd55e00', 'cc79a7', '999999']
 // Defaults that keep all but the strongest cells of an ordinary frame dark.
 export const [GAIN, SMOOTHING] = [0.3, 0.5]
-const RADIUS = 7 // cells that smoothing reaches
+const RADIUS = 7 // largest distance of smoothing, in cells
 export const PALETTES = { hues: 'hues', apart: 'colour-blind safe' }
 export const SIGNS = { two: 'positive and negative', combined: 'absolute', signed: 'signed (blue +, red −)' }
 const RAISES = [0.08, 0.24, 1]
@@ -28,7 +30,7 @@ function hue(share) {
   return unit(from.map((value, i) => (1 - weight) * value + weight * to[i]))
 }
 
-/** Colours of `count` features as vectors of length 1, and white for the residual. */
+/** Return the colours of `count` features as vectors of length 1, and white for the residual. */
 export function palette(name, count) {
   const features = Array.from({ length: count }, (_, f) => {
     if (name !== 'apart') return hue(f / count)
@@ -38,14 +40,14 @@ export function palette(name, count) {
   return [...features, [1, 1, 1]]
 }
 
-/** A colour for bars and text: as bright as it gets. */
+/** Return a CSS colour of a feature for bars and text, at full brightness. */
 export function css(vector) {
   const most = Math.max(...vector)
   return `rgb(${vector.map((value) => Math.round(255 * value / most)).join(' ')})`
 }
 
-/** Weights of smoothing over so many cells, [[down, right, weight]]: e^(−distance / cells), as far as
- * RADIUS; 0 is none. */
+/** Return the weights of smoothing with a length of `cells`, [[down, right, weight]], with
+ * weight = e^(−distance / cells) up to the distance RADIUS; 0 cells: no smoothing. */
 export function kernel(cells) {
   if (!(cells > 0)) return [[0, 0, 1]]
   const found = []
@@ -58,8 +60,8 @@ export function kernel(cells) {
   return found
 }
 
-/** Which cell each pixel of a frame belongs to, −1 for none: the cell whose centre is nearest, no
- * further than half a stride. */
+/** Return the number of the cell that each pixel of a frame belongs to: the cell with the nearest
+ * centre, if that is at most half a stride away, else −1. */
 export function cellsOfPixels(layer, frame) {
   const [high, wide] = layer.grid
   const along = (size) => Array.from({ length: frame }, (_, pixel) => {
@@ -77,12 +79,9 @@ export function cellsOfPixels(layer, frame) {
   return found
 }
 
-/**
- * Red, green and blue of every cell, before smoothing.
- *
- * cells: whole numbers of one step, the features of a cell beside each other; factor: of these numbers
- * to brightness; on: which features count; kind: positive, negative, combined or signed.
- */
+/** Compute red, green and blue of every cell, before smoothing. cells: quantised attributions at
+ * one step, features fastest; colours: by feature; on: whether each feature is included; kind:
+ * positive, negative, combined or signed; factor: from quantised attributions to brightness. */
 export function coloured(cells, colours, on, kind, factor) {
   const width = colours.length
   const count = cells.length / width
@@ -116,11 +115,11 @@ export function coloured(cells, colours, on, kind, factor) {
   return found
 }
 
-/** Every cell's colour spread over its neighbours. */
+/** Smooth the colours of the cells of a grid. */
 export function smoothed(colours, [high, wide], weights) {
   if (weights.length === 1) return colours
   const found = new Float32Array(colours.length)
-  for (let k = 0; k < weights.length; k++) { // a weight at a time, so that rows are added to rows
+  for (let k = 0; k < weights.length; k++) { // weights in the outer loop, so that whole rows are added
     const [down, right, weight] = weights[k]
     const first = Math.max(0, right)
     const count = 3 * (wide - Math.abs(right))
@@ -133,9 +132,10 @@ export function smoothed(colours, [high, wide], weights) {
   return found
 }
 
-const DIM = 0.6 // of the frame behind, so that colours stand out
+const DIM = 0.6 // brightness of the frame in the background, so that colours stand out
 
-/** Pixels of a picture (ImageData's order) over the frame in grey, or over black without one. */
+/** Draw the colours of cells over a frame in grey, or over black if `frame` is null; return pixels
+ * in the order of ImageData. places: result of cellsOfPixels. */
 export function composed(colours, places, frame) {
   const found = new Uint8ClampedArray(4 * places.length)
   for (let pixel = 0; pixel < places.length; pixel++) {

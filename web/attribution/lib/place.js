@@ -1,13 +1,13 @@
-// A frame of a trajectory beside the one that the page shows, as the views read it.
+// A step of any trajectory, with the interface that the views read from the page.
 
-// What is the same everywhere on the page; `AttributionPage` has it.
+// Members of `AttributionPage` that are the same for all places.
 const SAME = ['manifest', 'steps', 'strips', 'labels', 'begins', 'layer', 'features', 'colours', 'weights',
   'places', 'on', 'summary', 'has', 'featureName', 'failuresOf', 'trajectoryName', 'observation', 'frame']
 
 export class Place {
   #page
 
-  /** trajectory() and step(): of the place. */
+  /** trajectory(), step(): return the trajectory and the step of the place. */
   constructor(page, trajectory, step) {
     this.#page = page
     this.view = Object.create(page.view, { trajectory: { get: trajectory }, step: { get: step } })
@@ -35,7 +35,7 @@ export class Place {
     return this.#page.memory(output, this.view.trajectory)
   }
 
-  /** Both places go on together. */
+  /** Go to a step of this place, and move the page by the same number of steps. */
   go(step) {
     this.#page.go(this.#page.view.step + step - this.view.step)
   }

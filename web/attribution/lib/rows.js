@@ -1,4 +1,4 @@
-// What a row shows of an output, on the page, in a picture of it and in a video.
+// Content of the row of an output, for the page, its image and its video.
 
 import { barRange, drawBars, drawWaterfall, totalsAt, waterfallLevels, waterfallRange } from './scene.js'
 
@@ -12,11 +12,11 @@ export const PICTURES = {
   gradient: ['Gradient', 'Derivative of the output with respect to a pixel\'s brightness: blue if brightening raises the output, red if it lowers it. Plain gradients have no baseline and no completeness check.']
 }
 
-/** Whether an output is its baseline and what the features add. */
+/** Return whether the attributions of an output sum to the output minus its baseline. */
 export const isSum = ({ manifest, layer }, output) =>
   manifest.outputs[output].kind === 'attribution' && !layer.gradients
 
-/** Kinds of pictures of an output. */
+/** Return the kinds of images of an output, keys of PICTURES. */
 export function picturesOf({ manifest, layer, view }, output) {
   if (layer.stride === null) return []
   if (layer.gradients) return ['gradient']
@@ -24,13 +24,13 @@ export function picturesOf({ manifest, layer, view }, output) {
   return view.sign === 'two' ? ['positive', 'negative'] : [view.sign]
 }
 
-/** Kind of the chart of an output; null without one. */
+/** Return the kind of chart of an output, 'waterfall' or 'bars'; null for no chart. */
 export function chartOf(page, output) {
   if (page.layer.gradients) return null
   return !isSum(page, output) ? 'bars' : page.view.chart
 }
 
-const ranges = new WeakMap() // of files, since they are of a whole trajectory
+const ranges = new WeakMap() // axis ranges by data file, because they are those of a whole trajectory
 
 function rangeOf(found, chart, width) {
   let own = ranges.get(found)
@@ -39,7 +39,7 @@ function rangeOf(found, chart, width) {
   return own[chart]
 }
 
-/** The numbers of an output in the frame that is shown; null while they are on their way. */
+/** Return the attributions of an output at the shown step; null while they are loading. */
 export function numbersOf(page, output) {
   const found = page.has(output) ? page.attribution(output) : null
   if (!found) return null
@@ -48,7 +48,7 @@ export function numbersOf(page, output) {
     baseline: found.baseline?.[step], output: found.output?.[step], gap: found.gap?.[step] }
 }
 
-/** The chart of an output. Gives false while it is on its way. */
+/** Draw the chart of an output; return false while its data is loading. */
 export function drawChart(ctx, box, page, output, chart, colours) {
   const numbers = numbersOf(page, output)
   if (!numbers) return false

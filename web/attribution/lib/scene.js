@@ -1,4 +1,4 @@
-// Drawing of the views on canvases.
+// Drawing of the page's views on canvases.
 
 import { shown, ticks } from '../../shared/lib/statistics.js'
 import { coloured, composed, css, smoothed } from './paint.js'
@@ -9,15 +9,16 @@ const scratch = (size) => {
   canvas.width = canvas.height = size
   return canvas.getContext('2d', { willReadFrequently: true })
 }
-let small = null // one frame at its own size
+let small = null // canvas of one frame in its own resolution
 
-/** A tile of a sheet, its pixels kept sharp; source: [left, top, size] of a part of the tile. */
+/** Draw a tile of a sheet without interpolation. frame: side of a tile in pixels; tiles: tiles per
+ * row. */
 export function drawTile(ctx, { x, y, w, h }, sheet, tile, frame, tiles) {
   ctx.imageSmoothingEnabled = false
   ctx.drawImage(sheet, (tile % tiles) * frame, Math.floor(tile / tiles) * frame, frame, frame, x, y, w, h)
 }
 
-/** Pixels of a tile, in ImageData's order. */
+/** Return the pixels of a tile, in the order of ImageData. */
 export function pixelsOf(sheet, tile, frame, tiles) {
   small ??= scratch(frame)
   small.clearRect(0, 0, frame, frame)
@@ -25,7 +26,8 @@ export function pixelsOf(sheet, tile, frame, tiles) {
   return small.getImageData(0, 0, frame, frame).data
 }
 
-/** An attribution of one step as a picture. Gives false while it is on its way. */
+/** Draw the attributions of an output at the shown step as an image; return false while data is
+ * loading. */
 export function drawAttribution(ctx, box, page, output, kind) {
   const { manifest, view, layer } = page
   const found = page.attribution(output)
@@ -44,12 +46,12 @@ export function drawAttribution(ctx, box, page, output, kind) {
   return true
 }
 
-/** Totals of one step, by feature, the residual last. */
+/** Return the totals of one step by feature, the residual last; count: features plus 1. */
 export function totalsAt(found, step, count) {
   return found.totals.subarray(step * count, (step + 1) * count)
 }
 
-/** A quantile, between neighbours by interpolation. */
+/** Compute a quantile by linear interpolation. */
 export function quantile(values, share) {
   const sorted = Float64Array.from(values).sort()
   const at = share * (sorted.length - 1)
@@ -57,7 +59,8 @@ export function quantile(values, share) {
   return sorted[below] + (at - below) * ((sorted[below + 1] ?? sorted[below]) - sorted[below])
 }
 
-/** The range that bars of totals have in a whole trajectory, as published: [lowest, highest]. */
+/** Return the range of the bar chart's axis for a whole trajectory, [lowest, highest], as
+ * published. */
 export function barRange(totals, count) {
   const highest = []
   const depths = []
@@ -71,12 +74,10 @@ export function barRange(totals, count) {
   return top > bottom ? [bottom, top] : [-1, 1]
 }
 
-const ORDINARY = 0.8 // share of a trajectory's frames that fit into the waterfall's axis
+const ORDINARY = 0.8 // quantile of a trajectory's steps that fits into the range of a chart
 
-/**
- * Levels of a waterfall in a trajectory, from baseline to output: lowest and highest of each step, and
- * the range of all but odd steps.
- */
+/** Compute the lowest and the highest level of the waterfall at each step of a trajectory, between
+ * baseline and output, and the range of ordinary steps. */
 export function waterfallLevels({ totals, baseline, output }, count) {
   const lowest = new Float32Array(output.length)
   const highest = new Float32Array(output.length)
@@ -95,7 +96,8 @@ export function waterfallLevels({ totals, baseline, output }, count) {
   return { lowest, highest, range: [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)] }
 }
 
-/** The range of a waterfall of one step: that of ordinary steps, and its own levels. */
+/** Return the range of the waterfall's axis at one step: of ordinary steps and the step's own
+ * levels. */
 export function waterfallRange({ lowest, highest, range }, step) {
   const [low, high] = [Math.min(range[0], lowest[step]), Math.max(range[1], highest[step])]
   return high > low ? [low, high] : [low - 1, low + 1]
@@ -130,7 +132,7 @@ function line(ctx, x0, y0, x1, y1) {
   ctx.stroke()
 }
 
-/** Levels beyond a chart are drawn at its edge. */
+/** Clip a value to a range, so that values beyond a chart are drawn at its edge. */
 const within = ([low, high], value) => Math.max(low, Math.min(high, value))
 
 function bar(ctx, x, w, from, to, fill, colours, dashed) {
@@ -152,7 +154,7 @@ function under(ctx, text, middle, bottom, colours, bold, room = 60) {
   ctx.fillText(text, middle, bottom + 4, room)
 }
 
-/** One bar per feature and one for the residual. */
+/** Draw one bar per feature and one for the residual. */
 export function drawBars(ctx, box, totals, range, on, features, colours) {
   const sy = axis(ctx, box, range, colours)
   const width = (box.w - LEFT) / totals.length
@@ -167,7 +169,7 @@ export function drawBars(ctx, box, totals, range, on, features, colours) {
   })
 }
 
-/** From the baseline, feature by feature, to the output. */
+/** Draw a waterfall from the baseline, feature by feature, to the output. */
 export function drawWaterfall(ctx, box, { baseline, totals, output }, range, on, features, colours) {
   const onAxis = axis(ctx, box, range, colours)
   const sy = (value) => onAxis(within(range, value))
@@ -203,21 +205,19 @@ export function drawWaterfall(ctx, box, { baseline, totals, output }, range, on,
 export const LANE = 44
 export const STRIP_LANE = 56
 
-/** How high a timeline with so many curves is. */
+/** Return the height of a timeline with a number of curves, in pixels. */
 export const timelineHeight = (curves) => STRIP_LANE + curves * LANE + 6
 
-/** Which step is the first at the left edge, and how many pixels a step takes. */
+/** Return the step at the left edge of the timeline, `begin`, and the width of a step, `pixels`. */
 export function timelineScale({ window, length, step }, width) {
   if (window >= length) return { begin: 0, pixels: width / length }
   return { begin: step + 0.5 - window / 2, pixels: width / window }
 }
 
-/**
- * A strip of the frames, and curves below it.
- *
- * data: {strip, lines: {columns, steps}, frame, length, step, window, ends, marks, failed, curves:
- * [{title, colour, values}]}; failed: [[step, cause]] in order; values of the whole trajectory.
- */
+/** Draw a strip of the frames of a trajectory, and curves below it. data: {strip: image; lines:
+ * {columns, steps} of the strip; frame: side of a frame; length: number of steps; step: shown step;
+ * window: visible steps; ends: last steps of episodes; marks: marked steps; failed: [[step, cause]]
+ * in order; curves: [{title, colour, values, range}], with values of the whole trajectory}. */
 export function drawTimeline(ctx, { x, y, w }, data, colours) {
   const { begin, pixels } = timelineScale(data, w)
   const from = Math.max(0, Math.floor(begin))
@@ -297,7 +297,7 @@ function drawCurve(ctx, { x, y, w, h }, curve, { from, to, at, pixels }, data, c
   ctx.beginPath()
   if (pixels >= 1) {
     for (let t = from; t < to; t++) ctx.lineTo(at(t + 0.5), sy(values[t]))
-  } else { // of all steps in a column of pixels the lowest and the highest
+  } else { // the lowest and the highest value of all steps in a column of pixels
     for (let column = Math.floor(at(from)); column < at(to); column++) {
       const first = Math.max(from, Math.floor(from + (column - at(from)) / pixels))
       const last = Math.min(to, Math.max(first + 1, Math.floor(from + (column + 1 - at(from)) / pixels)))
@@ -324,7 +324,7 @@ function drawCurve(ctx, { x, y, w, h }, curve, { from, to, at, pixels }, data, c
   ctx.fillText(text, x + 4, y + 1)
 }
 
-/** Lowest and highest of an array. */
+/** Return the lowest and the highest value of an array. */
 export function rangeOf(values) {
   let [low, high] = [Infinity, -Infinity]
   for (const value of values) {
@@ -334,7 +334,7 @@ export function rangeOf(values) {
   return [low, high]
 }
 
-/** Opacity of each example by its strength, as published. */
+/** Compute the opacity of each example from its strength, as published. */
 export function opacities(strengths, thumbnail) {
   const all = Float64Array.from(strengths).sort()
   const most = all.at(-1)
@@ -349,7 +349,9 @@ export function opacities(strengths, thumbnail) {
   })
 }
 
-/** Patches of observations side by side; side: of a patch in pixels of a frame. */
+/** Draw the patches of observations in a grid; return false while data is loading. side: side of a
+ * patch in pixels of the frame; thumbnail: whether it is the legend's thumbnail; solid: draw all
+ * patches opaque. */
 export function drawExamples(ctx, box, page, examples, feature, side, thumbnail, solid) {
   const { frame, tiles } = page.manifest
   const [rows, columns] = examples.grid
@@ -376,7 +378,7 @@ export function drawExamples(ctx, box, page, examples, feature, side, thumbnail,
   return whole
 }
 
-/** A square of an observation; beyond the frame a checkerboard. */
+/** Draw a square part of an observation, with a checkerboard beyond the frame. */
 function drawPatch(ctx, { x, y, w, h }, sheet, tile, top, left, side, frame, tiles) {
   const [y0, y1] = [Math.max(0, top), Math.min(frame, top + side)]
   const [x0, x1] = [Math.max(0, left), Math.min(frame, left + side)]
@@ -394,7 +396,8 @@ function drawPatch(ctx, { x, y, w, h }, sheet, tile, top, left, side, frame, til
     x + (x0 - left) * scale, y + (y0 - top) * (h / side), (x1 - x0) * scale, (y1 - y0) * (h / side))
 }
 
-/** Lowest and highest of the stacked bars of each step, and the range of all but odd steps. */
+/** Compute the lowest and the highest end of the stacked bars at each step, and the range of
+ * ordinary steps. width: features plus 1. */
 export function stackLevels({ totals, older }, width) {
   const size = totals.length / older.length
   const lowest = new Float32Array(older.length)
@@ -418,13 +421,15 @@ export function stackLevels({ totals, older }, width) {
   return { lowest, highest, range: [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)] }
 }
 
-/** What is meant by a place in the chart of the last steps: how many steps ago; null for older memory. */
+/** Return the lag, in steps, at a horizontal position in the chart of the last steps; null for
+ * older memory. */
 export function lagAt(x, width, lags) {
   const column = Math.floor((x - LEFT) / (width - LEFT) * (lags + 1))
   return column < 1 ? null : Math.min(lags - column, lags - 1)
 }
 
-/** Stacked bars of older memory, and of the features of each of the last steps up to this one. */
+/** Draw a bar for older memory, and stacked bars of the features for each of the last steps up to
+ * this one. */
 export function drawLags(ctx, box, { older, totals }, lags, chosen, range, on, features, colours) {
   const sy = axis(ctx, box, range, colours)
   const width = (box.w - LEFT) / (lags + 1)
@@ -454,7 +459,7 @@ export function drawLags(ctx, box, { older, totals }, lags, chosen, range, on, f
   }
 }
 
-/** Counts as bars, from the lowest value to the highest. */
+/** Draw a histogram, labelled with its lowest and its highest value. */
 export function drawCounts(ctx, { x, y, w, h }, { low, high, counts }, colour, colours) {
   const most = Math.max(...counts, 1)
   const bottom = y + h - BOTTOM

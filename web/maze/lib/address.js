@@ -1,6 +1,7 @@
-// The maze, the patches and the view as the fragment of the address, and back.
+// Conversion of maze, patches and view to the fragment of the address and back.
 //
-// The agent is named, so that an address outlives another export; the maze is in it cell by cell.
+// The agent is given by name, so that an address stays valid after another export; the maze is
+// given cell by cell.
 
 import { numberOf } from '../../shared/lib/address.js'
 import {
@@ -11,7 +12,8 @@ const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_
 
 const placeText = (maze, square) => `${rowOf(maze, square)}.${columnOf(maze, square)}`
 
-/** Which cells are no walls: of the maze alone, or of the world where squares outside it are free. */
+/** Encode which cells are no walls: cells of the maze, or of the world if squares outside the maze
+ * are free. */
 function cellsText(maze) {
   const isWhole = squaresWith(maze, FREE, CHEESE).some((square) => !isInside(maze, square))
   const bits = Array.from(maze.cells.keys()).filter((square) => isWhole || isInside(maze, square))
@@ -47,7 +49,8 @@ export function write(view, maze, patches, manifest) {
   return text.toString()
 }
 
-/** What an address says: {view, maze, patches, problem}; parts that do not fit are as in `start`. */
+/** Return the content of a fragment, {view, maze, patches, problem}; parts that do not fit are
+ * taken from `start`. */
 export function read(fragment, start, manifest) {
   const text = new URLSearchParams(fragment.replace(/^#/, ''))
   const view = { ...start.view }

@@ -1,24 +1,25 @@
-// Answers of an agent on the squares of a maze, as they come, and what follows from them.
+// Outputs of an agent on the squares of a maze, filled in as they are computed, and statistics of
+// them.
 
 import { DIRECTIONS } from './grid.js'
 
 const ACTIONS = 15
-// Directions of the actions: a diagonal moves the mouse sideways alone.
+// Direction in which each action moves the mouse; diagonals move it sideways.
 const GROUPS = [0, 0, 0, 1, 4, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4]
 export const STAY = DIRECTIONS.indexOf('stay')
 
-/** The field of an arm. Squares are numbers in the world. */
+/** Field of an arm, with arrays by the number of the square in the world. */
 export class Field {
-  of = null // all that decides it, as text
+  of = null // key: agent, maze, facing and patches, as text
 
   constructor(squares) {
-    this.known = new Uint8Array(squares) // 1 as it is, 2 of an earlier maze
+    this.known = new Uint8Array(squares) // 0: unknown, 1: known, 2: from an earlier maze
     this.logProbs = new Float32Array(squares * ACTIONS)
     this.probs = new Float64Array(squares * 5)
     this.values = new Float32Array(squares)
   }
 
-  /** What is known becomes old; that of squares that are none any more goes. */
+  /** Mark known squares as from an earlier maze; squares that are no longer free become unknown. */
   age(isSquare) {
     this.known.forEach((known, square) => { if (known) this.known[square] = isSquare(square) ? 2 : 0 })
   }
@@ -36,32 +37,35 @@ export class Field {
     })
   }
 
-  /** Probabilities of left, down, up, right, stay; null where they are not known. */
+  /** Return the probabilities of left, down, up, right and stay at a square; null if they are
+   * unknown. */
   at(square) {
     return this.known[square] === 1 ? this.probs.subarray(square * 5, square * 5 + 5) : null
   }
 
-  /** The direction of the most likely action. */
+  /** Return the direction of the most likely action at a square. */
   likely(square) {
     const ofActions = this.logProbs.subarray(square * ACTIONS, (square + 1) * ACTIONS)
     return GROUPS[ofActions.indexOf(Math.max(...ofActions))]
   }
 
-  /** P(right) - P(left), P(up) - P(down). */
+  /** Return the net arrow at a square: [P(right) - P(left), P(up) - P(down)]. */
   arrow(square) {
     const [left, down, up, right] = this.probs.subarray(square * 5, square * 5 + 5)
     return [right - left, up - down]
   }
 }
 
-/** Half the sum of the changes of the five probabilities at a square. */
+/** Return the total variation between two fields at a square: half the summed |change| of
+ * probabilities. */
 export function variation(one, other, square) {
   let sum = 0
   for (let i = square * 5; i < square * 5 + 5; i++) sum += Math.abs(one.probs[i] - other.probs[i])
   return sum / 2
 }
 
-/** Their mean over squares that both know; NaN if there is none. */
+/** Return the mean total variation over the squares that both fields know; NaN if there are
+ * none. */
 export function meanVariation(one, other) {
   let [sum, count] = [0, 0]
   one.known.forEach((known, square) => {
@@ -73,7 +77,7 @@ export function meanVariation(one, other) {
   return sum / count
 }
 
-/** The mean probability of staying, over squares that are known. */
+/** Return the mean probability of staying over the known squares. */
 export function meanStay(field) {
   let [sum, count] = [0, 0]
   field.known.forEach((known, square) => {
@@ -85,7 +89,7 @@ export function meanStay(field) {
   return sum / count
 }
 
-/** All answers as CSV. arms: [[name, field]]; actions: their names. */
+/** Return all known outputs as CSV. arms: [[name, field]]; actions: names of the actions. */
 export function toCsv(maze, arms, actions) {
   const quoted = (text) => `"${text.replaceAll('"', '""')}"`
   const lines = [['arm', 'row', 'column', 'value', ...actions.map((action) => `log_prob ${action}`)].map(quoted).join(',')]

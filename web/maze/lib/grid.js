@@ -1,15 +1,16 @@
-// Mazes: cells, text, paths, kinds of level. maze/level/grid.py defines the same words.
+// Mazes: cells, text, paths and kinds of level, with the terms of maze/level/grid.py.
 //
-// A maze is {mode, dim, size, cells, mouse, facing}: `dim` squares a side of the world, `size` of the
-// maze in its middle, `cells` a Uint8Array by row and then column, row 0 at the bottom, `mouse` the
-// number of its square. Mazes are not changed: an edit gives another one.
+// A maze is {mode, dim, size, cells, mouse, facing}: `dim` is the side of the world in squares,
+// `size` that of the maze in its centre, `cells` a Uint8Array by row and then column, row 0 at the
+// bottom, and `mouse` the number of the mouse's square. Mazes are immutable: an edit returns a new
+// one.
 
 export const WALL = 0
 export const FREE = 1
 export const CHEESE = 2
 
 export const DIRECTIONS = ['left', 'down', 'up', 'right', 'stay']
-export const STEPS = [[0, -1], [-1, 0], [1, 0], [0, 1]] // (row, column) of the four that move
+export const STEPS = [[0, -1], [-1, 0], [1, 0], [0, 1]] // (row, column) steps of the first four
 const LETTERS = { '#': WALL, '.': FREE, C: CHEESE, M: FREE }
 
 export const rowOf = (maze, square) => Math.floor(square / maze.dim)
@@ -22,7 +23,7 @@ export const inner = (maze, row, column) =>
 export const startOf = (maze) => inner(maze, 0, 0)
 export const cornerOf = (maze) => inner(maze, maze.size - 1, maze.size - 1)
 
-/** Numbers of the squares with a content, by row and then column. */
+/** Return the numbers of the squares with one of some contents, by row and then column. */
 export function squaresWith(maze, ...contents) {
   const found = []
   maze.cells.forEach((cell, square) => { if (contents.includes(cell)) found.push(square) })
@@ -37,14 +38,14 @@ export function isInside(maze, square) {
   return within(rowOf(maze, square)) && within(columnOf(maze, square))
 }
 
-/** The square beside another in a direction, or -1 beyond the world's edge. */
+/** Return the neighbour of a square in a direction; -1 beyond the edge of the world. */
 export function beside(maze, square, direction) {
   const row = rowOf(maze, square) + STEPS[direction][0]
   const column = columnOf(maze, square) + STEPS[direction][1]
   return row < 0 || column < 0 || row >= maze.dim || column >= maze.dim ? -1 : squareAt(maze, row, column)
 }
 
-/** The free square without cheese and mouse that is nearest to a square, for hints. */
+/** Return a hint that names the nearest free square without cheese and mouse. */
 function nearestFree(maze, square) {
   const far = (other) => (rowOf(maze, other) - rowOf(maze, square)) ** 2
     + (columnOf(maze, other) - columnOf(maze, square)) ** 2
@@ -53,7 +54,7 @@ function nearestFree(maze, square) {
   return `; the nearest free square is ${named(maze, others.reduce((a, b) => (far(b) < far(a) ? b : a)))}`
 }
 
-// Edits. They throw an error with a sentence where the maze would be none.
+// Edits, which throw an error with a message if the result would not be a valid maze.
 
 export function withMouse(maze, square) {
   if (maze.cells[square] !== FREE) {
@@ -63,7 +64,7 @@ export function withMouse(maze, square) {
   return { ...maze, mouse: square }
 }
 
-/** Move the cheese, all there is, to a square; null takes it away. */
+/** Move all cheese to one square; null removes it. */
 export function withCheese(maze, square) {
   const cells = maze.cells.map((cell) => (cell === CHEESE ? FREE : cell))
   if (square !== null) {
@@ -78,7 +79,7 @@ export function withCheese(maze, square) {
   return { ...maze, cells }
 }
 
-/** Cheese on the free square that is farthest from the mouse, but for the top right corner. */
+/** Put cheese on the free square that is farthest from the mouse, avoiding the top right corner. */
 export function putCheese(maze) {
   const far = distancesFrom(maze, maze.mouse)
   const places = squaresWith(maze, FREE).filter((square) => square !== maze.mouse)
@@ -99,7 +100,7 @@ export function withCell(maze, square, cell) {
   return { ...maze, cells }
 }
 
-// Text: see maze/level/text.py.
+// Text: see maze/level/levels.py.
 
 function fromRows(rows, mode, facing) {
   const dim = rows.length
@@ -132,10 +133,10 @@ function fromRows(rows, mode, facing) {
   return maze
 }
 
-/** The maze of a level that was exported: rows of the whole world. */
+/** Return the maze of an exported level, whose rows are those of the whole world. */
 export const fromLevel = ({ mode, maze_dim, facing, rows }) => ({ ...fromRows(rows, mode, facing), size: maze_dim })
 
-/** The maze of a text, put into the middle of a world of {name, world_dim}. */
+/** Parse a maze from text, and put it into the centre of the world of a mode {name, world_dim}. */
 export function fromText(text, { name, world_dim }, modes) {
   const lines = text.trim() === '' ? [] : text.trim().split(/\s+/)
   const maze = fromRows(lines, name, 0)
@@ -155,7 +156,7 @@ function inWorld(maze, dim) {
   return { ...maze, dim, cells, mouse: moved(maze.mouse) }
 }
 
-/** The maze as text, without the walls around it. */
+/** Return a maze as text, without the walls around it. */
 export function toText(maze) {
   if (squaresWith(maze, FREE, CHEESE).some((square) => !isInside(maze, square))) {
     throw new Error('the level has free squares outside its maze, which a text cannot say; the address can')
@@ -172,8 +173,9 @@ export function toText(maze) {
   return lines.join('')
 }
 
-/** A maze as Procgen makes one: squares joined at random until all are (Kruskal's algorithm), the mouse
- * at inner (0, 0), the cheese on any other free square. random(): from 0 to below 1. */
+/** Generate a maze as Procgen does: join squares at random until all are connected (Kruskal's
+ * algorithm), and put the mouse at inner (0, 0) and the cheese on any other free square. random():
+ * number from 0 to below 1. */
 export function randomMaze({ name, world_dim }, size, random = Math.random) {
   const maze = { mode: name, dim: world_dim, size, cells: new Uint8Array(world_dim ** 2), mouse: 0, facing: 0 }
   const group = new Map()
@@ -204,7 +206,8 @@ export function randomMaze({ name, world_dim }, size, random = Math.random) {
 
 // Paths.
 
-/** Steps from a square to every other over free squares, -1 where no way leads. */
+/** Return the lengths of the shortest paths from a square to all squares, in steps; -1 if
+ * unreachable. */
 export function distancesFrom(maze, origin) {
   const steps = new Int32Array(maze.cells.length).fill(-1)
   if (maze.cells[origin] === WALL) return steps
@@ -222,8 +225,8 @@ export function distancesFrom(maze, origin) {
   return steps
 }
 
-/** The shortest path, both ends included; of several the first in the order left, down, up, right. Null
- * if there is none. */
+/** Return the shortest path, including both ends; ties are broken in the order left, down, up,
+ * right. Null if there is none. */
 export function pathBetween(maze, origin, target) {
   const steps = distancesFrom(maze, target)
   if (steps[origin] < 0) return null
@@ -236,10 +239,9 @@ export function pathBetween(maze, origin, target) {
   return path
 }
 
-/**
- * The kind of a level, and for a fork its decision square and the directions of the first steps to cheese
- * and corner: {kind, square, toCheese, toCorner}. Where there is no kind, {reason}.
- */
+/** Return the kind of a level and, for a fork, its decision square and the directions of the first
+ * steps to cheese and corner: {kind, square, toCheese, toCorner}. Return {reason} if the kind is
+ * undefined. */
 export function decisionOf(maze) {
   const cheeses = cheesesOf(maze)
   if (cheeses.length !== 1) {
@@ -259,8 +261,8 @@ export function decisionOf(maze) {
   return { kind: 'fork', square, toCheese: towards(toCheese[common]), toCorner: towards(toCorner[common]) }
 }
 
-/** Ways in which a maze differs from all training levels. region: rows of the top right region of the
- * cheese in training; 0 for anywhere. */
+/** List the properties in which a maze differs from all training levels. region: rows and columns
+ * of the top right region of the cheese in training; 0 for anywhere. */
 export function departuresFromTraining(maze, region = 0) {
   const margin = marginOf(maze)
   const all = Array.from(maze.cells.keys())
@@ -294,7 +296,8 @@ export function departuresFromTraining(maze, region = 0) {
   return found
 }
 
-// Pairs of mazes that vectors are made of: see maze/level/pairs.py. [with the thing, without].
+// Pairs of mazes from which steering vectors are computed, [with, without] cheese or path; see
+// maze/studies/vectors.py.
 
 export function cheesePair(maze) {
   const one = withMouseAtStart(maze)

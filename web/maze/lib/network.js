@@ -1,11 +1,11 @@
-// The network of an agent: IMPALA without memory, as agents/networks.py has it.
+// Forward pass of an agent: IMPALA without memory, as in agents/networks.py.
 
 const FRAME = 64
-const BEGIN = 1024 // bytes of memory that the compiler may use
+const BEGIN = 1024 // bytes of memory that are reserved for the compiler
 
 const multipleOf = (number, value) => Math.ceil(value / number) * number
 
-/** WebAssembly of network.ts, with memory that is given out and never taken back. */
+/** WebAssembly of network.ts, with memory that is allocated and never freed. */
 export class Kernel {
   static async of(bytes) {
     const { instance } = await WebAssembly.instantiate(bytes, { env: { abort() {} } })
@@ -17,7 +17,7 @@ export class Kernel {
     this.end = BEGIN
   }
 
-  /** The address of so many float32 numbers, all 0. */
+  /** Allocate `count` float32 numbers, all 0, and return their address. */
   numbers(count) {
     const address = this.end
     this.end += multipleOf(16, 4 * count)
@@ -31,7 +31,7 @@ export class Kernel {
   }
 }
 
-/** Names and inputs of all layers, in order of computation. */
+/** Return name, kind and inputs of all layers, in order of computation. */
 function plan() {
   const layers = []
   const add = (name, kind, ...inputs) => {
@@ -55,7 +55,8 @@ function plan() {
   return layers
 }
 
-/** An agent's network. Layers: those of the manifest; weights: arrays by their names in the agent's file. */
+/** Network of an agent. layers: layers in the manifest; weights: arrays by their names in the
+ * agent's file. */
 export class Network {
   constructor(kernel, layers, weights) {
     this.kernel = kernel
@@ -69,7 +70,8 @@ export class Network {
     this.index = new Map(this.layers.map(({ name }, i) => [name, i]))
   }
 
-  /** Where the numbers of a shape are: map cells in rows with a border, channels beside each other. */
+  /** Allocate memory for an output of a shape: cells of maps by row, with a border, channels
+   * fastest. */
   #place(shape) {
     const [channels, height = 0, width = 0] = shape
     const isMap = shape.length > 1
@@ -78,7 +80,7 @@ export class Network {
     return { shape, isMap, channels, height, width, stride, count, address: this.kernel.numbers(count) }
   }
 
-  /** Weights and bias of a layer, in the order in which network.ts reads them. */
+  /** Copy weights and bias of a layer to memory, in the order in which network.ts reads them. */
   #weights({ name, kind, inputs }, weights) {
     if (kind !== 'convolve' && kind !== 'multiply') return null
     const [from, to] = [this.places.get(inputs[0]), this.places.get(name)]
@@ -105,7 +107,7 @@ export class Network {
     return { address, bias }
   }
 
-  /** Put a frame, Uint8 (64 * 64, 3), where the first layer reads it. */
+  /** Write a frame, Uint8 (64 * 64, 3), to the input of the first layer. */
   see(frame) {
     const { address, count, stride } = this.places.get('frame')
     const numbers = this.kernel.at(address, count)
@@ -119,11 +121,9 @@ export class Network {
     }
   }
 
-  /**
-   * Compute the layers from one on. `changes`: functions by the number of a layer, which are called with
-   * the layer and its numbers after it is computed, to change them. If `isThere`, the first layer is
-   * computed already.
-   */
+  /** Compute all layers from the number `from` on. changes: lists of functions by the number of a
+   * layer, which are called with the layer and its output after it is computed, and change this
+   * output. isThere: whether the output of the first layer has been computed already. */
   run(changes = new Map(), from = 0, isThere = false) {
     for (let i = from; i < this.layers.length; i++) {
       const layer = this.layers[i]
@@ -161,24 +161,25 @@ export class Network {
     }
   }
 
-  /** What the layers from one on read, and its own output: places. */
+  /** Return the places of all outputs that layers after a layer read, including the output of this
+   * layer. */
   #reads(first) {
     const later = this.layers.slice(first + 1).flatMap(({ inputs }) => inputs)
     const isThere = (name) => name === 'frame' || this.index.get(name) <= first
     return [...new Set([this.layers[first].name, ...later.filter(isThere)])].map((name) => this.places.get(name))
   }
 
-  /** A copy of all that `run(changes, first, true)` needs. */
+  /** Copy all outputs that `run(changes, first, true)` needs. */
   saved(first) {
     return this.#reads(first).map(({ address, count }) => this.kernel.at(address, count).slice())
   }
 
-  /** Put back what was saved. */
+  /** Restore outputs that `saved` copied. */
   restore(first, saved) {
     this.#reads(first).forEach(({ address, count }, i) => this.kernel.at(address, count).set(saved[i]))
   }
 
-  /** The output of a layer in the order of its shape, a copy. */
+  /** Return a copy of the output of a layer, in the order of its shape. */
   outputs({ address, count, isMap, channels, height, width, stride }) {
     const numbers = this.kernel.at(address, count)
     if (!isMap) return numbers.slice(0, channels)
@@ -196,7 +197,7 @@ export class Network {
     return this.layers[this.index.get(name)]
   }
 
-  /** Log-probabilities of the actions, and the value. */
+  /** Return the log-probabilities of the actions, and the value. */
   answer() {
     const logits = this.outputs(this.layer('fc_policy'))
     const most = Math.max(...logits)

@@ -1,15 +1,12 @@
-// The arithmetic of a network, in AssemblyScript: what takes the time.
+// Arithmetic of a network, in AssemblyScript, because it takes nearly all of the time.
 //
-// A map is float32, cells in rows, and the channels of a cell beside each other; their number is a
-// multiple of 8, where the last ones may be 0. Around it lies a border of one cell of zeros, so a map
-// of H x W cells with S channels has (H + 2) (W + 2) S numbers. Addresses are in bytes.
+// A map is a float32 array of cells by row, with the channels of a cell fastest. The number of
+// channels is padded with zeros to a multiple of 8, and the map has a border of one cell of zeros,
+// so a map of H x W cells with S channels has (H + 2) (W + 2) S numbers. Addresses are in bytes.
 
-/**
- * Convolution 3x3, stride 1, padding 1.
- *
- * weights: for each 8 of the output's channels 9 taps, row by row, for each of the `channels` of the
- * input 8 numbers. bias: a number for each of the output's channels. width: a multiple of 4.
- */
+/** Convolution 3x3, stride 1, padding 1. weights: (output channels / 8, 9 taps by row, input
+ * `channels`, 8 output channels). bias: a number per output channel. width: a multiple of 4.
+ * Strides are padded numbers of channels. */
 export function convolve(input: usize, weights: usize, bias: usize, output: usize, height: i32,
   width: i32, channels: i32, inputStride: i32, outputStride: i32): void {
   const cell: usize = <usize>inputStride << 2
@@ -69,7 +66,7 @@ export function convolve(input: usize, weights: usize, bias: usize, output: usiz
   }
 }
 
-/** Largest of 3x3, stride 2, padding 1, of a map with even sides. */
+/** Max-pooling 3x3, stride 2, padding 1, of a map with even sides. */
 export function pool(input: usize, output: usize, height: i32, width: i32, stride: i32): void {
   const cell: usize = <usize>stride << 2
   const row: usize = cell * (width + 2)
@@ -90,7 +87,7 @@ export function pool(input: usize, output: usize, height: i32, width: i32, strid
   }
 }
 
-/** What is above 0 of `count` numbers, a multiple of 4. */
+/** ReLU of `count` numbers, a multiple of 4. */
 export function relu(input: usize, output: usize, count: i32): void {
   const zero = f32x4.splat(0)
   for (let i: usize = 0, bytes: usize = <usize>count << 2; i < bytes; i += 16) {
@@ -98,14 +95,15 @@ export function relu(input: usize, output: usize, count: i32): void {
   }
 }
 
-/** The sum of `count` numbers each, a multiple of 4. */
+/** Element-wise sum of two arrays of `count` numbers, a multiple of 4. */
 export function add(one: usize, other: usize, output: usize, count: i32): void {
   for (let i: usize = 0, bytes: usize = <usize>count << 2; i < bytes; i += 16) {
     v128.store(output + i, f32x4.add(v128.load(one + i), v128.load(other + i)))
   }
 }
 
-/** output = weights input + bias; weights: a row of `inputs` numbers, a multiple of 4, an output. */
+/** output = weights input + bias; weights: a row of `inputs` numbers, a multiple of 4, per
+ * output. */
 export function multiply(input: usize, weights: usize, bias: usize, output: usize, inputs: i32,
   outputs: i32): void {
   const bytes: usize = <usize>inputs << 2

@@ -1,4 +1,5 @@
-// The state of the page: what is loaded, the maze and the patches with their history, and the answers.
+// State of the page: loaded data, maze and patches with their history, and the outputs of the
+// agent.
 
 import { Address } from '../../shared/lib/address.js'
 import { read, write } from './address.js'
@@ -16,17 +17,17 @@ const STARTING_LAYER = 'embedder.block2.res1.resadd'
 
 export class Page {
   manifest = $state.raw(null)
-  error = $state('') // that leaves nothing to show
-  problem = $state('') // of an edit, or the address
+  error = $state('') // message about an error that prevents the page from showing anything
+  problem = $state('') // message about an invalid edit or address
   view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, region: 0, level: null, seed: 0, likely: false, notes: '' })
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
-  stamps = $state.raw(new Map()) // by mode, those that have been needed
-  answers = $state.raw({ original: null, patched: null }) // fields; set again when they have grown
-  turned = $state.raw({ original: null, patched: null }) // the same for the other facing
-  completed = $state.raw(null) // {agent, maze, inForce} of which both facings are known
-  maps = $state.raw(null) // of the layer that is shown: {layer, original, patched}
-  took = $state(null) // ms, once all is computed
+  stamps = $state.raw(new Map()) // loaded stamps, by mode
+  answers = $state.raw({ original: null, patched: null }) // fields; reassigned when squares are added
+  turned = $state.raw({ original: null, patched: null }) // fields with the other facing
+  completed = $state.raw(null) // {agent, maze, inForce} for which both facings are computed
+  maps = $state.raw(null) // outputs of the shown layer: {layer, original, patched}
+  took = $state(null) // time of the computation in ms; null before its end
   working = $state(true)
   past = $state.raw([])
   future = $state.raw([])
@@ -36,17 +37,18 @@ export class Page {
   #told = new Set() // agents and stamps that the worker has
   #job = 0
   #wanted = null // {agent, maze, inForce} of the job
-  #tag = null // of the last edit: edits with the same one are one
+  #tag = null // tag of the last edit; successive edits with the same tag are undone together
   #start = null
   #address = new Address()
 
-  #modeName = $derived(this.maze?.mode) // the same after most edits, so what follows from it is, too
+  #modeName = $derived(this.maze?.mode) // separate, because most edits do not change it
   mode = $derived(this.manifest?.modes.find(({ name }) => name === this.#modeName))
   layers = $derived(this.manifest?.agents[this.view.agent].layers ?? [])
   layer = $derived(this.layers.find(({ name }) => name === this.view.layer))
   levels = $derived(this.manifest?.levels.filter(({ mode }) => mode === this.#modeName) ?? [])
   decision = $derived(this.maze ? decisionOf(this.maze) : null)
-  /** Of each patch: {patch, or problem: why there is none}. */
+  /** Parsed patches: [{text, on, patch, problem}]; problem: the reason why patch is null or cannot
+   * act. */
   read = $derived(this.maze ? this.#readPatches() : [])
   inForce = $derived(this.read.filter(({ on, patch }) => on && patch).map(({ patch }) => patch))
   broken = $derived(this.read.some(({ on, problem }) => on && problem))
@@ -98,7 +100,7 @@ export class Page {
     this.patches = patches
   }
 
-  /** Take maze, patches and view from the address, unless they are those that were written there. */
+  /** Take maze, patches and view from the address, unless the page itself wrote them there. */
   fromAddress() {
     const fragment = this.#address.brought()
     if (!fragment) return
@@ -127,8 +129,8 @@ export class Page {
     this.future = []
   }
 
-  /** Change the maze: edit(maze) gives another one, or throws an error with a sentence. Edits that follow
-   * each other with the same tag are undone at once. */
+  /** Change the maze: edit(maze) returns a new one, or throws an error with a message. Successive
+   * edits with the same tag are undone together. */
   edit(edit, tag = null) {
     try {
       const edited = edit(this.maze)
@@ -144,7 +146,7 @@ export class Page {
     }
   }
 
-  /** The next edit is one of its own, whatever its tag. */
+  /** End a group of edits: the next edit is undone separately, whatever its tag. */
   endEdit() {
     this.#tag = null
   }
@@ -174,14 +176,14 @@ export class Page {
     this.problem = ''
   }
 
-  /** Show a level that was exported, by its name and mode. */
+  /** Show an exported level, given its name and mode. */
   showLevel(name, mode = this.maze.mode) {
     const level = this.manifest.levels.find((each) => each.name === name && each.mode === mode)
     if (level) this.edit(() => this.#mazeOf(level))
     this.view.level = level ? name : null
   }
 
-  /** Show a maze that is none of the exported levels. */
+  /** Show a maze that is not an exported level; make(maze) returns it. */
   showMaze(make) {
     if (this.edit(make)) this.view.level = null
   }
@@ -194,7 +196,7 @@ export class Page {
         return { text, on, patch: null, problem: error.message }
       }
     })
-    // A patch is wrong by itself, or with those before it.
+    // A patch can be invalid alone, or in combination with earlier ones.
     const before = []
     for (const each of read) {
       if (!each.patch) continue
@@ -218,13 +220,14 @@ export class Page {
     }
   }
 
-  /** Change a patch by its parts: change(patch) gives another one. */
+  /** Change a parsed patch: change(patch) returns a new one. */
   changePatch(number, change, tag = null) {
     const patch = change(parsePatch(this.patches[number].text))
     this.patch(this.patches.with(number, { ...this.patches[number], text: toText(patch) }), tag)
   }
 
-  /** Move the square of the first patch in force there; from: null for any. */
+  /** Move a square of the first active patch that has the square `from` to another square; null: no
+   * square. */
   moveTarget(square, from, tag) {
     const text = (of) => placeOf(this.maze, of).join('.')
     const was = from === null ? null : text(from)
@@ -234,9 +237,10 @@ export class Page {
       square: patch.words.square.map((each) => (each.join('.') === was ? placeOf(this.maze, square) : each)) } }), tag)
   }
 
-  // Answers.
+  // Outputs of the agent.
 
-  /** Have all computed that the view shows. What it reads before it waits decides when that is due. */
+  /** Let the worker compute all that the view shows. It is called again when state changes that it
+   * reads before its first await. */
   async compute() {
     const job = ++this.#job
     const { maze, isPatched, inForce, view } = this
@@ -270,8 +274,8 @@ export class Page {
     this.#worker.postMessage(content)
   }
 
-  /** The field to go on with. What an old one knows is shown until it is known again; that of the same
-   * agent, maze and patches stays. */
+  /** Return the field to fill: the old one if its key is the same; otherwise a field whose outputs
+   * are marked as from an earlier maze, and shown until they are computed again. */
   #begun(field, of) {
     if (field?.of === of) return field
     const { maze } = this
@@ -281,7 +285,8 @@ export class Page {
     return begun
   }
 
-  /** Tell the worker something once. */
+  /** Send a message to the worker, unless it was sent before. content(): returns a promise of the
+   * message. */
   async #tell(name, content) {
     if (this.#told.has(name)) return
     this.#worker.postMessage(await content())

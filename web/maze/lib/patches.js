@@ -1,6 +1,7 @@
-// Patches: written as in interventions/patch_text.py, with the words of maze/level/patch_words.py, and
-// applied as in interventions/patches.py; as far as a page can, which has neither files nor reference
-// pictures. `add` takes a vector of the maze on the page: cheese or top_right.
+// Patches: with the syntax of interventions/patch_text.py, the options of
+// maze/level/patch_words.py, and the effects of interventions/patches.py. Kinds and options that
+// need files or reference frames are missing. `add` takes a vector of the maze on the page: cheese
+// or top_right.
 //
 //     kind @ layer [: channels] [= value] {, word = value}
 
@@ -18,7 +19,7 @@ const ELSEWHERE = {
 }
 const EPISODES = ['steps', 'levels', 'condition']
 const NUMBERS = /^\d+(-\d+)?$/
-const ALL = 'all' // every layer but these
+const ALL = 'all' // all layers except HEADS
 const HEADS = ['fc_policy', 'fc_value', 'hidden_state']
 
 const TAKES = {
@@ -102,7 +103,7 @@ const WRITTEN = {
 
 const MOST_CHOICES = 12
 
-/** The name among others that is most like one, or all of them if they are few, as a hint. */
+/** Return a hint: the most similar of several names, or all names if they are few. */
 export function nearest(name, choices) {
   const distance = (a, b) => {
     let row = Array.from({ length: b.length + 1 }, (_, j) => j)
@@ -120,8 +121,8 @@ export function nearest(name, choices) {
   return choices.length > MOST_CHOICES ? ' (the list of layers has its names)' : ` (choose from ${choices.join(', ')})`
 }
 
-/** The patch of a text: {kind, layer, channels, value, words}; throws an error that says what does not
- * parse. Words: by name, as they mean. */
+/** Parse the text of a patch: {kind, layer, channels, value, words}; words: parsed values of the
+ * options by name. Throws an error that names the invalid part. */
 export function parsePatch(text) {
   const where = `the patch '${text}'`
   const fail = (reason) => { throw new Error(`${where}${reason}`) }
@@ -181,7 +182,7 @@ export function parsePatch(text) {
   }
 }
 
-/** The text of a patch, as parsePatch takes it. */
+/** Return the text of a patch, the inverse of parsePatch. */
 export function toText({ kind, layer, channels: ofChannels, value, words }) {
   const head = `${kind}@${layer}${ofChannels ? `:${ranges(ofChannels)}` : ''}${TAKES[kind] ? `=${WRITTEN[kind](value)}` : ''}`
   const written = Object.entries(words).map(([word, ofWord]) =>
@@ -193,7 +194,7 @@ export function toText({ kind, layer, channels: ofChannels, value, words }) {
 
 const isMap = (layer) => layer.stride !== null
 
-/** The layers that a patch means; see agents/layers.py. */
+/** Return the layers with a given name, or all layers; see agents/layers.py. */
 export function layersNamed(layers, name) {
   if (name === ALL) return layers.filter((layer) => !HEADS.includes(layer.name))
   const path = name.replace(/_out$/, '')
@@ -202,13 +203,14 @@ export function layersNamed(layers, name) {
   throw new Error(`the agent has no layer '${name}'${nearest(name, layers.map((layer) => layer.name))}`)
 }
 
-/** To the nearest whole number, halves to the even one. */
+/** Round to the nearest integer, halves to even. */
 function roundEven(value) {
   const below = Math.floor(value)
   return value - below === 0.5 ? below + (below % 2 === 0 ? 0 : 1) : Math.round(value)
 }
 
-/** The cell, from the top left, that shows a square of a world. */
+/** Return the cell of a layer, [row, column] from the top left, that shows a square of a world of
+ * `dim` squares. */
 export function cellOf(layer, dim, row, column, mapping = 'published') {
   const square = 64 / dim
   return [dim - 1 - row + 0.5, column + 0.5].map((place, axis) => {
@@ -219,7 +221,7 @@ export function cellOf(layer, dim, row, column, mapping = 'published') {
   })
 }
 
-/** The entries of a layer that a patch acts on: {channels, cells}, null for all. */
+/** Return the entries of a layer on which a patch acts, {channels, cells}; null for all. */
 function entriesOf(patch, layer, dim) {
   const what = isMap(layer) ? 'channels' : 'units'
   for (const channel of patch.channels ?? []) {
@@ -257,7 +259,7 @@ function checkSquares(word, squares, dim) {
   }
 }
 
-/** (square, facing of the mouse) to whether the patch is in force there. */
+/** Return a function of the mouse's square and facing that tells whether the patch is active. */
 function conditionOf({ words }, maze) {
   checkSquares('squares', words.squares, maze.dim)
   const holds = []
@@ -278,12 +280,9 @@ function conditionOf({ words }, maze) {
 
 const meet = (a, b, same) => a === null || b === null || a.some((one) => b.some((other) => same(one, other)))
 
-/**
- * See that patches can act, and find where.
- *
- * Gives [{patch, inForce(square, facing), sites: [{layer, channels, cells}]}]; throws an error that says
- * what is wrong with the first that cannot.
- */
+/** Check patches against the layers and the maze, and find where they act. Returns [{patch,
+ * inForce(square, facing), sites: [{layer, channels, cells}]}]; throws an error about the first
+ * patch that cannot act. */
 export function openPatches(patches, layers, maze) {
   const opened = []
   for (const patch of patches) {
@@ -316,10 +315,9 @@ function checkSet(patch, sites, earlier) {
   }
 }
 
-/**
- * What patches do to a network's layers: (square, facing) to functions by the number of a layer, for
- * Network.run(). vectors: by name and layer, Float32Array in the order of the layer's shape.
- */
+/** Return a function of the mouse's square and facing that returns the changes of a network's
+ * layers, for Network.run(). vectors: Float32Array in the order of the layer's shape, by `<name>
+ * <layer>`. */
 export function changesOf(opened, network, vectors) {
   const all = opened.map(({ patch, sites, inForce }) => ({
     inForce,
@@ -336,7 +334,7 @@ export function changesOf(opened, network, vectors) {
   }
 }
 
-/** (a layer of the network, its numbers) to nothing: changes the numbers. */
+/** Return a function of a layer and its output that changes the output in place. */
 function change(patch, channels, cells, vector) {
   const { kind, value, words } = patch
   const within = cells && new Set(cells.map((each) => each.join('.')))
@@ -363,7 +361,7 @@ function change(patch, channels, cells, vector) {
   }
 }
 
-/** The squares that patches name with `square`, to be marked in pictures. */
+/** Return the squares in the `square` options of patches, to be marked in images. */
 export const markedSquares = (patches, maze) => patches.flatMap(({ words }) =>
   (words.square ?? []).filter(([row, column]) => Math.max(row, column) < maze.dim)
     .map(([row, column]) => squareAt(maze, row, column)))

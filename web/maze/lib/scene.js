@@ -1,4 +1,4 @@
-// What the views of a maze show, on any canvas.
+// Drawing of the views of a maze on canvases.
 
 import { gradientColour } from '../../shared/lib/draw.js'
 import { variation } from './field.js'
@@ -7,19 +7,22 @@ import {
 } from './grid.js'
 
 const FONT = 'system-ui, sans-serif'
-const OLD = 0.3 // opacity of what was computed for an earlier maze
+const OLD = 0.3 // opacity of outputs that were computed for an earlier maze
 const SMALL_ARROW = 0.06
-// Viridis (van der Walt and Smith, 2015), light enough at its low end for both themes.
+// Viridis (van der Walt and Smith, 2015) without its darkest colours, which are invisible in one
+// theme.
 const VIRIDIS = [[72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140], [34, 168, 132],
   [68, 191, 112], [122, 209, 81], [189, 223, 38], [253, 231, 37]]
 
-/** The part of the world that is shown: its first row and column, and how many. */
+/** Return the shown part of the world: its first row and column, `from`, and their number,
+ * `side`. */
 export function windowOf(maze, isWhole) {
   const all = isWhole || squaresWith(maze, FREE, CHEESE).some((square) => !isInside(maze, square))
   return all ? { from: 0, side: maze.dim } : { from: marginOf(maze), side: maze.size }
 }
 
-/** Where squares are on a canvas: {cell, x(square), y(square): of their middles, at(x, y): the square}. */
+/** Return positions on a canvas: {cell: side of a square; x(square), y(square): centre of a square;
+ * at(x, y): square at a position, -1 for none}. */
 export function placesOf(maze, { from, side }, { w }) {
   const cell = w / side
   return {
@@ -34,7 +37,8 @@ export function placesOf(maze, { from, side }, { w }) {
   }
 }
 
-/** Walls and floor; fill(square): a colour of a free square, or null for the floor's. */
+/** Draw walls and floor; fill(square): colour of a free square, or null for the colour of the
+ * floor. */
 export function drawMaze(ctx, maze, part, box, colours, fill = () => null) {
   const { cell, x, y } = placesOf(maze, part, box)
   ctx.fillStyle = colours.wall
@@ -50,7 +54,7 @@ export function drawMaze(ctx, maze, part, box, colours, fill = () => null) {
       ctx.fillRect(l, t, Math.round(left + cell) - l, Math.round(top + cell) - t)
     }
   }
-  if (part.side > maze.size) { // the maze's own edge in the world
+  if (part.side > maze.size) { // border of the maze in the world
     const [a, side] = [(marginOf(maze) - part.from) * cell, maze.size * cell]
     ctx.strokeStyle = colours.muted
     ctx.setLineDash([4, 4])
@@ -60,7 +64,7 @@ export function drawMaze(ctx, maze, part, box, colours, fill = () => null) {
   }
 }
 
-/** A piece of cheese. */
+/** Draw a piece of cheese. */
 function drawCheese(ctx, x, y, cell, colours) {
   const r = cell * 0.36
   ctx.beginPath()
@@ -83,7 +87,7 @@ function drawCheese(ctx, x, y, cell, colours) {
   }
 }
 
-/** A mouse from its side; facing 1 looks to the right, 0 to the left. */
+/** Draw a mouse from the side; facing 1 looks to the right, 0 to the left. */
 function drawMouse(ctx, x, y, cell, facing, colours) {
   const r = cell * 0.4
   ctx.save()
@@ -117,9 +121,9 @@ function drawMouse(ctx, x, y, cell, facing, colours) {
   ctx.restore()
 }
 
-/** Cheese, mouse, and marks: the decision square as a frame, the targets of patches as crosses, the top
- * right region of so many rows and columns as a dashed line. walker: {square, facing, trail} of a mouse that
- * has walked. */
+/** Draw cheese, mouse and marks. decision: its square is framed in forks; targets: squares of
+ * patches, drawn as crosses; region: rows and columns of the top right region, drawn as a dashed
+ * line; walker: {square, facing, trail} of a walking mouse. */
 export function drawThings(ctx, maze, part, box, { decision, targets = [], region = 0, walker = null }, colours) {
   const { cell, x, y } = placesOf(maze, part, box)
   if (region) {
@@ -172,7 +176,7 @@ export function drawThings(ctx, maze, part, box, { decision, targets = [], regio
   }
 }
 
-/** An arrow whose middle is at a place, (right, up) long in pixels. */
+/** Draw an arrow with its middle at (x, y) and the components (right, up), in pixels. */
 function drawArrow(ctx, x, y, right, up, cell, colour) {
   const length = Math.hypot(right, up)
   if (length < cell * SMALL_ARROW) {
@@ -202,7 +206,7 @@ function drawArrow(ctx, x, y, right, up, cell, colour) {
   ctx.fill()
 }
 
-/** A vector field; other: a field that is taken off, for a difference. */
+/** Draw a vector field, or its difference from the field `other`. */
 export function drawField(ctx, box, { maze, part, field, other = null, components, marks }, colour, colours) {
   const changed = (square) => (other && field.known[square] && other.known[square]
     ? `color-mix(in srgb, ${colours.other} ${(70 * variation(field, other, square)).toFixed(1)}%, ${colours.floor})` : null)
@@ -238,18 +242,18 @@ export function drawField(ctx, box, { maze, part, field, other = null, component
   drawThings(ctx, maze, part, box, marks, colours)
 }
 
-/** Colour of a share of a range, from dark to light. */
+/** Return the heat-map colour of a number from 0 (dark) to 1 (light). */
 export function heat(share) {
   const at = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1)
   const [low, high] = [VIRIDIS[Math.floor(at)], VIRIDIS[Math.ceil(at)]]
   return `rgb(${low.map((from, i) => Math.round(from + (high[i] - from) * (at % 1))).join(',')})`
 }
 
-/** Lightness of a colour `rgb(…)` of heat(), to write on it. */
+/** Return a text colour that is readable on the colour heat(share). */
 const inkOn = (share) => (share > 0.55 ? '#1b1f24' : '#fff')
 
-/** Values of squares, and the change of them where there is another field. range: [low, high], or the
- * largest change. */
+/** Draw the values of squares, or their differences from the field `other`. range: [low, high] of
+ * values, or the largest |difference|. */
 export function drawValues(ctx, box, { maze, part, field, other = null, range, marks }, colours) {
   const share = (square) => (field.values[square] - range[0]) / (range[1] - range[0] || 1)
   const change = (square) => field.values[square] - other.values[square]
@@ -276,7 +280,8 @@ export function drawValues(ctx, box, { maze, part, field, other = null, range, m
 
 const brief = (value) => (Math.abs(value) < 0.05 ? '0' : value.toFixed(1).replace('-', '−'))
 
-/** The cells of a channel, or all units as cells in rows: {rows, columns, value(row, column)}. */
+/** Arrange the cells of a channel, or all units of a layer, in a grid: {rows, columns, number(row,
+ * column)}, with the index of a cell in `numbers`. */
 function cellsOfLayer(layer, numbers, channel) {
   if (layer.stride !== null) {
     const [, rows, columns] = layer.shape
@@ -286,8 +291,8 @@ function cellsOfLayer(layer, numbers, channel) {
   return { rows: Math.ceil(layer.shape[0] / columns), columns, number: (row, column) => row * columns + column, numbers }
 }
 
-/** A channel of a map over the walls of the maze, or the units of a layer. full: the number with the
- * whole colour; before: numbers that are taken off. */
+/** Draw a channel of a map with the walls of the maze, or the units of a layer. full: number with
+ * full colour; before: numbers to subtract, or null; cells: cells to mark. */
 export function drawChannel(ctx, box, { maze, layer, channel, numbers, before = null, full, cells: marked = [] }, colours) {
   const { rows, columns, number } = cellsOfLayer(layer, numbers, channel)
   ctx.fillStyle = colours.surface
@@ -316,7 +321,7 @@ export function drawChannel(ctx, box, { maze, layer, channel, numbers, before = 
   }
 }
 
-/** Lines between walls and free squares of the world, cheese and mouse, over the agent's view. */
+/** Draw lines between walls and free squares of the whole world, cheese and mouse. */
 function drawWalls(ctx, maze, box, colours) {
   const whole = { from: 0, side: maze.dim }
   const { cell, x, y } = placesOf(maze, whole, box)
@@ -343,7 +348,7 @@ function drawWalls(ctx, maze, box, colours) {
   drawThings(ctx, maze, whole, box, {}, colours)
 }
 
-/** A frame, Uint8 (64 * 64, 3), its pixels kept sharp. */
+/** Draw a frame, Uint8 (64 * 64, 3), without interpolation. */
 export function drawFrame(ctx, box, frame) {
   const small = document.createElement('canvas')
   small.width = small.height = 64
@@ -357,10 +362,10 @@ export function drawFrame(ctx, box, frame) {
   ctx.drawImage(small, 0, 0, box.w, box.h)
 }
 
-/** A probability for people. */
+/** Format a probability as a percentage. */
 export const percent = (value) => (value === null || Number.isNaN(value) ? '–' : `${(100 * value).toFixed(1)} %`)
 
-/** A change of a probability, in percentage points. */
+/** Format a change of a probability, in percentage points. */
 export function points(value) {
   const text = Math.abs(100 * value).toFixed(1)
   return Number.isNaN(value) ? '–' : `${text === '0.0' ? '' : value < 0 ? '−' : '+'}${text}`

@@ -1,18 +1,18 @@
-// Frames of mazes put together from stamps, as maze/field/stamps.py does it; the arrays are described there.
+// Frames of mazes composed from stamps, as in maze/field/stamps.py, which describes the arrays.
 
 import { CHEESE, WALL } from './grid.js'
 
 const PIXELS = 64 * 64
 
-/** The maze alone, Uint8 (64 * 64, 3). */
+/** Return the frame of a maze without the mouse, Uint8 (64 * 64, 3). */
 function withoutMouse(stamps, maze) {
   const { cells, colours } = stamps
-  const number = cells.length / PIXELS // of cells that may show at a pixel
+  const number = cells.length / PIXELS // number of cells that may be visible at a pixel
   const frame = new Uint8Array(PIXELS * 3)
   for (let pixel = 0; pixel < PIXELS; pixel++) {
     let colour = 0
     for (let k = 0; k < number; k++) {
-      const cell = maze.cells[cells[k * PIXELS + pixel]] // none beyond the last cell
+      const cell = maze.cells[cells[k * PIXELS + pixel]] // undefined for padding after the last cell
       const content = cell === WALL ? 1 : cell === CHEESE ? 2 : 0
       colour = colours[(content * number + k) * PIXELS + pixel] || colour
     }
@@ -23,7 +23,7 @@ function withoutMouse(stamps, maze) {
   return frame
 }
 
-/** Frames of a maze: a function from a square and a facing to Uint8 (64 * 64, 3). */
+/** Return a function of the mouse's square and facing that returns a frame, Uint8 (64 * 64, 3). */
 export function framesOf(stamps, maze) {
   const empty = withoutMouse(stamps, maze)
   const { mouse_pixels: pixels, mouse_colours: colours, mouse_opacity: opacity } = stamps

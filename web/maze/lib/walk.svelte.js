@@ -1,15 +1,16 @@
 // Episodes of an agent in the maze, with and without the patches.
 //
-// The policy has no memory and the game is deterministic, so the agent's answers with the mouse on every
-// square, in both facings, determine an episode: a Markov chain over (square, facing), as in
+// The policy has no memory and the game is deterministic, so the outputs of the agent on every
+// square, in both facings, define a Markov chain over (square, facing), as in
 // maze/field/outcomes.py. A state has the number 2 * square + facing.
 
 import { STAY } from './field.js'
 import { beside, CHEESE, cheesesOf, cornerOf, FREE, squaresWith, WALL } from './grid.js'
 
-export const MOST_STEPS = 500 // after which Procgen ends an episode
+export const MOST_STEPS = 500 // steps after which Procgen ends an episode
 
-/** The state after a move. A move into a wall turns the mouse and leaves it where it is. */
+/** Return the state after a move. A move into a wall can turn the mouse, but leaves it on its
+ * square. */
 export function nextState(maze, state, direction) {
   const square = state >> 1
   const next = direction === STAY ? square : beside(maze, square, direction)
@@ -17,7 +18,7 @@ export function nextState(maze, state, direction) {
   return 2 * (next >= 0 && maze.cells[next] !== WALL ? next : square) + facing
 }
 
-/** Random numbers from 0 to below 1 by seed (mulberry32). */
+/** Return a generator of random numbers from 0 to below 1 (mulberry32). */
 function randomNumbers(seed) {
   let state = seed
   return () => {
@@ -28,7 +29,8 @@ function randomNumbers(seed) {
   }
 }
 
-/** An episode: {states, moves}, one state more than moves. fields: answers for facing 0 and 1. */
+/** Play an episode, and return {states, moves}, with one state more than moves. fields: fields with
+ * facing 0 and 1; likely: take the most likely actions instead of sampled ones. */
 function episode(maze, fields, seed, likely) {
   const random = randomNumbers(seed)
   const states = [2 * maze.mouse + maze.facing]
@@ -43,8 +45,8 @@ function episode(maze, fields, seed, likely) {
   return { states, moves }
 }
 
-/** Exact probabilities of reaching the cheese and the top right corner within an episode, and its
- * expected length. */
+/** Compute the exact probabilities of reaching the cheese and the top right corner within an
+ * episode, and its expected length in steps: {cheese, corner, steps}. */
 function forecast(maze, fields) {
   const begin = 2 * maze.mouse + maze.facing
   const moving = squaresWith(maze, FREE).flatMap((square) => [2 * square, 2 * square + 1])
@@ -69,7 +71,7 @@ function forecast(maze, fields) {
     corner: reaching(cornerOf(maze)), steps: expectation(() => 0, () => false, 1) }
 }
 
-/** The episodes and the step that is shown; a player for Transport. */
+/** Episodes with and without patches, and the shown step; a player for Transport. */
 export class Walk {
   view = $state({ step: 0, speed: 8 })
   playing = $state(false)
@@ -79,7 +81,8 @@ export class Walk {
     this.#page = page
   }
 
-  /** By arm: {states, moves, forecast}; null until all answers are known. */
+  /** Episodes and forecasts by arm, {states, moves, fields, forecast}; null until all outputs are
+   * computed. */
   arms = $derived.by(() => {
     const { maze, answers, turned, completed, inForce, view } = this.#page
     if (completed?.maze !== maze || completed.inForce !== inForce || completed.agent !== view.agent) return null
@@ -93,7 +96,8 @@ export class Walk {
   })
   length = $derived(this.arms ? Math.max(...Object.values(this.arms).map(({ states }) => states.length)) : 1)
 
-  /** An arm at the step that is shown: {square, facing, move, step, probs, isOver, trail}; null if unknown. */
+  /** Return an arm at the shown step: {square, facing, move, step, probs, isOver, trail}; null if
+   * unknown. */
   at(arm) {
     const walked = this.arms?.[arm]
     if (!walked) return null
@@ -112,7 +116,7 @@ export class Walk {
     else this.playing = false
   }
 
-  /** Play on, or again from the start at the end. */
+  /** Start or pause; at the end, start again from the first step. */
   play() {
     if (!this.playing && this.view.step + 1 >= this.length) this.view.step = 0
     this.playing = !this.playing

@@ -1,33 +1,34 @@
-// The worker: runs agents on mazes, square by square, and answers as it goes.
+// Web worker that runs agents on mazes, square by square, and posts the outputs while it computes.
 //
-// It is told {agent: number, layers, weights}, {stamps: mode, arrays}, {wasm: bytes}, and {job: number,
-// ...} with what to compute; a newer job ends an older one. It answers {job, arm, facing, squares, logProbs,
-// values}, first for the maze's facing, {job, maps}, {job, shown: milliseconds} once that facing is complete,
-// {job, complete: true}, {job, problem: message}, and {fatal: message}.
+// It receives {wasm: bytes}, {agent: number, layers, weights}, {stamps: mode, arrays}, and jobs,
+// {job: number, agent, maze, patches, layer}; a newer job cancels an older one. It posts {job,
+// maps}; {job, arm, facing, squares, logProbs, values}, first for the maze's facing; {job, shown:
+// milliseconds} when this facing is complete; {job, complete: true}; {job, problem: message}; and
+// {fatal: message}.
 
 import { squaresWith, distancesFrom, decisionOf, startOf, FREE } from './grid.js'
 import { Kernel, Network } from './network.js'
 import { changesOf, openPatches, VECTORS } from './patches.js'
 import { framesOf } from './stamps.js'
 
-const SLICE = 24 // ms of work between looks at what was said
-const KEPT = 60 // fields
-const MOST_SAVED = 2e8 // bytes of networks half run
+const SLICE = 24 // ms of work between checks for new messages
+const KEPT = 60 // number of cached fields
+const MOST_SAVED = 2e8 // bytes of saved partial forward passes
 const ACTIONS = 15
 
 let kernel = null
 const stamps = new Map()
-const agents = new Map() // {layers, network}
-const fields = new Map() // by all that decides them: {squares: Map of answers}
+const agents = new Map() // {layers, network} by number
+const fields = new Map() // by key (agent, maze, facing, patches): a Map of outputs by square
 let newest = -1
-// Networks run up to the first changed layer, by that layer and square, of the latest maze: while a
-// coefficient is turned, only what lies behind is computed.
+// Forward passes up to the first changed layer, by this layer, square and facing, for the latest
+// maze. While a coefficient is adjusted, only the layers after it are computed.
 let saved = { of: null, at: new Map(), bytes: 0 }
 
 const channel = new MessageChannel()
 let resume = null
 channel.port1.onmessage = () => resume()
-/** Let messages in. */
+/** Yield to the event loop, so that new messages are received. */
 const pause = () => new Promise((resolve) => {
   resume = resolve
   channel.port2.postMessage(null)
@@ -54,7 +55,8 @@ onmessage = async ({ data }) => {
   }
 }
 
-/** The answers to a maze that are known, which are kept as the youngest. */
+/** Return the cached outputs with a key, as a Map by square, and mark them as most recently
+ * used. */
 function fieldOf(key) {
   const found = fields.get(key) ?? new Map()
   fields.delete(key)
@@ -63,7 +65,8 @@ function fieldOf(key) {
   return found
 }
 
-/** Free squares without cheese: the mouse's first, then that of the decision, then by their distance. */
+/** Return the free squares without cheese in order of computation: the mouse's square, the decision
+ * square, then by distance from the mouse. */
 function inOrder(maze) {
   const far = distancesFrom(maze, maze.mouse)
   const { square } = decisionOf(maze)
@@ -71,7 +74,7 @@ function inOrder(maze) {
   return squaresWith(maze, FREE).sort((a, b) => rank(a) - rank(b) || a - b)
 }
 
-/** The vectors that patches add, by name and layer. */
+/** Compute the vectors that patches add, by `<name> <layer>`. */
 function vectorsOf(opened, network, maze, frames) {
   const vectors = new Map()
   opened.forEach(({ patch, sites }) => {
@@ -134,7 +137,8 @@ async function work({ job, agent, maze, patches, layer }) {
   postMessage({ job, complete: true })
 }
 
-/** The answers at a square, without and with changes, as far as they are not known. */
+/** Compute the missing outputs at a square, without and with changes, and store them in the Maps
+ * `original` and `patched`. */
 function run(network, frame, changes, [original, patched], square, facing) {
   const isKnown = original.has(square)
   if (isKnown && (!patched || patched.has(square))) return
@@ -158,7 +162,8 @@ function run(network, frame, changes, [original, patched], square, facing) {
   patched.set(square, found.size ? network.answer() : original.get(square))
 }
 
-/** A layer's output with the mouse where it is, without and with changes: [original, patched or null]. */
+/** Return the output of a layer for a frame, without and with changes: [original, patched or
+ * null]. */
 function mapsOf(network, frame, name, changes) {
   if (!name) return null
   network.see(frame)

@@ -1,6 +1,6 @@
-// The whole view as the fragment of the address, and back.
+// Conversion of the view to the fragment of the address and back.
 //
-// Names stand for sets and saliency types, so that an address outlives another export.
+// Sets and saliency types are given by name, so that an address stays valid after another export.
 
 import { numberOf } from '../../shared/lib/address.js'
 
@@ -44,7 +44,8 @@ export function write(view, manifest, samples) {
   return text.toString()
 }
 
-/** What an address says; parts that do not fit this panel are left as in `start`. */
+/** Return the view in a fragment; parts that do not fit this panel are taken from the view
+ * `start`. */
 export function read(fragment, start, manifest, samples) {
   const text = new URLSearchParams(fragment.replace(/^#/, ''))
   const view = { ...start }

@@ -4,7 +4,8 @@ import { arrays, bytes, load } from '../../shared/lib/data.js'
 
 export const FORMAT = 3
 
-/** A strip of images. It is made from the script's own bytes, so that canvases can be exported. */
+/** Decode a strip of images. The image comes from the bytes of the script, so that canvases stay
+ * exportable. */
 async function strip(letters) {
   return createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 }
@@ -16,17 +17,17 @@ export const loadSteps = async () => arrays(await load('steps'))
 export const loadRecorded = async () => arrays(await load('recorded'))
 export const loadGradients = async (type) => arrays(await load(`gradients_${two(type)}`)).gradients
 
-const KEPT = { frames: 80, pictures: 24 } // samples whose images stay in memory
+const KEPT = { frames: 80, pictures: 24 } // number of samples whose images are cached
 
-/** The images of samples; strips are decoded when they are first requested. */
+/** Cache of the images of samples; strips are decoded when they are first requested. */
 export class Pictures {
   #files = { frames: new Map(), pictures: new Map() }
 
-  /** A promise of a strip, or of null where the sample lacks it. */
+  /** Return a promise of a strip, or of null if the sample lacks it. */
   async #strip(kind, sample, pick) {
     const files = this.#files[kind]
     const file = files.get(sample) ?? { content: load(`${kind}_${five(sample)}`), strips: new Map() }
-    files.delete(sample) // and comes last again
+    files.delete(sample) // reinserted as the most recent one
     files.set(sample, file)
     if (files.size > KEPT[kind]) files.delete(files.keys().next().value)
     file.content.catch(() => files.delete(sample))

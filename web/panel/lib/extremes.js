@@ -1,12 +1,10 @@
 // Samples in which a coordinate is extreme.
 
-/**
- * The samples in which a coordinate is highest, nearest to the median, and lowest.
- *
- * At a step, its value there counts; without one a sample's largest, median and smallest value.
- * Returns {high, middle, low}: lists of {sample, step, value}, the most extreme first, of at most `most`
- * samples and a third of all.
- */
+/** Find the samples in which a coordinate is highest, nearest to the median, and lowest. With a
+ * `step`, its value at this step counts; if it is null, the largest, median and smallest value of
+ * each sample. chosen: indices of the samples to consider; width: number of coordinates. Returns
+ * {high, middle, low}: lists of {sample, step, value}, the most extreme first, of at most `most`
+ * samples and at most a third of the considered ones. */
 export function extremes(samples, coordinates, width, ic, chosen, step, most) {
   const places = []
   for (const sample of chosen) {

@@ -1,4 +1,4 @@
-// The views of the samples that are shown, as a video.
+// Video of the views of the shown samples.
 
 import { record } from '../../shared/lib/video.js'
 import {
@@ -9,7 +9,8 @@ const SIZE = 320
 const GAP = 16
 const TITLE = 28
 
-/** Record the views; rows: {sample, strips, colour}; onstep(step, last). Gives a blob. */
+/** Record the views of all steps, and return a promise of a blob. rows: [{sample, strips, colour}];
+ * onstep: see `record`. */
 export function film(panel, rows, onstep) {
   const plot = { w: Math.round(SIZE * SCATTER_ASPECT), h: SIZE }
   const width = 2 * SIZE + 2 * plot.w + 5 * GAP

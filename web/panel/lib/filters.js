@@ -1,13 +1,15 @@
-// Which samples pass the filters.
+// Filters of samples.
 //
-// A filter: {ic, of: 'coordinate' or the index of a saliency type, low, high, step: null for any}.
-// low and high may be null, for no bound. A sample without that saliency passes no gradient filter.
+// A filter is {ic, of, low, high, step}; of: 'coordinate', or the index of the saliency type whose
+// gradient is meant; low, high: bounds, null for none; step: null if any step may pass. A sample
+// without that saliency passes no gradient filter.
 
-/** Whether a filter needs an array that is not there yet. */
+/** Return whether a filter needs an array of gradients that has not been loaded yet. */
 export const waits = (filter, gradients) =>
   filter.of !== 'coordinate' && !gradients.has(filter.of)
 
-/** Indices of the samples that pass all filters and have the behaviour, if one is chosen. */
+/** Return the indices of the samples that pass all filters and, if `behaviour` is not null, show
+ * it. */
 export function passing(samples, steps, gradients, numIcs, filters, behaviour) {
   const found = []
   for (let sample = 0; sample < samples.count; sample++) {

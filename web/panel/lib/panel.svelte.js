@@ -1,4 +1,4 @@
-// The state of the panel: what is loaded and what is shown.
+// State of the panel: loaded data and the shown view.
 
 import { Address } from '../../shared/lib/address.js'
 import { loadManifest } from '../../shared/lib/data.js'
@@ -13,8 +13,8 @@ export class Panel {
   error = $state('')
   steps = $state.raw(null)
   recorded = $state.raw(null)
-  positions = $state.raw({}) // of the player at the recorded states, by name
-  gradients = $state.raw(new Map()) // by saliency type, those that have been needed
+  positions = $state.raw({}) // player positions at the recorded states, by name
+  gradients = $state.raw(new Map()) // loaded gradients, by saliency type
   view = $state({ sample: 0, other: null, step: 0, type: null, x: 0, y: 1, ic: 0, at: null,
     cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], notes: '' })
   playing = $state(false)
@@ -68,14 +68,14 @@ export class Panel {
     }
   }
 
-  /** Take the view from the address, unless it is the one that was written there. */
+  /** Take the view from the address, unless the panel itself wrote it there. */
   fromAddress() {
     const fragment = this.#address.brought()
     if (fragment) this.view = read(fragment, this.#start, this.manifest, this.samples)
     this.#clamp()
   }
 
-  /** Put the view into the address, a moment later. */
+  /** Write the view to the address after a short delay. */
   toAddress() {
     this.#address.put(write(this.view, this.manifest, this.samples))
   }
@@ -84,7 +84,7 @@ export class Panel {
     return this.#address.whole(write(this.view, this.manifest, this.samples))
   }
 
-  /** See that the gradients of a saliency type are loaded, or are on their way. */
+  /** Load the gradients of a saliency type, unless they are loaded. */
   async need(type) {
     if (type === null || type === 'coordinate' || this.gradients.has(type)) return
     try {
@@ -100,14 +100,15 @@ export class Panel {
       && this.steps.has_saliency[sample * this.manifest.saliency.length + type] === 1
   }
 
-  /** Coordinates or gradients (k numbers) of a sample at a step. */
+  /** Return the coordinates or gradients of a sample at a step, one number per component. */
   at(array, sample, step) {
     const width = this.manifest.num_ics
     const row = this.samples.row(sample, step)
     return array.subarray(row * width, (row + 1) * width)
   }
 
-  /** The gradients of the chosen quantity, or null where there are none. */
+  /** Return the gradients of the chosen saliency type at a step of a sample; null if there are
+   * none. */
   gradientsAt(sample, step) {
     const array = this.gradients.get(this.view.type)
     return array && this.has(sample, this.view.type) ? this.at(array, sample, step) : null
@@ -123,7 +124,8 @@ export class Panel {
     this.#clamp()
   }
 
-  /** The next sample that passes the filters, in a direction of 1 or -1; the same if there is none. */
+  /** Return the next sample (direction 1) or the previous one (-1) that passes the filters; the
+   * same sample if there is none. */
   neighbour(sample, direction) {
     const list = direction > 0 ? this.passing : this.passing.toReversed()
     return list.find((each) => (each - sample) * direction > 0) ?? sample
@@ -142,7 +144,8 @@ export class Panel {
     this.go(this.view.step)
   }
 
-  /** Smallest and largest coordinate of each component, of recorded and simulated states. */
+  /** Return the smallest and the largest coordinate of each component over recorded and simulated
+   * states. */
   #limits() {
     if (!this.steps) return null
     const width = this.manifest.num_ics

@@ -1,11 +1,11 @@
-// Where the samples of all folders, and their rows, lie in the arrays.
+// Index of the samples of all folders and of their rows in the arrays.
 
 export class Samples {
   constructor(manifest) {
     this.sets = manifest.sets
     this.names = [] // {set, number} of each sample
-    this.begin = [] // its first row
-    this.steps = [] // how many it has
+    this.begin = [] // first row of each sample
+    this.steps = [] // number of steps of each sample
     this.first = [] // first sample of each set
     let row = 0
     manifest.sets.forEach((set, index) => {
@@ -25,13 +25,14 @@ export class Samples {
     return this.names.length
   }
 
-  /** The sample with a number in a set, or -1. */
+  /** Return the sample with a number in a set; -1 if there is none. */
   find(set, number) {
     const place = this.sets[set]?.numbers.indexOf(number) ?? -1
     return place < 0 ? -1 : this.first[set] + place
   }
 
-  /** The same start in the paired set (altered beside unaltered), or -1. */
+  /** Return the sample with the same start in the paired set, with or without the swap; -1 if there
+   * is none. */
   pair(sample) {
     const { set, number } = this.names[sample]
     const { name, unaltered } = this.sets[set]
@@ -39,24 +40,25 @@ export class Samples {
     return other < 0 ? -1 : this.find(other, number)
   }
 
-  /** A sample's name where samples are listed. */
+  /** Return the name of a sample in lists. */
   short(sample) {
     const { set, number } = this.names[sample]
     return this.sets.length > 1 ? `${this.sets[set].name}/${number}` : String(number)
   }
 
-  /** A sample's name in a sentence. */
+  /** Return the name of a sample in sentences. */
   label(sample) {
     return this.sets.length > 1 ? this.short(sample) : `sample ${this.short(sample)}`
   }
 
-  /** The row of a sample at a step; a shorter sample stays at its last one. */
+  /** Return the row of a sample at a step, or its last row if the sample is shorter. */
   row(sample, step) {
     return this.begin[sample] + Math.min(step, this.steps[sample] - 1)
   }
 }
 
-/** Values of a column of an array at all steps of the chosen samples. */
+/** Return the values of a column of an array with `width` columns at all steps of the chosen
+ * samples. */
 export function column(samples, array, width, index, chosen) {
   const found = []
   for (const sample of chosen) {

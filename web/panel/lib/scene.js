@@ -1,4 +1,4 @@
-// What the four views of a sample show, for the page and for the video.
+// Drawing of the four views of a sample, for the page and the video.
 
 import {
   gradientColour, drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
@@ -9,14 +9,15 @@ export const SCATTER_ASPECT = 1.12
 const KEY_HEIGHT = 30
 const SHADES = 15
 
-/** Ranges and titles of the axes that are chosen. */
+/** Return ranges and titles of the chosen axes. */
 export function axesOf(panel) {
   const { view, limits } = panel
   const range = (ic) => [limits.low[ic], limits.high[ic]]
   return { rangeX: range(view.x), rangeY: range(view.y), x: `IC ${view.x}`, y: `IC ${view.y}` }
 }
 
-/** A canvas with the axes and the states that do not depend on sample and step. */
+/** Return a canvas with the axes and the cloud of states, which do not depend on sample and
+ * step. */
 export function cloudOf(panel, box, ratio) {
   const { manifest, steps, samples, recorded, view, colours } = panel
   const width = manifest.num_ics
@@ -68,7 +69,7 @@ export function drawObservation(ctx, box, strips, panel, step) {
 
 export const ENDED = 'The recorded episode has ended.'
 
-/** Whether the recorded episode ends before a step. */
+/** Return whether the recorded episode ends before a step. */
 export const hasEnded = (strips, panel, step) => step * panel.manifest.frame[1] >= strips.recorded.width
 
 export function drawRecorded(ctx, box, strips, panel, step) {
@@ -87,7 +88,7 @@ export function drawSaliency(ctx, box, strips, panel, sample, step) {
   } else drawMessage(ctx, box, withoutSaliency(panel, sample) || strips.problem || 'loading…', panel.colours)
 }
 
-/** Why a sample has no saliency to show; empty if it has. */
+/** Return the reason why a sample has no saliency to show; empty if it has saliency. */
 export function withoutSaliency(panel, sample) {
   if (!panel.type) return 'This panel has no saliency.'
   if (panel.steps && !panel.has(sample, panel.view.type)) {
@@ -108,7 +109,7 @@ export function drawStates(ctx, box, cloud, panel, sample, step, colour) {
   drawPath(ctx, scales, points, Math.min(step, points.length - 1), colour, panel.colours)
 }
 
-/** The gradient that gets the full colour: the largest of the samples that are shown. */
+/** Return the gradient with the full colour: the largest |gradient| in the shown samples. */
 export function fullGradient(panel) {
   let full = 0
   for (const sample of panel.shown) {
@@ -119,7 +120,7 @@ export function fullGradient(panel) {
   return full
 }
 
-/** The coordinate that the bars' axis ends with: a power of two, so that it seldom changes. */
+/** Return the end of the bars' axis, a power of two, so that the axis seldom changes. */
 function fullCoordinate(panel, step) {
   let full = 0
   for (const sample of panel.shown) {
@@ -140,7 +141,7 @@ export function drawCoordinates(ctx, box, panel, sample, step) {
   else drawMessage(ctx, key, gradients ? 'all gradients are 0' : 'no gradients to colour by', panel.colours)
 }
 
-/** The action that the agent answers a step with, and the one that entered it. */
+/** Return the agent's most likely action at a step, and the action that led to the step. */
 export function actionsAt(panel, sample, step) {
   const { steps, manifest } = panel
   const row = panel.samples.row(sample, step)
@@ -151,7 +152,7 @@ export function actionsAt(panel, sample, step) {
   }
 }
 
-/** A step in one sentence, for screen readers and the video. */
+/** Describe a step in one sentence, for screen readers and the video. */
 export function sentence(panel, sample, step) {
   const row = panel.samples.row(sample, step)
   const { steps } = panel

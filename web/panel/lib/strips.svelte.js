@@ -1,4 +1,4 @@
-// The images of the sample and saliency type that are shown, as they arrive.
+// Images of the shown sample and saliency type, updated as they are loaded.
 
 export class Strips {
   frames = $state.raw(null)
@@ -8,7 +8,7 @@ export class Strips {
   loading = $state(true)
   #wanted = 0
 
-  /** Take others; the old ones are shown until they arrive, so that nothing flickers. */
+  /** Switch to other images; the old ones are shown until they are loaded, to avoid flicker. */
   async take(panel, sample, type) {
     const wanted = ++this.#wanted
     const { pictures } = panel
@@ -19,7 +19,7 @@ export class Strips {
         panel.has(sample, type) ? pictures.saliency(sample, type) : null])
       if (wanted !== this.#wanted) return
       ;[this.frames, this.recorded, this.saliency] = found
-      pictures.frames(panel.neighbour(sample, 1)).catch(() => {}) // which may be shown next
+      pictures.frames(panel.neighbour(sample, 1)).catch(() => {}) // preloaded: may be shown next
     } catch (error) {
       if (wanted !== this.#wanted) return
       this.frames = this.recorded = this.saliency = null

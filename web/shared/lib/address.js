@@ -1,19 +1,20 @@
-// The view of a page in the fragment of its address.
+// Reading and writing of a page's view in the fragment of its address.
 
-const DELAY = 200 // ms; browsers refuse quicker changes of the address
+const DELAY = 200 // ms; browsers reject more frequent changes of the address
 
-/** The address in use: fragments that the reader brings, and those that the page puts there. */
+/** The page's address, with fragments that come from the user and fragments that the page
+ * writes. */
 export class Address {
   #written = ''
   #timer = null
 
-  /** The fragment that the reader brought; null if there is none, or the page put it there itself. */
+  /** Return the fragment in the address; null if there is none, or if the page itself wrote it. */
   brought() {
     const fragment = location.hash.replace(/^#/, '')
     return fragment && fragment !== this.#written ? fragment : null
   }
 
-  /** Put a fragment there, a moment later, unless the reader brings another until then. */
+  /** Write a fragment after DELAY, unless the user changes the address before. */
   put(fragment) {
     clearTimeout(this.#timer)
     const before = location.hash
@@ -24,13 +25,13 @@ export class Address {
     }, DELAY)
   }
 
-  /** The whole address with a fragment. */
+  /** Return the whole address with a fragment. */
   whole(fragment) {
     return `${location.href.replace(/#.*/s, '')}#${fragment}`
   }
 }
 
-/** A whole number from 0 on and smaller than `below`; null if the text is none. */
+/** Parse a whole number from 0 to below `below`; return null if the text is anything else. */
 export function numberOf(text, below) {
   const value = /^\d+$/.test(text ?? '') ? Number(text) : -1
   return value >= 0 && value < below ? value : null

@@ -1,4 +1,4 @@
-// Reader of a page's data; common/page_files.py describes the format and writes it.
+// Reader of the data files of a page; common/page_files.py describes and writes the format.
 
 const TYPES = { float32: Float32Array, int8: Int8Array, int16: Int16Array, int32: Int32Array,
   uint8: Uint8Array, uint32: Uint32Array }
@@ -6,7 +6,8 @@ const TYPES = { float32: Float32Array, int8: Int8Array, int16: Int16Array, int32
 const arrived = new Map()
 globalThis.panelData = (name, content) => arrived.set(name, content)
 
-/** The content of a file of data. A script works from disk as well, where fetch() is not allowed. */
+/** Load the content of a data file. It is a script, which also loads from disk, where fetch() is
+ * forbidden. */
 export function load(name) {
   return new Promise((resolve, reject) => {
     const script = document.createElement('script')
@@ -25,7 +26,7 @@ export function load(name) {
   })
 }
 
-/** The manifest of data in a format that the page reads. */
+/** Load the manifest, and throw an error if the data has another format version. */
 export async function loadManifest(format) {
   const manifest = await load('manifest')
   if (manifest.format !== format) {
@@ -36,14 +37,14 @@ export async function loadManifest(format) {
 
 const [BITS, FIRST_LETTER] = [15, 0x4000]
 
-/** Bytes from the letters that hold them: their number in two, then 15 bits in each. */
+/** Decode bytes from text: two letters with the number of bytes, then 15 bits per letter. */
 export function bytes(letters) {
   const code = (i) => letters.charCodeAt(i) - FIRST_LETTER
   const found = new Uint8Array((code(0) << BITS) | code(1))
   let [held, bits, next] = [0, 0, 2]
   for (let i = 0; i < found.length; i++) {
     if (bits < 8) {
-      held = ((held & 0xff) << BITS) | code(next++) // less than 8 bits were left
+      held = ((held & 0xff) << BITS) | code(next++) // fewer than 8 bits were left
       bits += BITS
     }
     bits -= 8
@@ -52,7 +53,7 @@ export function bytes(letters) {
   return found
 }
 
-/** Arrays by name, from [type, letters]. */
+/** Decode arrays by name from [type, letters]. */
 export function arrays(content) {
   return Object.fromEntries(Object.entries(content).map(
     ([name, [type, letters]]) => [name, new TYPES[type](bytes(letters).buffer)]))
@@ -63,7 +64,7 @@ async function inflated(letters) {
   return new Response(stream).arrayBuffer()
 }
 
-/** Arrays by name, from [type, letters, 'gzip']. */
+/** Decode and decompress arrays by name from [type, letters, 'gzip']. */
 export async function unpacked(content) {
   return Object.fromEntries(await Promise.all(Object.entries(content).map(
     async ([name, [type, letters]]) => [name, new TYPES[type](await inflated(letters))])))

@@ -1,4 +1,4 @@
-// Drawing of the views, on any canvas: those of the page and that of the video.
+// Drawing on canvases, for the page and the video.
 
 import { shown, ticks } from './statistics.js'
 
@@ -8,7 +8,8 @@ const PATH_ALPHA = 0.9
 const COLOURS = ['ink', 'muted', 'line', 'surface', 'accent', 'other', 'recorded', 'simulated', 'neutral',
   'raises', 'lowers']
 
-/** The colours of the theme in use, from the style sheet; more: names of a page's own. */
+/** Return the colours of the current theme by name, from the style sheet; more: names of further
+ * colours. */
 export function coloursOf(element, more = []) {
   const style = getComputedStyle(element)
   return Object.fromEntries([...COLOURS, ...more].map(
@@ -17,21 +18,22 @@ export function coloursOf(element, more = []) {
 
 const mixed = (share, from, to) => `color-mix(in srgb, ${to} ${(share * 100).toFixed(1)}%, ${from})`
 
-/** Colour of a gradient: blue raises, red lowers, as in the saliency pictures. */
+/** Return the colour of a gradient: blue raises, red lowers, as in saliency images; `full` has full
+ * colour. */
 export function gradientColour(gradient, full, colours) {
   if (!Number.isFinite(gradient) || !(full > 0)) return colours.neutral
   const share = Math.min(Math.abs(gradient) / full, 1) ** 0.7
   return mixed(share, colours.neutral, gradient > 0 ? colours.raises : colours.lowers)
 }
 
-/** One picture of a strip, its pixels kept sharp. */
+/** Draw one image of a strip without interpolation. */
 export function drawPicture(ctx, { x, y, w, h }, strip, step, [high, wide]) {
   ctx.imageSmoothingEnabled = false
   const last = strip.width / wide - 1
   ctx.drawImage(strip, Math.min(step, last) * wide, 0, wide, high, x, y, w, h)
 }
 
-/** Text that says why a view is empty. */
+/** Draw a message in an empty view, broken into lines. */
 export function drawMessage(ctx, { x, y, w, h }, text, colours) {
   ctx.fillStyle = colours.muted
   ctx.font = `13px ${FONT}`
@@ -55,7 +57,7 @@ function linear(from, to, a, b) {
 
 const MARGIN = { left: 40, right: 8, top: 8, bottom: 34 }
 
-/** Where a point with two coordinates is in a scatter plot of this size. */
+/** Return the scales of a scatter plot, {sx, sy}, from values to positions in a box. */
 export function scatterScales({ x, y, w, h }, rangeX, rangeY) {
   const pad = (range) => (range[1] - range[0] || 1) * 0.04
   return {
@@ -64,7 +66,8 @@ export function scatterScales({ x, y, w, h }, rangeX, rangeY) {
   }
 }
 
-/** Axes and clouds of a scatter plot; clouds: [{points(add), colour, alpha, size}]. */
+/** Draw axes and clouds of a scatter plot. clouds: [{points(add), colour, alpha, size}], where
+ * points calls add(x, y) for every point. */
 export function drawCloud(ctx, box, scales, axes, clouds, colours) {
   const { x, y, w, h } = box
   const bottom = y + h - MARGIN.bottom
@@ -108,7 +111,8 @@ export function drawCloud(ctx, box, scales, axes, clouds, colours) {
   ctx.restore()
 }
 
-/** A sample's path: small points up to its current one, which is large. */
+/** Draw the trajectory of a sample, with a large point at the current step; later points are
+ * hollow. */
 export function drawPath(ctx, scales, points, current, colour, colours) {
   const at = points.map(([a, b]) => [scales.sx(a), scales.sy(b)])
   ctx.lineJoin = 'round'
@@ -124,11 +128,9 @@ export function drawPath(ctx, scales, points, current, colour, colours) {
   dot(ctx, ...at[current], 6.5, colour, colours.surface, 2)
 }
 
-/**
- * Bars of values, coloured by gradients, with their indices below them; those in `marked` are bold.
- *
- * Axes: {range, x, y}: values from -range to range, and two titles.
- */
+/** Draw bars of values, coloured by gradients, with their indices below; indices in `marked` are
+ * bold. axes: {range, x, y}, for values from -range to range, and titles; full: gradient with full
+ * colour. */
 export function drawBars(ctx, { x, y, w, h }, values, gradients, full, axes, marked, colours) {
   const { range } = axes
   const left = x + MARGIN.left
@@ -158,7 +160,7 @@ export function drawBars(ctx, { x, y, w, h }, values, gradients, full, axes, mar
     ctx.fillRect(...box)
     ctx.lineWidth = 0.75
     ctx.strokeRect(...box)
-    // The sign again, for those who do not see the colours apart.
+    // The sign, for colour-blind readers.
     if (Math.abs(gradient) > 0.1 * full) {
       ctx.fillStyle = colours.ink
       ctx.font = `bold 12px ${FONT}`
@@ -185,7 +187,7 @@ export function drawBars(ctx, { x, y, w, h }, values, gradients, full, axes, mar
   ctx.restore()
 }
 
-/** The key of the bars' colours. */
+/** Draw the colour key of the bars. */
 export function drawGradientKey(ctx, { x, y, w, h }, full, colours) {
   const steps = 64
   for (let i = 0; i < steps; i++) {
@@ -206,11 +208,12 @@ const THUMBNAIL = 60
 const BELOW_THUMBNAILS = 56
 const thumbnailSize = (width, columns) => Math.min(width / columns - 4, THUMBNAIL)
 
-/** How high a timeline of this width is with so many strips. */
+/** Return the height of a timeline of this width with a number of strips. */
 export const timelineHeight = (width, columns, strips) =>
   Math.round(strips * (thumbnailSize(width, columns) + 3) + BELOW_THUMBNAILS)
 
-/** All steps of a sample: strips of images, value, and marks of rewards and the end. */
+/** Draw all steps of a sample: strips of images, the curve of the value, and bars of rewards and
+ * terminal probabilities. */
 export function drawTimeline(ctx, { x, y, w, h }, data, colours) {
   const { strips, frame, length, columns, current, readAt, values, rewards, terminals } = data
   const width = w / columns
@@ -260,7 +263,8 @@ export function drawTimeline(ctx, { x, y, w, h }, data, colours) {
   ctx.strokeRect(x + Math.min(current, length - 1) * width + 1, y + 1, width - 2, h - 2)
 }
 
-/** Bars of counts: all of them pale, those that pass the filters on top, and a mark. */
+/** Draw histograms of all samples, pale, and of those that pass the filters, and a mark at `place`
+ * (0 to 1, or null). */
 export function drawHistogram(ctx, { x, y, w, h }, all, left, place, colours) {
   const most = Math.max(...all, 1)
   const width = w / all.length

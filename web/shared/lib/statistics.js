@@ -1,6 +1,7 @@
 // Ranges, histograms, and numbers as text.
 
-/** Smallest and largest value of each column of an array with so many columns. */
+/** Return the smallest and the largest value of each column of an array with `width` columns: {low,
+ * high}. */
 export function ranges(array, width) {
   const low = new Array(width).fill(Infinity)
   const high = new Array(width).fill(-Infinity)
@@ -12,7 +13,7 @@ export function ranges(array, width) {
   return { low, high }
 }
 
-/** How many values fall into each of `bins` equal parts of [low, high]. */
+/** Count the values in each of `bins` equal parts of [low, high]. */
 export function histogram(values, low, high, bins) {
   const counts = new Array(bins).fill(0)
   const scale = bins / (high - low || 1)
@@ -23,7 +24,7 @@ export function histogram(values, low, high, bins) {
   return counts
 }
 
-/** Numbers for an axis: round, about `most` of them, within [low, high]. */
+/** Return about `most` round numbers within [low, high], for the ticks of an axis. */
 export function ticks(low, high, most) {
   const rough = (high - low) / most || 1
   const power = 10 ** Math.floor(Math.log10(rough))
@@ -35,11 +36,11 @@ export function ticks(low, high, most) {
   return found
 }
 
-/** A number for people with two decimals at most. */
+/** Format a number with at most two decimals. */
 export const rounded = (value) =>
   String(Number(value.toFixed(2)) || 0).replace('-', '−')
 
-/** A number for people: three significant digits, a true minus sign. */
+/** Format a number with three significant digits and a true minus sign. */
 export function shown(value) {
   if (!Number.isFinite(value)) return '–'
   if (value === 0) return '0'

@@ -1,4 +1,4 @@
-// The theme in use: that of the browser, or the reader's choice, which is kept for a page.
+// Theme of a page: the theme of the browser, or the user's choice, which is remembered per page.
 
 import { coloursOf } from './draw.js'
 
@@ -6,19 +6,19 @@ export const THEMES = ['auto', 'light', 'dark']
 
 export class Theme {
   chosen = $state('auto')
-  colours = $state.raw({}) // of the theme in use, for canvases
+  colours = $state.raw({}) // colours of the current theme, for canvases
 
   #more
 
-  /** page: its name, under which the choice is kept; more: names of its own colours. To be made while a
-   * component is. */
+  /** Must be called while a component is initialised. page: name under which the choice is stored;
+   * more: names of further colours of the page. */
   constructor(page, more = []) {
     this.#more = more
     const key = `${page}-theme`
     try {
       const found = localStorage.getItem(key)
       if (THEMES.includes(found)) this.chosen = found
-    } catch { /* the browser keeps nothing for pages from disk */ }
+    } catch { /* some browsers store nothing for pages from disk */ }
     $effect(() => {
       document.documentElement.dataset.theme = this.chosen
       try {

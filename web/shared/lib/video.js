@@ -1,4 +1,4 @@
-// A video of a canvas: all steps once, each as long as in playing.
+// Video of a canvas: all steps once, at the speed of playback.
 
 import {
   BufferTarget, CanvasSource, getFirstEncodableVideoCodec, Mp4OutputFormat, Output, QUALITY_HIGH
@@ -6,15 +6,13 @@ import {
 
 const CODECS = ['avc', 'vp9', 'av1']
 
-/** Whether this browser encodes videos here: with WebCodecs, which pages over plain http do not have. */
+/** Whether the browser can encode videos: with WebCodecs, which is missing on pages from plain
+ * http. */
 export const encodes = 'VideoEncoder' in globalThis
 
-/**
- * Record steps as mp4. Gives a blob.
- *
- * Size: {width, height} in pixels; speed: steps per second; draw(ctx, step) draws all of the canvas,
- * maybe later, and gives a promise then; onstep(step, last) is told before each.
- */
+/** Record steps as an MP4 video, and return a promise of a blob. width, height: size in pixels;
+ * steps: number of steps; speed: steps per second; draw(ctx, step) draws the whole canvas and may
+ * return a promise; onstep(step, last) is called before each step. */
 export async function record({ width, height }, steps, speed, draw, onstep) {
   const canvas = document.createElement('canvas')
   canvas.width = width
@@ -36,7 +34,7 @@ export async function record({ width, height }, steps, speed, draw, onstep) {
   return new Blob([output.target.buffer], { type: 'video/mp4' })
 }
 
-/** Hand a file to the reader. */
+/** Offer a blob as a download with a file name. */
 export function save(blob, name) {
   const link = document.createElement('a')
   link.href = URL.createObjectURL(blob)
