@@ -270,7 +270,7 @@ def test_a_folder_takes_fewer_levels_but_no_others(finished, agent, tmp_path, ca
     assert not store.has("regressions")
     pd.testing.assert_frame_equal(store.read("episodes"), table[:12])
     assert behaviour.main([*few, "--levels", ",".join(map(str, table["seed"][1:]))]) == 2
-    assert "not the one that an earlier run played" in capsys.readouterr().err
+    assert "differs from the level that an earlier run" in capsys.readouterr().err
 
 
 def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):

@@ -372,7 +372,7 @@ def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
     rows = dataclasses.replace(rows, square=np.array(free), level=np.full(len(free), level))
     assert opened.applies_to(rows).tolist() == [square == grid.decision_square() for square in free]
     blind = dataclasses.replace(rows, square=None)
-    with pytest.raises(UserError, match="depends on where the mouse is"):
+    with pytest.raises(UserError, match="depends on the mouse"):
         opened.applies_to(blind)
 
     def moved(data):  # the cheese at the first free square above the start
