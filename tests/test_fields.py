@@ -420,7 +420,7 @@ def test_a_folder_takes_no_other_levels_of_the_same_name(finished, feed_forward,
     assert fields.main(arguments(
         feed_forward, finished, "--patch", PATCH, "--num_pictures", "1", "--films", "cheese",
         "checkpoints", "--num_stills", "3", levels=str(tmp_path / "level_0.json"))) == 2
-    assert "is of another level than the one of seed 0" in capsys.readouterr().err
+    assert "is of another level than the requested one of seed 0" in capsys.readouterr().err
 
 
 def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path):
