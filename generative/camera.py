@@ -143,29 +143,31 @@ def with_second_harmonic(phase: Tensor) -> Tensor:
     return torch.cat([phase, double.flatten(-2)], dim=-1)
 
 
-def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float) -> Tensor:
-    """Describe how the pixels of each cell's patch lie within squares, and within the pixels of
-    the last initial frame.
+def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float,
+               size: int = GRID) -> Tensor:
+    """Describe how the pixels of each patch of an image lie within squares, and within the pixels
+    of the last initial frame.
 
     Args:
         phase: phase in the last initial frame (N, 4).
         displacement: displacement since then in pixels to the right and down (N, 2).
         pixels_per_square: size of a square in pixels; 0 for a static camera, whose maps are 0.
+        size: S, patches per side of the image.
 
     Returns:
-        Maps (N, ``NUM_PHASE_MAPS``, 8, 8).
+        Maps (N, ``NUM_PHASE_MAPS``, S, S).
     """
     if not pixels_per_square:
-        return phase.new_zeros(len(phase), NUM_PHASE_MAPS, GRID, GRID)
-    corners = PATCH * torch.arange(GRID, device=phase.device, dtype=phase.dtype)
-    places = displacement[:, None] + corners[:, None]  # (N, 8, 2)
+        return phase.new_zeros(len(phase), NUM_PHASE_MAPS, size, size)
+    corners = FRAME_SIZE // size * torch.arange(size, device=phase.device, dtype=phase.dtype)
+    places = displacement[:, None] + corners[:, None]  # (N, S, 2)
     within = with_second_harmonic(moved_phase(phase[:, None], places, pixels_per_square))
-    right, down = within.unflatten(-1, (2, 2, 2)).movedim(-2, 0)  # (N, 8, harmonic, cos/sin)
-    across = right.flatten(2).transpose(1, 2)[:, :, None].expand(-1, -1, GRID, -1)
-    along = down.flatten(2).transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, GRID)
+    right, down = within.unflatten(-1, (2, 2, 2)).movedim(-2, 0)  # (N, S, harmonic, cos/sin)
+    across = right.flatten(2).transpose(1, 2)[:, :, None].expand(-1, -1, size, -1)
+    along = down.flatten(2).transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, size)
     pixel = 2 * math.pi * displacement
     pixel = torch.cat([pixel.cos(), pixel.sin()], dim=-1)[:, :, None, None]
-    return torch.cat([across, along, pixel.expand(-1, -1, GRID, GRID)], dim=1)
+    return torch.cat([across, along, pixel.expand(-1, -1, size, size)], dim=1)
 
 
 def frame_edges(images: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ class SimulatorLosses:
     """The weighted terms of the loss, and their total.
 
     Attributes:
-        image: 0.5 times the sum of squared errors of the unclamped image (T, B).
+        image: 0.5 times the sum of squared errors of the image (T, B), which is clamped to [0, 1]
+            in the spatial architecture, and unclamped in the vector architecture.
         reward: 0.5 times the squared error of the reward (T, B).
         terminal: binary cross-entropy of the terminal (T, B).
         agent_state: 0.5 times the sum of squared errors of the agent's hidden state, 0 after the
@@ -159,7 +160,9 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     start, alive = simulation.start, until_first_terminal(batch.terminals)  # alive: (T, B)
     vectors = start.bottleneck_vec if all_vectors is None else all_vectors  # (B_all, V)
 
-    squared_images = (simulation.raw_images - batch.images).square()  # (T, B, C, H, W)
+    # Clamped images may be exactly black; the published loss is that of the unclamped image.
+    images = simulation.images if config.is_spatial else simulation.raw_images
+    squared_images = (images - batch.images).square()  # (T, B, C, H, W)
     if pixel_weights is not None:
         squared_images = squared_images * pixel_weights.unsqueeze(2)
     squared_states = (simulation.hidden_states - batch.hidden_states[:, agent_windows]).square()

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.game_constants import FRAME_SIZE
 from generative.camera import (
     FASTEST,
     NUM_MOTIONS,
@@ -58,6 +59,8 @@ _NUM_CAMERA = 5  # the last numbers of the state: velocity, displacement, starte
 _SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
 _MOTION_WIDTH = 256
 _HEAD_WIDTH = 128
+_BLOCK = 2  # pixels per side of the blocks in which ``Refinement`` corrects images
+_REFINED_WIDTH, _DETAIL = 32, 8  # channels in ``Refinement``
 
 
 class PatchBasis(nn.Module):
@@ -407,6 +410,43 @@ class SpatialCell(nn.Module):
         return self.prior_logits(h)
 
 
+class Refinement(nn.Module):
+    """Correction of decoded images by convolutions over blocks of 2 x 2 pixels.
+
+    A linear combination of patch components can neither be exactly black nor draw an edge between
+    two patches, and a shifted image is interpolated where sprites have sharp edges.
+
+    Args:
+        image_channels: C, colour channels of an image.
+        width: W, hidden channels of the decoder.
+    """
+
+    def __init__(self, image_channels: int, width: int):
+        super().__init__()
+        pixels = image_channels * _BLOCK**2
+        self.detail = nn.Conv2d(width, _DETAIL * (PATCH // _BLOCK)**2, kernel_size=1)
+        self.layers = nn.Sequential(
+            nn.Conv2d(pixels + NUM_PHASE_MAPS + _DETAIL, _REFINED_WIDTH, kernel_size=3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(_REFINED_WIDTH, _REFINED_WIDTH, kernel_size=3, padding=1), nn.SiLU(),
+            nn.Conv2d(_REFINED_WIDTH, pixels, kernel_size=3, padding=1))
+        initialise(self.layers[-1], [0] * pixels)
+
+    def forward(self, images: Tensor, maps: Tensor, x: Tensor) -> Tensor:
+        """Return corrected images (N, C, 64, 64).
+
+        Args:
+            images: decoded images (N, C, 64, 64).
+            maps: phase maps of the blocks (N, ``NUM_PHASE_MAPS``, 32, 32).
+            x: hidden channels of the decoder (N, W, 8, 8).
+        """
+        detail = functional.pixel_shuffle(self.detail(x), PATCH // _BLOCK)
+        blocks = functional.pixel_unshuffle(images, _BLOCK)
+        seen = torch.cat([blocks, maps, detail], dim=1).contiguous(
+            memory_format=torch.channels_last)
+        return images + functional.pixel_shuffle(self.layers(seen).float(), _BLOCK)
+
+
 class SpatialDecoder(nn.Module):
     """Decodes image, reward and terminal from the state.
 
@@ -430,6 +470,7 @@ class SpatialDecoder(nn.Module):
         self.changes = nn.Conv2d(self.scene.width, len(basis.scale), kernel_size=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.out = nn.Conv2d(width, len(basis.scale), kernel_size=1)
+        self.refine = Refinement(config.image_channels, width)
         self.outcome = nn.Sequential(
             nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
             nn.Linear(_HEAD_WIDTH, 2))
@@ -454,10 +495,12 @@ class SpatialDecoder(nn.Module):
         x = (self.from_view(basis.coefficients(view))
              + self.from_inside(functional.avg_pool2d(inside, PATCH))
              + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
-        maps = phase_maps(phase, displacement, self.config.pixels_per_square or 0.0)
-        gain, bias = self.from_phase(maps).chunk(2, dim=1)
+        cell_maps, block_maps = (
+            phase_maps(phase, displacement, self.config.pixels_per_square or 0.0, size)
+            for size in (GRID, FRAME_SIZE // _BLOCK))
+        gain, bias = self.from_phase(cell_maps).chunk(2, dim=1)
         x = self.blocks(x * (1 + gain) + bias)
-        images = view + basis.images(self.out(x), with_mean=False)
+        images = self.refine(view + basis.images(self.out(x), with_mean=False), block_maps, x)
         middle = GRID // 2
         near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
         reward, terminal = self.outcome(torch.cat(
