@@ -191,8 +191,9 @@ def test_the_scene_moves_with_the_level(simulator, batch):
     """What the scene adds to the canvas is shifted by the camera's displacement."""
     h = simulator.start_from(simulator.encode(batch.initial_images), MODE).env_h
     state = split_state(h, CONFIG)
-    for parameter in simulator.decoder.out.parameters():
-        torch.nn.init.zeros_(parameter)  # what remains is the view of canvas and scene
+    for layer in (simulator.decoder.out, simulator.decoder.refine.layers[-1]):
+        for parameter in layer.parameters():
+            torch.nn.init.zeros_(parameter)  # what remains is the view of canvas and scene
     camera = dataclasses.replace(state.camera,
                                  displacement=torch.tensor([[3.0, -2.0]]).expand(3, 2))
     moved = dataclasses.replace(state, camera=camera)
