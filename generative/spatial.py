@@ -441,8 +441,8 @@ class Refinement(nn.Module):
             x: hidden channels of the decoder (N, W, 8, 8).
         """
         detail = functional.pixel_shuffle(self.detail(x), PATCH // _BLOCK)
-        blocks = functional.pixel_unshuffle(images, _BLOCK)
-        seen = torch.cat([blocks, maps, detail], dim=1).contiguous(
+        blocks = functional.pixel_unshuffle(images, _BLOCK).to(detail)
+        seen = torch.cat([blocks, maps.to(detail), detail], dim=1).contiguous(
             memory_format=torch.channels_last)
         return images + functional.pixel_shuffle(self.layers(seen).float(), _BLOCK)
 
