@@ -449,5 +449,5 @@ def test_matrices_of_another_agent_are_refused(agent_path, tmp_path, capsys):
         torch.zeros(3), torch.ones(3), torch.eye(3), torch.ones(3), torch.eye(3), torch.eye(3)))
     assert compare_interventions.main(arguments(agent_path, small, tmp_path / "out", "--directions",
                                                 0)) == 2
-    assert "those of 3 hidden units, but the agent has 64" in capsys.readouterr().err
+    assert "have 3 hidden units, but the agent has 64" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
