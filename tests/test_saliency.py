@@ -320,7 +320,8 @@ def test_saliency_of_other_settings_is_refused_unless_overwritten(run, samples, 
 @pytest.mark.parametrize(("more", "words"), [
     (["--saliency_func_type", "valu"], "(did you mean 'value'?)"),
     (["--direction_ids", "16"], "no ica direction 16: they are numbered 0 to 15"),
-    (["--sample_ids", "5", "6", "9"], "no sample 6, one of 2 missing; its 6 lie between 0 and 5"),
+    (["--sample_ids", "5", "6", "9"],
+     "no sample 6, one of 2 missing; its 6 samples have numbers from 0 to 5"),
     (["--common_timesteps", "4"], "has 4 steps, too few for step 4 of common_timesteps"),
     (["--combine_samples_not_iterate", "--shard", "1/2"], "leave one of them out")])
 def test_mistakes_are_one_sentence_and_leave_nothing(run, samples, capsys, more, words):
