@@ -112,9 +112,9 @@ RESUME_DAMAGE = {
     "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path),
                  "resume.pth has no 'timesteps'"),
     "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' has no 'env'"),
-    "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is no int"),
+    "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is not a valid int"),
     "weights": (change_state(put_nan), "'fc_value.weight' holds NaN"),
-    "level of another game": (change_state(level_of_another_game), "one of heist, not of fruitbot"),
+    "level of another game": (change_state(level_of_another_game), "its game is heist, not fruit"),
     "fewer levels": (change_state(lambda s: s["train"]["env"].pop()), "7 states for 8"),
     "generator": (change_state(lambda s: s["minibatch_generator"].zero_()), "'minibatch_gen"),
     "optimiser": (change_state(lambda s: s["optimizer_state_dict"]["state"].pop(3)), "has no '3'"),
@@ -122,7 +122,7 @@ RESUME_DAMAGE = {
     "recent returns": (change_state(lambda s: s["val"]["statistics"].update(recent_returns=["x"])),
                        "'recent_returns'"),
     "normaliser": (change_state(lambda s: s["train"]["normalizer"].update(variance=-1.0)),
-                   "a variance"),
+                   "the variance must not be neg"),
     "log": (lambda path: (path.parent / "log.csv").write_bytes(b"\x00\xff,1\n2"), "log.csv is dam"),
 }
 
