@@ -252,12 +252,12 @@ def test_saliency_files_and_videos_draw_the_state(simulator, recording, tmp_path
     assert split_state(torch.from_numpy(sample.env_h), CONFIG).camera.displacement.any()
     frames = read_video(folder.video_file(0, "value"))[:, -256:]  # below the titles
     assert frames.shape[2] == 4 * 256
-    columns = np.split(frames[:, ::4, 512::4].astype(int), 2, axis=2)
-    for part, (of_part, drawn) in enumerate(zip(maps, saliency.processed_states, strict=True)):
+    for column, (of_part, drawn) in enumerate(zip(maps, saliency.processed_states, strict=True), 2):
         np.testing.assert_array_equal(drawn, coloured(of_part, sample.frames,
                                                       full_colour(of_part), UNSIGNED))
-        errors = [np.abs(column - drawn).mean() for column in columns]
-        assert errors[part] < 0.5 * errors[1 - part], errors
+        shown = frames[:, :, 256 * column:256 * (column + 1)]
+        large = drawn.repeat(4, axis=1).repeat(4, axis=2)
+        assert np.corrcoef(shown.ravel(), large.ravel())[0, 1] > 0.9
 
 
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):
