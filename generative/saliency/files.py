@@ -4,7 +4,6 @@ Layout, as published except for the files marked *; <function> is the name of a 
 
     sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
                  grad_processed_ims_<function>.npy      see SaliencyArrays
-    sample_00000/grad_processed_env_h_<function>.npy *  likewise; only with a spatial simulator
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
     sample_00000/specificity.json *                     see ``Specificity``
@@ -15,7 +14,7 @@ action that enters the environment. A function without a JSON file is not finish
 (``common.shards``) write the same files; joining them checks that none is missing.
 
 Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
-the environment, M maps of this state.
+the environment.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ _ARRAYS = {
     "images": Entry("sample_{:0>5}/grad_ims_{}.npy", Npy(Array(np.float32, "T C H W"))),
     "hidden_states": Entry("sample_{:0>5}/grad_hx_{}.npy", Npy(Array(np.float32, "T D"))),
     "env_h": Entry("sample_{:0>5}/grad_env_h_{}.npy", Npy(Array(np.float32, "T E"))),
-    "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C"))),
-    "processed_states": Entry("sample_{:0>5}/grad_processed_env_h_{}.npy",
-                              Npy(Array(np.uint8, "M T H W C")), optional=True)}
+    "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C")))}
 SALIENCY = Schema(
     "saliency", "saliency_experiments.py", items={
         **_ARRAYS,
@@ -81,15 +78,12 @@ class SaliencyArrays:
         hidden_states: gradient with respect to the agent's hidden states, float32 (T, D).
         env_h: gradient with respect to the environment's deterministic states, float32 (T, E).
         processed: rendering of ``images``, uint8 (T, H, W, C).
-        processed_states: renderings of ``env_h``, one for each of ``gradients.STATE_MAPS``, uint8
-            (M, T, H, W, C); None if the simulator is not spatial.
     """
 
     images: np.ndarray
     hidden_states: np.ndarray
     env_h: np.ndarray
     processed: np.ndarray
-    processed_states: np.ndarray | None = None
 
 
 class SaliencyFolder(ResultStore):
@@ -120,8 +114,7 @@ class SaliencyFolder(ResultStore):
         if any(described.values()):
             return described
         return {number: [function for function in self._functions(number, "processed")
-                         if all(entry.optional or self.has(field, number, function)
-                                for field, entry in _ARRAYS.items())]
+                         if all(self.has(field, number, function) for field in _ARRAYS)]
                 for number in numbers}
 
     def _functions(self, number: int, name: str) -> list[str]:
@@ -137,9 +130,7 @@ class SaliencyFolder(ResultStore):
         Raises:
             UserError: if a file is missing or damaged; the message names it.
         """
-        return SaliencyArrays(**{field: self.read(field, number, function)
-                                 for field, entry in _ARRAYS.items()
-                                 if not entry.optional or self.has(field, number, function)})
+        return SaliencyArrays(**{field: self.read(field, number, function) for field in _ARRAYS})
 
     def stacked_field(self, field: str, function: str, numbers: Sequence[int]) -> np.ndarray:
         """Stack one field of several samples.
@@ -185,8 +176,7 @@ class SaliencyFolder(ResultStore):
     def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
         """Write the arrays of a function in a sample without marking it as finished."""
         for field in _ARRAYS:
-            if (array := getattr(arrays, field)) is not None:
-                self.write(field, number, function, value=array)
+            self.write(field, number, function, value=getattr(arrays, field))
 
 
 class SharedSaliency:
