@@ -123,7 +123,7 @@ class _BoundPatch:
             batch_size: number of rows B.
 
         Raises:
-            UserError: if the patch needs metadata and there is none.
+            UserError: if the patch needs batch metadata and none was given.
         """
         if info is None:
             if self.patch.needs_info:

@@ -135,7 +135,7 @@ NO_CLUSTER = -1
 
 # Largest number of rows that agglomerative and hdbscan are fitted to; every other row gets the
 # cluster of its nearest fitted row.
-FIT_ROWS = 30_000
+CLUSTER_FIT_ROWS = 30_000
 GRAPH_NEIGHBOURS = 10
 KMEANS_STARTS = 4
 # Neighbours from which hdbscan estimates the density around a row. Its default, the minimum cluster
@@ -146,7 +146,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
-                  fit_rows: int = FIT_ROWS) -> tuple[np.ndarray, int]:
+                  fit_rows: int = CLUSTER_FIT_ROWS) -> tuple[np.ndarray, int]:
     """Cluster rows with a method from CLUSTERINGS of ``analysis.parameters``.
 
     - ``agglomerative``: Ward linkage, merging only clusters connected in the graph of 10 nearest

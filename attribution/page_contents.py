@@ -203,7 +203,7 @@ class AttributedAgent:
 
     def lags(self, layer: str, output: str) -> int:
         """Return the largest number of steps of attributions over time that exists for all
-        trajectories; 0 if there is none."""
+        trajectories; 0 without attributions over time."""
         if layer == INPUT or kind_of(output) != ATTRIBUTION:
             return 0
         return max((lags for lags in self._store.lags(layer, output)

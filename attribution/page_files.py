@@ -112,8 +112,8 @@ class PageAgent(Protocol):
         """
 
     def lags(self, layer: str, output: str) -> int:
-        """Return the number of steps L of the attributions of an output to a layer over time; 0 if
-        there are none."""
+        """Return the number of steps L of the attributions of an output to a layer over time; 0
+        without such attributions."""
 
     def memory(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
         """Read the attributions over time of an output to a layer along a trajectory.
@@ -163,7 +163,7 @@ class PageLayer:
             score of the layer with its interval and chance level, [score, low, high, chance];
             ``names``: kind after which each feature is named, or "" (F,); ``kinds``: for each
             feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
-        thumbnails: dataset examples for the legend; None if there are none.
+        thumbnails: dataset examples for the legend, if any.
         spatial: dataset examples by position, for several numbers of positions per cell.
         pictures: observations to which the examples refer, uint8 (O, 64, 64, 3); None if there are
             no examples.
@@ -253,8 +253,8 @@ class PageContent:
         return self.agents[number], trajectory - self.agent_of.index(number)
 
     def lags(self, layer: int, output: int) -> int:
-        """Return the number of steps L of the attributions of an output to a layer over time; 0 if
-        there are none, or if the agents differ in it.
+        """Return the number of steps L of the attributions of an output to a layer over time; 0
+        without such attributions, or if the agents differ in L.
 
         Args:
             layer, output: indices in ``layers`` and ``outputs``.
@@ -397,8 +397,8 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
         content: content of the page.
         layer, output: indices of the layer and the output in the content.
         peaks: largest |cell| of each step and feature (N, F).
-        gaps: completeness error of each step (N,); None if there are none.
-        totals: sums of the attributions over cells (N, F + 1); None if there are none.
+        gaps: completeness error of each step (N,); None if the maps are not attributions.
+        totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is.
 
     Returns:
         ``layer``, ``output``: as given; ``scale``: |cell| that is shown at full brightness, the

@@ -102,8 +102,8 @@ class EnvConfig:
     def unseen_levels(self) -> EnvConfig:
         """Return the same game with all level seeds above the current range.
 
-        If ``num_levels`` is 0, there are none, so the configuration is returned unchanged. A run
-        sees a negligible part of its 2**31 levels.
+        If ``num_levels`` is 0, the range covers all levels, so the configuration is returned
+        unchanged; a run sees a negligible part of these 2**31 levels.
 
         Raises:
             UserError: if no level is left.

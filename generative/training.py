@@ -342,7 +342,7 @@ class SimulatorTraining:
 
     def _open_loop(self, num: int) -> Tensor | None:
         """Mask of this process's windows that are simulated from the prior, in a batch of ``num``
-        windows; None if there are none in any batch."""
+        windows; None if ``open_loop_share`` is 0."""
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)

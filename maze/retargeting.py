@@ -164,7 +164,7 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
         layer: name of the patched layer.
         targets: measurements of the targets, see ``TARGET_COLUMNS``.
         parts: means, from ``means_by_part``.
-        tested: comparison with controls, from ``compare_controls``; empty if there is none.
+        tested: comparison with controls, from ``compare_controls``; empty without controls.
     """
     lines = [
         f"# Retargeting: {arm}", "",

@@ -81,7 +81,7 @@ class CacheKey:
 
 
 def _describe_change(kind: str, old: Mapping, new: Mapping) -> str:
-    """Describe the first entry that differs between two mappings; "" if there is none.
+    """Describe the first entry that differs between two mappings; "" if they are equal.
 
     Args:
         kind: kind of the entries; the values of the kinds "module" and "input" are checksums.

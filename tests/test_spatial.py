@@ -33,10 +33,10 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.fit_camera import CameraTraining
 from generative.losses import simulator_losses
-from generative.networks import LatentSampler
+from generative.networks import LatentSampler, clamp_image
 from generative.runs import PROGRESS_NAME, open_simulator
 from generative.simulator import Simulator, stack
-from generative.spatial import PatchBasis, split_state
+from generative.spatial import PatchBasis, Refinement, split_state
 from generative.training import SimulatorTraining
 
 TINY = ParameterSet("tiny-spatial")
@@ -145,6 +145,8 @@ def test_the_phase_follows_the_players_position(batch):
                  for axis in displacement.T]
     torch.testing.assert_close(maps[:, :, 3, 5], torch.stack(expected, dim=1), atol=5e-3, rtol=0)
     assert not phase_maps(phase, displacement, 0.0).any()
+    fine = phase_maps(true_phase(batch), displacement, scale, size=32)
+    torch.testing.assert_close(fine[:, :, ::4, ::4], maps, atol=1e-4, rtol=0)
 
 
 def test_the_change_of_phase_is_the_motion_within_a_square(batch):
@@ -204,6 +206,26 @@ def test_the_scene_moves_with_the_level(simulator, batch):
                                 for each in (state, moved, other))
     torch.testing.assert_close(there[:, :, 2:, :61], here[:, :, :62, 3:], atol=1e-4, rtol=0)
     assert (there - changed).abs().max() > 1e-3
+
+
+def test_the_refinement_corrects_each_pixel_where_it_is():
+    """With one layer that returns minus the image's channels, nothing of the image is left."""
+    refine, images = Refinement(3, 16), torch.rand(2, 3, 64, 64)
+    layer = torch.nn.Conv2d(32, 12, kernel_size=1, bias=False)
+    refine.layers = torch.nn.Sequential(layer)
+    with torch.no_grad():
+        layer.weight.zero_()[range(12), range(12)] = -1.0
+        refined = refine(images, torch.rand(2, 12, 32, 32), torch.rand(2, 16, 8, 8))
+    assert refined.abs().max() < 1e-6
+
+
+def test_a_negative_value_is_no_error_where_the_image_is_black(simulator, batch):
+    with torch.no_grad():
+        simulation = simulator(batch, MODE)
+    raw = torch.where(batch.images == 0, -0.5, batch.images)
+    assert (raw < 0).any()
+    simulation = dataclasses.replace(simulation, raw_images=raw, images=clamp_image(raw))
+    assert not simulator_losses(simulation, batch, CONFIG).image.any()
 
 
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):

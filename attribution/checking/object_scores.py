@@ -165,7 +165,7 @@ def best_histograms(auc: np.ndarray, histograms: np.ndarray) -> np.ndarray | Non
     """Select the histograms of each feature for the kind of object with its best score.
 
     Args:
-        auc: score of each feature and kind, NaN where there is none (F, K).
+        auc: score of each feature and kind (F, K), NaN where it is undefined.
         histograms: histograms of activations, from ``ObjectScorer.areas`` (F, K, 2, E, B).
 
     Returns:
