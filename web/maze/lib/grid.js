@@ -251,7 +251,7 @@ export function decisionOf(maze) {
   const toCorner = pathBetween(maze, startOf(maze), cornerOf(maze))
   if (!toCheese || !toCorner) {
     const target = toCheese ? cornerOf(maze) : cheeses[0]
-    return { reason: `no way leads from ${named(maze, startOf(maze))} to ${named(maze, target)}` }
+    return { reason: `no path leads from ${named(maze, startOf(maze))} to ${named(maze, target)}` }
   }
   if (toCorner.includes(cheeses[0])) return { kind: 'cheese on the way' }
   if (toCheese.includes(cornerOf(maze))) return { kind: 'corner on the way' }

@@ -230,7 +230,7 @@ function entriesOf(patch, layer, dim) {
     }
   }
   const { square, cell, mapping } = patch.words
-  if (mapping && !square) throw new Error(`mapping=${mapping} says which cell a square has, so it needs square=`)
+  if (mapping && !square) throw new Error(`mapping=${mapping} selects the cell of a square, so it needs square=`)
   if (!square && !cell) return { channels: patch.channels, cells: null }
   if (!isMap(layer)) {
     throw new Error(`${layer.name} has no cells: it is ${layer.shape[0]} units; leave cells and squares out, or name a layer with a map`)
@@ -254,7 +254,7 @@ function entriesOf(patch, layer, dim) {
 function checkSquares(word, squares, dim) {
   for (const [row, column] of squares ?? []) {
     if (Math.max(row, column) >= dim) {
-      throw new Error(`${word}=${row}.${column} lies outside of the world: rows and columns go from 0 to ${dim - 1}`)
+      throw new Error(`${word}=${row}.${column} lies outside the world: rows and columns go from 0 to ${dim - 1}`)
     }
   }
 }
@@ -300,7 +300,7 @@ function checkSet(patch, sites, earlier) {
   const isConditional = ({ words }) => words.squares || words.at || words.facing
   for (const { layer, channels: of, cells } of sites) {
     if (patch.words.others !== undefined && cells === null) {
-      throw new Error(`others=${patch.words.others} says what becomes of other cells, but the patch of ${layer.name} names no cell`)
+      throw new Error(`others=${patch.words.others} sets all other cells, but the patch of ${layer.name} names no cell; add cell=row.column`)
     }
     for (const { patch: other, sites: places } of earlier) {
       if (other.kind !== 'set' || patch.words.override === 'yes' || isConditional(patch) || isConditional(other)) continue
