@@ -30,6 +30,7 @@ from common.step_results import StepResults
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     FUNCTIONS,
+    STATE_MAPS,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
@@ -126,8 +127,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
                         (source.samples.description().get("swap") or {}).get("unaltered"))
               for source, arrays in zip(sources, samples)),
-        types, has_saliency, (first.frames.shape[2], first.frames.shape[3]),
-        _steps(samples, projector),
+        types, _saliency_maps(sources), has_saliency,
+        (first.frames.shape[2], first.frames.shape[3]), _steps(samples, projector),
         None if behaviours is None else _behaviours(behaviours, sources),
         recorded[kept].astype(np.float32), len(recorded),
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
@@ -187,7 +188,11 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
         images, gradients = {}, {}
         for index, of_type in enumerate(types):
             if of_type.name in source.finished[number]:
-                images[index] = _array(source, number, of_type, "processed", frames.shape)
+                maps = [_array(source, number, of_type, "processed", frames.shape)]
+                if source.saliency.has("processed_states", number, of_type.name):
+                    maps += list(_array(source, number, of_type, "processed_states",
+                                        (len(STATE_MAPS), *frames.shape)))
+                images[index] = np.stack(maps)
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
@@ -224,6 +229,14 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
         path = source.saliency.file_of(field, number, of_type.name)
         raise UserError(f"{path} has the shape {array.shape}, but its sample requires {shape}")
     return array
+
+
+def _saliency_maps(sources: list[_Source]) -> tuple[str, ...]:
+    """Return ``PanelContent.maps``."""
+    has_states = any(source.saliency.has("processed_states", number, name)
+                     for source in sources for number, names in source.finished.items()
+                     for name in names)
+    return ("pixels", *STATE_MAPS) if has_states else ("pixels",)
 
 
 def _saliency_types(sources: list[_Source],

@@ -5,7 +5,7 @@ Layout::
     index.html, panel.js, panel.css     the page, as built by `make web`
     settings.json                       settings that produced the folder (common/results.py)
     data/manifest.js                    JSON: experiment, agent and game; sets of samples, saliency
-                                        types, actions; frame size, sample to open on
+                                        types and maps, actions; frame size, sample to open on
     data/steps.js                       arrays of ``PanelContent.steps`` (R, …), ``has_saliency``,
                                         uint8 (N, F), and perhaps ``behaviours``, int16 (N,)
     data/recorded.js                    ``coordinates`` of recorded states, float32 (S, k), and
@@ -15,7 +15,7 @@ Layout::
     data/frames_00000.js                ``frames`` of sample 0, a strip, and ``recorded`` frames
                                         from the same start, a strip or null
     data/pictures_00000.js              ``saliency``: a list with the saliency images of sample 0,
-                                        one strip or null per saliency type
+                                        a list of strips, one per map, or null per saliency type
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
 ``letters``, with the images of all steps side by side. Samples and saliency types are numbered from
@@ -25,7 +25,7 @@ Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, e
 
 Letters in shape comments: N samples, R rows (all steps of sample 0, then of sample 1, and so on),
 S recorded states, T steps per sample, H W C height, width and channels of an image, k independent
-components, F saliency types.
+components, F saliency types, M saliency maps of a type.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 3  # version of the format; web/panel/lib/data.js expects this one
+FORMAT = 4  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
@@ -105,8 +105,9 @@ class SampleSet:
 
 Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
 """Frames of a sample, uint8 (T, H, W, C); recorded frames from the same start, uint8 (at most T, H,
-W, C), or None without a recording; and, by index of the saliency type, saliency images, uint8 (T,
-H, W, C), and gradients with respect to the coordinates, float32 (T, k)."""
+W, C), or None without a recording; and, by index of the saliency type, saliency images, uint8 (M,
+T, H, W, C), and gradients with respect to the coordinates, float32 (T, k). The first map is with
+respect to the pixels; the others, with a spatial simulator, are ``gradients.STATE_MAPS``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,7 @@ class PanelContent:
             unknown.
         sets: sets of samples, with distinct names.
         types: saliency types.
+        maps: titles of the saliency maps; samples of a vector simulator have only the first.
         has_saliency: whether each sample has each saliency type, bool (N, F).
         frame: height and width of a frame, in pixels.
         steps: quantities at the steps of all samples (R, …): ``coordinates`` of the hidden states
@@ -139,6 +141,7 @@ class PanelContent:
     game: str
     sets: tuple[SampleSet, ...]
     types: tuple[SaliencyType, ...]
+    maps: tuple[str, ...]
     has_saliency: np.ndarray
     frame: tuple[int, int]
     steps: dict[str, np.ndarray]
@@ -185,7 +188,8 @@ def write_panel(path: Path, content: PanelContent) -> None:
             "recorded": None if recorded is None else _strip(recorded, _FRAME_QUALITY)}))
         file = folder.pictures_file(number)
         file.write_bytes(data_script(file, {
-            "saliency": [_strip(images[index], _SALIENCY_QUALITY) if index in images else None
+            "saliency": [[_strip(of_map, _SALIENCY_QUALITY) for of_map in images[index]]
+                         if index in images else None
                          for index in range(len(content.types))]}))
         for index, of_type in of_types.items():
             gradients[index, rows[number]:rows[number + 1]] = of_type
@@ -212,6 +216,7 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
                     for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
         "saliency": [{**dataclasses.asdict(of_type), "samples": int(number)}
                      for of_type, number in zip(content.types, samples_with)],
+        "maps": content.maps,
         "behaviours": content.behaviours is not None,
         "recorded": {"shown": len(content.recorded), "of": content.num_recorded}
         | ({"positions": list(content.positions)} if content.positions else {})}

@@ -91,7 +91,7 @@ def panel_content() -> PanelContent:
         own = np.random.default_rng([1, number])
         return (
             moving(own, 7, NUM_STEPS), moving(own, 7, NUM_STEPS),
-            {index: moving(own, 3, NUM_STEPS) for index in range(NUM_TYPES)},
+            {index: moving(own, 3, NUM_STEPS)[None] for index in range(NUM_TYPES)},
             {index: own.normal(size=(NUM_STEPS, NUM_ICS)).astype(np.float32)
              for index in range(NUM_TYPES)})
 
@@ -104,7 +104,7 @@ def panel_content() -> PanelContent:
     return PanelContent(
         "synthetic", "", "", (SampleSet("random", tuple(range(NUM_SAMPLES)), NUM_STEPS, None),),
         tuple(SaliencyType("value" if index == 0 else f"type_{index}", f"type {index}", (4,))
-              for index in range(NUM_TYPES)),
+              for index in range(NUM_TYPES)), ("pixels",),
         np.ones((NUM_SAMPLES, NUM_TYPES), dtype=bool), (FRAME, FRAME),
         steps, rng.integers(-1, 12, NUM_SAMPLES).astype(np.int16),
         rng.normal(size=(NUM_RECORDED, NUM_ICS)).astype(np.float32), 50 * NUM_RECORDED, {}, sample)

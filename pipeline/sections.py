@@ -175,7 +175,8 @@ SECTIONS = (
         "(chance 5 %).",
         (Files("saliency", ("report/saliency_*.png",), "Further samples.", STRIP_SAMPLES),
          Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
-               "Saliency of the value, as films.", 3),
+               "Saliency of the value, as films. Purple, with a spatial simulator: cells of its "
+               "state on which the value depends.", 3),
          Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
                "Next to the frames: saliency with gradients through the environment, without, and "
                "the difference.", 2),

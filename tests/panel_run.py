@@ -27,6 +27,7 @@ AGENT = "0" * 64  # its digest
 TYPES = ("value", "action", "hx_direction_1_ica", "value_without_env_grads")
 TITLES = ("value", "most likely action", "IC 1", "value, without environment gradients")
 LACKING = (5, "action")  # a sample, and what it lacks
+RED_OF_MAPS = (130, 250)  # of the maps of the state, which are otherwise as those of the pixels
 BEHAVIOURS = np.array([2, -1, 0, 2, 2, 0])
 
 # p = (hx - mean) / std; s = W (p / (2, 1, 1)): see `coordinates`.
@@ -165,9 +166,13 @@ def _write_samples(path: Path, chosen: range, swap: dict | None, samples: Sample
             # Blue the type; red and green as in the frames.
             processed = samples.frames[place].copy()
             processed[..., 2] = 80 + 50 * index
+            of_map = None
+            if swap is None:  # the others could be of a vector simulator
+                of_map = np.stack([processed] * len(RED_OF_MAPS))
+                of_map[..., 0] = np.reshape(RED_OF_MAPS, (-1, 1, 1, 1))
             saliency.add(number, name, SaliencyArrays(
                 np.zeros((NUM_STEPS, 3, FRAME, FRAME)), of_states, np.zeros((NUM_STEPS, 6)),
-                processed))
+                processed, of_map))
             direction = "direction" in name
             saliency.write("description", number, name, value={
                 "function": name, "common_timesteps": [READ_AT],

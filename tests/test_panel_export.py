@@ -18,6 +18,7 @@ from panel_run import (
     NUM_STEPS,
     NUM_SWAPPED,
     READ_AT,
+    RED_OF_MAPS,
     SWAPPED,
     TITLES,
     TYPES,
@@ -91,8 +92,12 @@ def test_images_are_the_steps_from_left_to_right(exported):
         assert [i for i, each in enumerate(saliency) if each is None] == lacks
         for index, each in enumerate(saliency):
             if each is not None:
-                blue = picture_of(each)[..., 2].mean()
-                assert blue == pytest.approx(80 + 50 * index, abs=4)
+                maps = [picture_of(strip) for strip in each]
+                assert [strip[..., 2].mean() for strip in maps] == pytest.approx(
+                    [80 + 50 * index] * len(maps), abs=4)
+                reds = [] if sample >= NUM_SAMPLES else RED_OF_MAPS
+                assert [strip[..., 0].mean() for strip in maps] == pytest.approx(
+                    [15 * sample, *reds], abs=4)
 
 
 def test_manifest_names_what_there_is(exported):
@@ -106,6 +111,7 @@ def test_manifest_names_what_there_is(exported):
     assert manifest["saliency"] == [
         {"name": name, "title": title, "steps": [READ_AT], "samples": number}
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
+    assert manifest["maps"] == ["pixels", "canvas and scene", "memory"]
     assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}
     assert [each["name"] for each in manifest["actions"]] == list(ACTION_LABELS)
     assert manifest["actions"][2] == {"name": "upleft", "direction": [-1, 1]}

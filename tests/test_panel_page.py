@@ -17,6 +17,7 @@ from panel_run import (
     NUM_STEPS,
     NUM_SWAPPED,
     READ_AT,
+    RED_OF_MAPS,
     START,
     SWAPPED,
     TITLES,
@@ -222,6 +223,25 @@ def test_saliency_types(page, run):
         assert np.isnan(table(page)[1]).all() == lacks
         # The frame is shown all the same.
         assert colour(page, "imagined")[0] == pytest.approx(15 * sample, abs=8)
+
+
+def test_saliency_of_the_simulators_state(page):
+    pick(page, 7, 1)
+    chooser(page, "Saliency").select_option(index=1)
+    chosen = chooser(page, "With respect to")
+    for name, red in zip(("pixels", "canvas and scene", "memory"), (15 * 7, *RED_OF_MAPS)):
+        chosen.select_option(label=name)
+        assert colour(page, "saliency") == pytest.approx([red, 50, 130], abs=8)
+        label = canvas_of(page, "saliency").get_attribute("aria-label")
+        title = "most likely action" + ("" if name == "pixels" else f" ({name})")
+        assert label.startswith(f"Saliency of {title} at step 1")
+        assert ("blue raises, red lowers" in label) == (name == "pixels")
+    go(page, urlencode({"sample": f"{SWAPPED}/0", "saliency": "value", "map": "memory"}))
+    page.wait_for_selector(SHOWN)
+    assert canvas_of(page, "saliency").get_attribute("aria-label") == (
+        "This sample has no map of the simulator's memory.")
+    chosen.select_option(label="pixels")
+    assert colour(page, "saliency") == pytest.approx([15 * NUM_SAMPLES, 0, 80], abs=8)
 
 
 def test_bars_have_the_colour_and_length_of_their_numbers(page, run, step=1):
@@ -439,9 +459,10 @@ def test_two_side_by_side_are_altered_and_unaltered_and_in_step(page, run):
 def test_the_address_holds_the_whole_view_and_what_does_not_fit_is_left_out(browser, address, run):
     whole = urlencode([
         ("sample", f"{UNALTERED}/3"), ("beside", f"{SWAPPED}/2"), ("step", 4),
-        ("saliency", TYPES[2]), ("x", 2), ("y", 1), ("ic", 1), ("at", 3), ("cloud", "recorded"),
-        ("speed", 2), ("behaviour", 2), ("filter", f"2,-1.5,0.25,1,gradient {TYPES[3]}"),
-        ("filter", "1,,0.03,any,coordinate"), ("notes", "<b>50 %\n</b> & \"more\" # + 日本")])
+        ("saliency", TYPES[2]), ("map", "memory"), ("x", 2), ("y", 1), ("ic", 1), ("at", 3),
+        ("cloud", "recorded"), ("speed", 2), ("behaviour", 2),
+        ("filter", f"2,-1.5,0.25,1,gradient {TYPES[3]}"), ("filter", "1,,0.03,any,coordinate"),
+        ("notes", "<b>50 %\n</b> & \"more\" # + 日本")])
     with opened_page(browser, f"{address}#{whole}") as page:
         assert [shown_sample(page, row) for row in (0, 1)] == [(UNALTERED, 3), (SWAPPED, 2)]
         assert fragment_of(page) == parse_qs(whole)

@@ -12,12 +12,16 @@ from conftest import (
     ROOT,
     assert_same,
     progress_of,
+    read_video,
     record_arguments,
     simulator_settings,
 )
 
 import record
+import record_gen_samples
+import saliency_experiments
 from agents.agent_file import load_agent
+from common.config import save_settings
 from common.errors import UserError
 from common.parameters import ParameterSet
 from generative import export, fit_camera
@@ -34,7 +38,10 @@ from generative.dataset import RolloutDataset
 from generative.fit_camera import CameraTraining
 from generative.losses import simulator_losses
 from generative.networks import LatentSampler, clamp_image
+from generative.published import save_published
 from generative.runs import PROGRESS_NAME, open_simulator
+from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import UNSIGNED, coloured, full_colour, state_maps
 from generative.simulator import Simulator, stack
 from generative.spatial import PatchBasis, Refinement, split_state
 from generative.training import SimulatorTraining
@@ -226,6 +233,53 @@ def test_a_negative_value_is_no_error_where_the_image_is_black(simulator, batch)
     assert (raw < 0).any()
     simulation = dataclasses.replace(simulation, raw_images=raw, images=clamp_image(raw))
     assert not simulator_losses(simulation, batch, CONFIG).image.any()
+
+
+def test_saliency_with_respect_to_the_state_is_drawn_where_its_cell_is():
+    """Memory has the coordinates of the view; canvas and scene move with the level."""
+    states = torch.zeros(3, CONFIG.deter_dim)
+    split_state(states, CONFIG).camera.displacement[:] = torch.tensor([[0, 0], [5, -3], [0.5, 60]])
+    states.requires_grad_()
+    state = split_state(states, CONFIG)
+    for part in ("memory", "canvas", "scene"):
+        cell = getattr(state, part)[:, :, 2, 7]  # row and column
+        (gradient,) = torch.autograd.grad((3 * cell[:, 0] - 4 * cell[:, 1]).sum(), states,
+                                          retain_graph=True)
+        expected = np.zeros((2, 3, 64, 64))
+        if part == "memory":
+            expected[1, :, 16:24, 56:] = 5
+        else:
+            expected[0, 0, 16:24, 56:] = expected[0, 1, 19:27, 51:59] = 5  # the third is above
+        maps = state_maps(gradient.numpy(), states.detach().numpy(), CONFIG)
+        np.testing.assert_allclose(maps, expected, atol=1e-4)
+
+
+def test_saliency_files_and_videos_draw_the_state(simulator, recording, tmp_path):
+    """The video's last two columns show the maps that are computed from the stored arrays."""
+    model, samples = tmp_path / "model.pt", tmp_path / "informed_init"
+    save_published(model, simulator)
+    save_settings(tmp_path, settings_for(recording, simulator=vars(CONFIG)))
+    flags = [*map(str, ("--agent_file", AGENT, "--model_file", model, "--precision", "float32",
+                        "--interpreting_params_name", "tiny-spatial", "--device", "cpu"))]
+    assert record_gen_samples.main([
+        *flags, "--data_dir", str(recording), "--data_save_dir", str(tmp_path), "--num_samples",
+        "1", "--no_videos"]) == 0
+    assert saliency_experiments.main([
+        *flags, "--samples_dir", str(samples), "--sample_ids", "0", "--saliency_func_type",
+        "value", "--difference_demo_sample_ids", "0", "to", "0"]) == 0
+    folder = SaliencyFolder(samples)
+    sample, saliency = folder.samples.sample(0), folder.saliency(0, "value")
+    maps = state_maps(saliency.env_h, sample.env_h, CONFIG)
+    assert all(of_part[0].any() for of_part in maps)
+    assert split_state(torch.from_numpy(sample.env_h), CONFIG).camera.displacement.any()
+    frames = read_video(folder.video_file(0, "value"))[:, -256:]  # below the titles
+    assert frames.shape[2] == 4 * 256
+    columns = np.split(frames[:, ::4, 512::4].astype(int), 2, axis=2)
+    for part, (of_part, drawn) in enumerate(zip(maps, saliency.processed_states, strict=True)):
+        np.testing.assert_array_equal(drawn, coloured(of_part, sample.frames,
+                                                      full_colour(of_part), UNSIGNED))
+        errors = [np.abs(column - drawn).mean() for column in columns]
+        assert errors[part] < 0.5 * errors[1 - part], errors
 
 
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):

@@ -4,6 +4,7 @@ Layout, as published except for the files marked *; <function> is the name of a 
 
     sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
                  grad_processed_ims_<function>.npy      see SaliencyArrays
+    sample_00000/grad_processed_env_h_<function>.npy *  likewise; only with a spatial simulator
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
     sample_00000/specificity.json *                     see ``Specificity``
@@ -14,7 +15,7 @@ action that enters the environment. A function without a JSON file is not finish
 (``common.shards``) write the same files; joining them checks that none is missing.
 
 Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
-the environment.
+the environment, M maps of this state.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ _ARRAYS = {
     "images": Entry("sample_{:0>5}/grad_ims_{}.npy", Npy(Array(np.float32, "T C H W"))),
     "hidden_states": Entry("sample_{:0>5}/grad_hx_{}.npy", Npy(Array(np.float32, "T D"))),
     "env_h": Entry("sample_{:0>5}/grad_env_h_{}.npy", Npy(Array(np.float32, "T E"))),
-    "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C")))}
+    "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C"))),
+    "processed_states": Entry("sample_{:0>5}/grad_processed_env_h_{}.npy",
+                              Npy(Array(np.uint8, "M T H W C")), optional=True)}
 SALIENCY = Schema(
     "saliency", "saliency_experiments.py", items={
         **_ARRAYS,
@@ -63,9 +66,9 @@ SALIENCY = Schema(
         "video": Entry("sample_{:0>5}/sample_{:0>5}_saliency_{}.mp4", File()),
         "difference": Entry("sample_{:0>5}/difference_{:0>5}.png", File())},
     informative=("versions", "agent_file", "model_file"))
-# Files in a folder of samples that later stages read, and the videos next to them.
+# Files in a folder of samples that later stages always read, and the videos next to them.
 DATA_PATTERNS = tuple(entry.pattern() for name, entry in SALIENCY.items.items()
-                      if name not in ("video", "difference"))
+                      if name not in ("video", "difference") and not entry.optional)
 VIDEO_PATTERN = "sample_*/*_saliency_*.mp4"
 
 
@@ -78,12 +81,15 @@ class SaliencyArrays:
         hidden_states: gradient with respect to the agent's hidden states, float32 (T, D).
         env_h: gradient with respect to the environment's deterministic states, float32 (T, E).
         processed: rendering of ``images``, uint8 (T, H, W, C).
+        processed_states: renderings of ``env_h``, one for each of ``gradients.STATE_MAPS``, uint8
+            (M, T, H, W, C); None if the simulator is not spatial.
     """
 
     images: np.ndarray
     hidden_states: np.ndarray
     env_h: np.ndarray
     processed: np.ndarray
+    processed_states: np.ndarray | None = None
 
 
 class SaliencyFolder(ResultStore):
@@ -114,7 +120,8 @@ class SaliencyFolder(ResultStore):
         if any(described.values()):
             return described
         return {number: [function for function in self._functions(number, "processed")
-                         if all(self.has(field, number, function) for field in _ARRAYS)]
+                         if all(entry.optional or self.has(field, number, function)
+                                for field, entry in _ARRAYS.items())]
                 for number in numbers}
 
     def _functions(self, number: int, name: str) -> list[str]:
@@ -130,7 +137,9 @@ class SaliencyFolder(ResultStore):
         Raises:
             UserError: if a file is missing or damaged; the message names it.
         """
-        return SaliencyArrays(**{field: self.read(field, number, function) for field in _ARRAYS})
+        return SaliencyArrays(**{field: self.read(field, number, function)
+                                 for field, entry in _ARRAYS.items()
+                                 if not entry.optional or self.has(field, number, function)})
 
     def stacked_field(self, field: str, function: str, numbers: Sequence[int]) -> np.ndarray:
         """Stack one field of several samples.
@@ -176,7 +185,8 @@ class SaliencyFolder(ResultStore):
     def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
         """Write the arrays of a function in a sample without marking it as finished."""
         for field in _ARRAYS:
-            self.write(field, number, function, value=getattr(arrays, field))
+            if (array := getattr(arrays, field)) is not None:
+                self.write(field, number, function, value=array)
 
 
 class SharedSaliency:

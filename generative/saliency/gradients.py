@@ -25,8 +25,11 @@ from agents.outputs import ANSWERS
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.video import enlarge, mark_action, side_by_side
+from generative.camera import PATCH, shift
+from generative.config import SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.simulator import Simulator, Step
+from generative.spatial import split_state
 from interventions.projector import DirectionType, Projector
 
 Coordinates = Callable[[Tensor, DirectionType], Tensor]
@@ -242,6 +245,8 @@ FRAMES_PER_SECOND = 5
 FULL_COLOUR_QUANTILE = 0.995
 FRAME_SHARE = 0.35  # opacity of the frame below the colours, on white
 POSITIVE, NEGATIVE = (20, 60, 255), (255, 40, 20)
+UNSIGNED = (150, 0, 170)  # colour of a gradient's norm
+STATE_MAPS = ("canvas and scene", "memory")  # parts of a spatial simulator's state, one map each
 
 
 def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.ndarray:
@@ -257,6 +262,34 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
     """
     return gaussian_filter(gradients.sum(axis=1), sigma, radius=kernel_size // 2, mode="mirror",
                            axes=(1, 2))
+
+
+def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfig) -> np.ndarray:
+    """Norm of a gradient with respect to each cell of a spatial simulator's states, as maps over
+    the view.
+
+    Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
+    displacement; cells out of view are not drawn. Gradients with respect to the canvas are several
+    times as large as those with respect to the memory, which therefore has a map of its own.
+
+    Args:
+        gradients: gradients with respect to the environment's deterministic states, float32 (T, E).
+        states: these states, float32 (T, E).
+        config: configuration of the simulator.
+
+    Returns:
+        A map for each of ``STATE_MAPS``, float32 (2, T, H, W).
+    """
+    gradient, state = (split_state(torch.from_numpy(array), config)
+                       for array in (gradients, states))
+
+    def pixels(cells: Tensor) -> Tensor:  # norms over the channels (T, 1, H, W)
+        norms = cells.norm(dim=1, keepdim=True)
+        return norms.repeat_interleave(PATCH, dim=2).repeat_interleave(PATCH, dim=3)
+
+    world, inside = shift(pixels(torch.cat([gradient.canvas, gradient.scene], dim=1)),
+                          state.camera.displacement)
+    return torch.stack([world * inside, pixels(gradient.memory)])[:, :, 0].numpy()
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
@@ -295,7 +328,8 @@ def full_colour(*maps: np.ndarray) -> float:
     return full or 1.0
 
 
-def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
+def coloured(maps: np.ndarray, frames: np.ndarray, full: float,
+             positive: tuple[int, int, int] = POSITIVE) -> np.ndarray:
     """Draw saliency over faint frames: blue where a pixel raises the function, red where it lowers
     it.
 
@@ -303,13 +337,14 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
         maps: saliency maps (T, H, W).
         frames: frames of the sample, uint8 (T, H, W, C).
         full: absolute saliency that is drawn in full colour.
+        positive: colour of positive values, blue unless the maps have no sign.
 
     Returns:
         Renderings, uint8 (T, H, W, C).
     """
     strength = np.clip(maps / full, -1, 1)[..., None]  # (T, H, W, 1)
     faint = 255 - FRAME_SHARE * (255 - frames.astype(np.float32))
-    colour = np.where(strength >= 0, np.array(POSITIVE, np.float32),
+    colour = np.where(strength >= 0, np.array(positive, np.float32),
                       np.array(NEGATIVE, np.float32))
     opacity = np.abs(strength)
     return (faint * (1 - opacity) + colour * opacity).round().astype(np.uint8)

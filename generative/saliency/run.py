@@ -28,6 +28,8 @@ from generative.batches import divide
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,
+    STATE_MAPS,
+    UNSIGNED,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
     Coordinates,
@@ -41,6 +43,7 @@ from generative.saliency.gradients import (
     saliency_maps,
     smoothgrad_starts,
     specificity,
+    state_maps,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from generative.sampling import imagined_from
@@ -176,6 +179,24 @@ class SampleSaliency:
         return saliency_maps(gradients.images[row].numpy(), self.plan.gaussian_kernel_size,
                              self.plan.sigma)
 
+    def arrays(self, gradients: Gradients, row: int, sample: SampleArrays,
+               processed: np.ndarray) -> SaliencyArrays:
+        """Return the arrays to store for one sample.
+
+        Args:
+            gradients: gradients of a function in a batch.
+            row: row of the sample in the batch.
+            sample: the sample.
+            processed: rendering of the sample's saliency (T, H, W, C).
+        """
+        of_sample = {name: gradient[row].numpy() for name, gradient in vars(gradients).items()}
+        config, states = self._simulator.config, None
+        if config.is_spatial:
+            states = np.stack([
+                coloured(maps, sample.frames, full_colour(maps), UNSIGNED)
+                for maps in state_maps(of_sample["env_h"], sample.env_h, config)])
+        return SaliencyArrays(**of_sample, processed=processed, processed_states=states)
+
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
         """Add the numbers of samples whose frames (G, T, H, W, C) differ noticeably from the images
         of the T' simulated steps (G, T', C, H, W) to ``diverging``."""
@@ -183,18 +204,6 @@ class SampleSaliency:
         differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
         self.diverging |= {number for number, largest in zip(numbers, differences.max(axis=1))
                            if not largest < NOTICEABLE}
-
-
-def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> SaliencyArrays:
-    """Return the arrays to store for one sample.
-
-    Args:
-        gradients: gradients of a batch.
-        row: row of the sample in the batch.
-        processed: rendering of the sample's saliency, uint8 (T, H, W, C).
-    """
-    return SaliencyArrays(**{name: gradient[row].numpy()
-                             for name, gradient in vars(gradients).items()}, processed=processed)
 
 
 Missing = dict[int, dict[str, dict]]
@@ -234,11 +243,14 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
                 if name not in missing[number]:
                     continue
                 sample, maps = samples[row], saliency.maps(gradients, row)
-                arrays = saliency_arrays(gradients, row, coloured(maps, sample.frames,
-                                                                  full_colour(maps)))
+                arrays = saliency.arrays(gradients, row, sample, coloured(
+                    maps, sample.frames, full_colour(maps)))
                 folder.add(number, name, arrays)
                 if with_videos:
-                    frames = film(number, sample.frames, sample.actions, {name: arrays.processed})
+                    images = {name: arrays.processed}
+                    if arrays.processed_states is not None:
+                        images |= zip(STATE_MAPS, arrays.processed_states)
+                    frames = film(number, sample.frames, sample.actions, images)
                     write_video(folder.video_file(number, name), frames, FRAMES_PER_SECOND)
                 yield number, name
 
@@ -349,7 +361,7 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
             for name, gradients, processed in zip(
                     (value.name, value.name + WITHOUT_ENV_GRADS), (with_grads, without_grads),
                     images.values()):
-                folder.add(number, name, saliency_arrays(gradients, row, processed))
+                folder.add(number, name, saliency.arrays(gradients, row, sample, processed))
             frames = list(film(number, sample.frames, sample.actions, images))
             for step, frame in enumerate(frames):
                 with folder.file("difference", number, step) as temporary:

@@ -28,6 +28,7 @@ export function write(view, manifest, samples) {
   if (view.other !== null) text.set('beside', sampleText(samples, view.other))
   text.set('step', view.step)
   if (view.type !== null) text.set('saliency', manifest.saliency[view.type].name)
+  if (view.map) text.set('map', manifest.maps[view.map])
   text.set('x', view.x)
   text.set('y', view.y)
   text.set('ic', view.ic)
@@ -55,6 +56,7 @@ export function read(fragment, start, manifest, samples) {
   view.other = other >= 0 ? other : null
   const typeOf = (name) => manifest.saliency.findIndex((each) => each.name === name)
   if (typeOf(text.get('saliency')) >= 0) view.type = typeOf(text.get('saliency'))
+  view.map = Math.max(manifest.maps.indexOf(text.get('map')), 0)
   const { longest } = samples
   view.step = numberOf(text.get('step'), longest) ?? start.step
   for (const key of ['x', 'y', 'ic']) {

@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 3
+export const FORMAT = 4
 
 /** Decode a strip of images. The image comes from the bytes of the script, so that canvases stay
  * exportable. */
@@ -39,5 +39,5 @@ export class Pictures {
 
   frames = (sample) => this.#strip('frames', sample, ({ frames }) => frames)
   recorded = (sample) => this.#strip('frames', sample, ({ recorded }) => recorded)
-  saliency = (sample, type) => this.#strip('pictures', sample, ({ saliency }) => saliency[type])
+  saliency = (sample, type, map) => this.#strip('pictures', sample, ({ saliency }) => saliency[type]?.[map])
 }

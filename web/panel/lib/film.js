@@ -26,7 +26,7 @@ export function film(panel, rows, onstep) {
       ctx.font = '15px system-ui, sans-serif'
       ctx.textAlign = 'left'
       ctx.textBaseline = 'top'
-      const of = panel.type ? `; saliency: ${panel.type.title}` : ''
+      const of = panel.type ? `; saliency: ${panel.saliencyTitle}` : ''
       ctx.fillText(sentence(panel, sample, step) + of, GAP, y, width - 2 * GAP)
       const at = (x, w) => ({ x, y: y + TITLE, w, h: SIZE })
       drawObservation(ctx, at(GAP, SIZE), strips, panel, step)

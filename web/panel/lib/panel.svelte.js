@@ -15,7 +15,7 @@ export class Panel {
   recorded = $state.raw(null)
   positions = $state.raw({}) // player positions at the recorded states, by name
   gradients = $state.raw(new Map()) // loaded gradients, by saliency type
-  view = $state({ sample: 0, other: null, step: 0, type: null, x: 0, y: 1, ic: 0, at: null,
+  view = $state({ sample: 0, other: null, step: 0, type: null, map: 0, x: 0, y: 1, ic: 0, at: null,
     cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], notes: '' })
   playing = $state(false)
   pictures = new Pictures()
@@ -28,6 +28,9 @@ export class Panel {
     : [this.view.sample, this.view.other])
   length = $derived(this.samples ? Math.max(...this.shown.map((each) => this.samples.steps[each])) : 1)
   type = $derived(this.view.type === null ? null : this.manifest.saliency[this.view.type])
+  /** Title of the saliency type, and of the part of the simulator's state if its map is shown. */
+  saliencyTitle = $derived(this.type
+    ? this.type.title + (this.view.map ? ` (${this.manifest.maps[this.view.map]})` : '') : '')
   limits = $derived(this.#limits())
 
   #theme

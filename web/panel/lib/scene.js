@@ -85,14 +85,19 @@ export function drawSaliency(ctx, box, strips, panel, sample, step) {
     ctx.fillStyle = panel.colours.surface
     ctx.fillRect(box.x, box.y + box.h - 24, box.w, 24)
     drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, 'after the read-out: no effect', panel.colours)
-  } else drawMessage(ctx, box, withoutSaliency(panel, sample) || strips.problem || 'loading…', panel.colours)
+  } else {
+    drawMessage(ctx, box, withoutSaliency(panel, sample, strips) || strips.problem || 'loading…', panel.colours)
+  }
 }
 
 /** Return the reason why a sample has no saliency to show; empty if it has saliency. */
-export function withoutSaliency(panel, sample) {
+export function withoutSaliency(panel, sample, strips) {
   if (!panel.type) return 'This panel has no saliency.'
   if (panel.steps && !panel.has(sample, panel.view.type)) {
     return `No saliency of ${panel.type.title} was computed for this sample.`
+  }
+  if (panel.view.map && strips.frames && !strips.saliency && !strips.loading) {
+    return `This sample has no map of the simulator's ${panel.manifest.maps[panel.view.map]}.`
   }
   return ''
 }
