@@ -1,5 +1,5 @@
-"""Speed of training and recording, compared with a plain variant of the same algorithm, and cost of
-hooks.
+"""Speed of training, compared with a plain variant of the same algorithm, speed of recording, and
+cost of hooks.
 
 The plain variant is a direct transcription of the algorithm: it computes in float32 on contiguous
 tensors, runs the training pass one time step at a time, and uses the default memory settings of
@@ -9,8 +9,8 @@ separate processes.
     python -m benchmarks.agent            everything, about fifteen minutes on two cores
     python -m benchmarks.agent training   one part: training, kickstarting, recording, hooks or scan
 
-``hooks`` compares forward passes with and without scopes of patches, on one thread. ``scan``
-patches each of 32 channels of four layers on 100 frames.
+``hooks`` compares forward passes inside and outside a ``patched`` scope, on one thread. ``scan``
+patches the 32 channels of each of four layers, one at a time, on 100 frames.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def measure_training() -> None:
 
 
 def environment_seconds() -> float:
-    """Return the seconds that the environments alone need for the steps of a rollout."""
+    """Return the time that stepping the environments takes for one rollout, in seconds."""
     env = ProcgenVectorEnv(EnvConfig("coinrun", "easy"), CONFIG.n_envs, 0, 2)
     actions = np.random.RandomState(0).randint(0, 15, (CONFIG.n_steps, CONFIG.n_envs))
 
@@ -172,7 +172,7 @@ def random_frames(number: int) -> np.ndarray:
 
 
 def measure_hooks() -> None:
-    """Measure the cost of scopes of patches per forward pass."""
+    """Measure the cost of ``patched`` scopes per forward pass."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     policy = build_policy("impala", 256, recurrent=True, learned_initial_state=True)

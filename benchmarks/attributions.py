@@ -1,4 +1,4 @@
-"""Speed and size of features, attributions, checks, failure causes and optimised starts, for the
+"""Time and memory of features, attributions, checks, failure causes and optimised starts, for the
 shipped agent of CoinRun. ``benchmarks.pages`` measures the pages themselves.
 
     python -m benchmarks.attributions           everything, about 40 minutes
@@ -6,11 +6,11 @@ shipped agent of CoinRun. ``benchmarks.pages`` measures the pages themselves.
 
 scripts      features of three layers, attribution of the value and of the policy's 15 outputs, the
              page, and each of the checks; goal for the checks: 1 000 frames in 10 minutes
-loop         plain loop (one node and 64 frames at a time, recomputing the layers before the
-             bottleneck each time), compared with our implementation with the same nodes
-causes       playing of levels with and without attribution of failures, alternately; goal: 80 % of
-             the speed
-starts       search for an optimised start with the shipped simulator; goal: 5 seconds
+loop         our implementation, compared with a plain loop over the same nodes (one node and 64
+             frames at a time, recomputing the layers before the bottleneck each time)
+causes       playing levels with and without attribution of failures, alternately; goal: at least
+             80 % of the speed without attribution
+starts       search for an optimised start with the shipped simulator; goal: 5 seconds per start
 
 Candidates are compared within one run. Processor time is more reliable than wall time if other
 processes run on the machine.

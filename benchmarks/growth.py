@@ -1,9 +1,10 @@
 """Scaling of each stage's duration with the amount of work, and speedup by a second process.
 
-Each script is run from the command line with one thread on three sizes; a straight line fitted to
-the durations gives the cost of starting the script and the cost per unit of work. The largest size
-is then divided among two processes: two parallel shards, or two ranks of torchrun for trainings. A
-Markdown table is printed. Durations are wall times, so the machine must be otherwise idle.
+Each script is run from the command line, with one thread, for three amounts of work. A straight
+line fitted to the durations gives the time to start the script and the time per unit of work. The
+largest amount is then split between two processes. Training scripts run on two ranks of torchrun,
+other scripts as two parallel shards. The result is printed as a Markdown table. Durations are wall
+times, so the machine must be otherwise idle.
 
     python -m benchmarks.growth                    everything, about 20 minutes on two cores
     python -m benchmarks.growth record             one stage, after preparing its inputs
@@ -34,11 +35,11 @@ class Stage:
     """A stage and its command line.
 
     Attributes:
-        unit: unit of work, in the plural.
+        unit: name of the unit of work, in the plural.
         sizes: measured amounts of work, in these units.
         arguments: arguments of the script, with the placeholders {size} for the amount, {folder}
             for a new output folder, and {work} for the folder with the inputs.
-        division: how two processes share the work: as "ranks" of a training or as "shards"; None
+        division: how two processes share the work, "ranks" (of a training run) or "shards"; None
             if the work cannot be divided.
     """
 
@@ -82,7 +83,7 @@ def command(script: str, size: int, folder: Path, *more: str, num_ranks: int = 1
         size: amount of work.
         folder: new output folder, next to the inputs.
         more: further arguments.
-        num_ranks: number of processes of a training, started by torchrun if above 1.
+        num_ranks: number of processes of a training run, started by torchrun if above 1.
     """
     launcher = [sys.executable]
     if num_ranks > 1:

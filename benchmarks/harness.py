@@ -1,4 +1,5 @@
-"""Helpers of the benchmarks: candidates in separate processes, costs, and the command line."""
+"""Shared code of the benchmarks: running candidates in separate processes, measuring costs, and
+parsing the command line."""
 
 from __future__ import annotations
 
@@ -30,22 +31,23 @@ say = functools.partial(print, flush=True)
 @contextlib.contextmanager
 def separate_process(make: Callable[..., Callable], *args: object
                      ) -> Iterator[Callable[..., Future]]:
-    """Run a variant of some work in a separate process, so that the variants' memory settings do
-    not affect each other.
+    """Start a separate process for a function that is measured. In a shared process, the memory
+    settings of one candidate would affect the others.
 
     Args:
-        make: function that is called with ``args`` in the process and returns the work.
+        make: called with ``args`` in the new process; returns the measured function.
         args: arguments of ``make``.
 
     Yields:
-        Function that calls the work in the process and returns a future of its result.
+        Function that calls the measured function in the new process with the same arguments, and
+        returns a future of the result.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _prepare, (make, args)) as process:
         yield functools.partial(process.submit, _work)
 
 
-_call: Callable = print  # the work, in the separate process
+_call: Callable = print  # the measured function; set in the new process
 
 
 def _prepare(make: Callable[..., Callable], args: tuple) -> None:
@@ -62,7 +64,7 @@ def measure_in_turns(candidates: Mapping[str, Callable[[], Any]], repeats: int,
     """Call candidates alternately, because the speed of a machine drifts.
 
     Args:
-        candidates: functions by name, which return a number or several numbers.
+        candidates: functions by name; each returns one or more numbers.
         repeats: number of measured calls of each candidate.
         warmup: number of initial rounds without measurement, which allocate memory and prepare
             kernels.
@@ -98,10 +100,10 @@ def _result_of(call: Callable[[], Future]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cost of some work.
+    """Cost of a function call.
 
     Attributes:
-        seconds: wall time in seconds, which other work on the machine increases.
+        seconds: wall time in seconds, which other processes on the machine may increase.
         cpu: processor time in seconds.
         memory: peak memory of the process so far, in gigabytes.
     """

@@ -1,7 +1,8 @@
-"""Duration and peak memory of each step of the analysis of hidden states, and their growth.
+"""Duration and peak memory of each step of the analysis of hidden states.
 
 The states are synthetic, with 64 units, 40 groups of unequal size and a few outliers. Each number
-of states runs in a separate process, so that peak memory is measured separately.
+of states is analysed in a separate process, so that its peak memory is measured separately. The
+column "growth" is the exponent with which a step's duration grows with the number of states.
 
     python -m benchmarks.hidden_state_analysis                     10 000 and 100 000 states
     python -m benchmarks.hidden_state_analysis --sizes 1000000     a million states
@@ -53,7 +54,8 @@ class MeasuredResults(StepResults):
     """Results that also store the duration and peak memory of each step.
 
     Attributes:
-        costs: seconds, and peak memory of the process so far in GB, by step.
+        costs: for each step, its duration in seconds and the peak memory of the process so far in
+            GB.
     """
 
     costs: dict[str, tuple[float, float]]

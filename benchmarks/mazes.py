@@ -1,4 +1,4 @@
-"""Speed of maze frames and vector fields on levels of hard mode, with an untrained agent.
+"""Speed of rendering maze frames and of computing vector fields, on levels of hard mode.
 
     python -m benchmarks.mazes    about a minute on two cores
 """
@@ -22,7 +22,7 @@ NUM_DRAWN = 10  # levels whose frames are also rendered through set_state
 
 
 def frames_of(states: list[MazeState], source: Callable[[MazeState], FrameSource]) -> np.ndarray:
-    """Return a frame for every square of every level, except that of the cheese.
+    """Return a frame with the mouse on each free square of each level, except the cheese's square.
 
     Args:
         source: returns the frame source of a level.

@@ -4,9 +4,9 @@
     python -m benchmarks.pages panel            one part: panel or attribution
 
 The panel has 4 000 samples of 10 steps, 18 saliency types and 20 000 recorded states. The
-attribution page has 8 trajectories of 512 steps, and the value's attributions to three layers of
-IMPALA's sizes. The data are random, about as sparse as real data, and written by the pages' export
-code. Durations are measured in the page, opened from disk.
+attribution page has 8 trajectories of 512 steps, and attributions of the value to three layers with
+the sizes of IMPALA's layers. The data are random, about as sparse as real data, and written by the
+pages' export code. Durations are measured inside the pages, which are opened from disk.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ PLAYING = """async (seconds) => {
 
 
 def moving(rng: np.random.Generator, size: int, num_steps: int) -> np.ndarray:
-    """Return frames of an image of noise, enlarged from (size, size, 3), that moves sideways,
-    uint8 (num_steps, FRAME, FRAME, 3)."""
+    """Return frames of a noise image that moves sideways, uint8 (num_steps, FRAME, FRAME, 3). The
+    noise is enlarged from (size, size, 3)."""
     coarse = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
     image = np.asarray(Image.fromarray(coarse).resize((FRAME, FRAME), Image.Resampling.BILINEAR))
     return np.stack([np.roll(image, 5 * t, axis=1) for t in range(num_steps)])
@@ -164,7 +164,7 @@ def measure_page(folder: PageFolder, unit: str) -> None:
     """Measure and print the opening time of a page and the duration of a step.
 
     Args:
-        unit: name of a step on the buttons.
+        unit: word for a step in the labels of the page's buttons.
     """
     address = f"{folder.page_file.absolute().as_uri()}#speed=30"
     openings = []

@@ -1,8 +1,8 @@
-"""Speed of training on two processes with one thread each, compared with one such process.
+"""Speed of training with two processes of one thread each, compared with one such process.
 
 One process, two connected processes and two independent processes are measured alternately. The
-independent processes give the upper limit of the machine, which is below twice the speed of one
-process if they share a core or the memory bandwidth.
+independent processes show the highest speed that the machine allows. This is less than twice the
+speed of one process if the processes share a core or the memory bandwidth.
 
     python -m benchmarks.ranks               everything; three quarters of an hour on two cores
     python -m benchmarks.ranks hard          one part: hard, hard-rec or simulator
@@ -50,11 +50,12 @@ BATCHES = 5  # batches of the simulator's training per measurement
 
 
 class TrainingProcess:
-    """One process of a training; a call does a unit of work and returns its seconds.
+    """One process of a training run. A call does a unit of work, first without and then with
+    measurement, and returns the measured duration in seconds.
 
     Args:
-        make: returns the work for a world.
-        unmeasured, measured: number of calls of the work before and in a measurement.
+        make: maps a world (the connected processes) to the function that does a unit of work.
+        unmeasured, measured: number of calls of this function before and in a measurement.
         rank: rank of the process.
         size: world size.
         port: port of the rendezvous.
@@ -109,11 +110,11 @@ def slowest(calls: list[Callable[[], Future]]) -> float:
 
 def measure(name: str, make: Callable[[Distributed], Callable], repeats: tuple[int, int],
             unit: str, amount: int) -> None:
-    """Measure and print the speedup by two processes.
+    """Measure and print the speedup of a training by two processes.
 
     Args:
         name: name of the training, for the output.
-        make: returns the work for a world.
+        make: see ``TrainingProcess``.
         repeats: number of calls of the work before and in a measurement.
         unit: name of the items processed, in the plural.
         amount: number of items per measurement.

@@ -1,7 +1,7 @@
 """Cost of writing, joining and opening recordings of many short episodes, and of reading windows.
 
 The episodes are random and have three frames each, so that the fixed cost per episode is measured.
-They are written by the recording code, divided among shards.
+They are written by the recording code, in four shards one after the other.
 ``python -m benchmarks.recordings --num_episodes 100000 --output_dir /tmp/recordings`` takes 4 GB.
 """
 

@@ -1,9 +1,10 @@
 """Speed of saliency maps, compared with a plain variant that computes one function at a time.
 
-The plain variant is a direct transcription of the definition: for every function a forward pass
-over all steps and the gradients of its scalar. The agreement of both variants is checked first. A
-map belongs to one function and one sample, with 9 copies and 10 steps at the published sizes.
-Variants are measured alternately in one process, because the speed of a machine drifts.
+The plain variant is a direct transcription of the definition. For every function, it runs a forward
+pass over all steps and computes the gradients of the function's scalar. The agreement of both
+variants is checked first. Durations are per map, where a map belongs to one function and one
+sample; at the published sizes, it takes 9 perturbed copies of the sample and 10 steps. Variants are
+measured alternately in one process, because the speed of a machine drifts.
 
     python -m benchmarks.saliency      about a minute on two cores
 """
@@ -45,8 +46,8 @@ def published_simulator() -> Simulator:
 
 
 def coordinates(hidden_states: Tensor, direction_type: str) -> Tensor:
-    """Return coordinates (…, 64) of hidden states (…, 64) along random orthogonal directions; the
-    type of the directions is ignored."""
+    """Return coordinates (…, 64) of hidden states (…, 64) along random orthogonal directions;
+    ``direction_type`` is ignored."""
     directions, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))
     return hidden_states @ torch.from_numpy(directions.astype(np.float32))
 

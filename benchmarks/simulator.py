@@ -44,7 +44,7 @@ PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 def settings_for(parameter_set: str, recording: Path, batch_size: int, num_steps: int
                  ) -> SimulatorRunSettings:
-    """Return the settings of a training run on a recording, without saving before the end."""
+    """Return the settings of a training run on a recording that saves only at the end."""
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9, "gen_model.batch_size": batch_size,
         "gen_model.num_sim_steps": num_steps})
@@ -126,8 +126,8 @@ def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
 
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
-    """Print the share of each part of the simulator in the time of a training step, forward plus
-    backward.
+    """Print the share of each part of the simulator in the duration of a training step. A part's
+    share includes its forward and its backward pass.
 
     Args:
         run: the training run.

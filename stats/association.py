@@ -1,6 +1,6 @@
-"""Association of two quantities of frames, with 95 % bootstrap intervals over episodes.
+"""Association of two quantities that are known for each frame, with 95 % bootstrap intervals.
 
-In every function, ``episodes`` is the number of the episode of each frame (N,), and ``bootstrap``
+In every function, ``episodes`` is the number of each frame's episode (N,), and ``bootstrap``
 resamples these episodes.
 
 Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
@@ -99,6 +99,6 @@ def _correlation(sums: np.ndarray) -> np.ndarray:
 
 
 def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the quotient; NaN where the denominator is not above 0."""
+    """Return the quotient; NaN where the denominator is not positive."""
     return np.divide(numerator, denominator, out=np.full(np.shape(denominator), np.nan),
                      where=denominator > 0)

@@ -1,7 +1,7 @@
 """Cluster bootstrap over episodes.
 
-Letters in shape comments: N windows (or frames), E episodes, K quantities, T steps or other
-quantities, R resamplings.
+Letters in shape comments: N windows (or frames), E episodes, K quantities, T rows (time steps or
+other quantities), R resamplings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
         values: quantities (K, N).
 
     Returns:
-        Sums (E, K), by ascending number of the episode.
+        Sums (E, K), in ascending order of the episodes' numbers.
     """
     place = np.unique(episodes, return_inverse=True)[1]
     return np.stack([np.bincount(place, quantity) for quantity in values], axis=1)
@@ -46,7 +46,7 @@ class ClusterBootstrap:
         self.num_episodes = len(names)
         even = np.full(len(names), 1 / len(names))
         self._draws = np.random.default_rng(seed).multinomial(
-            len(names), even, RESAMPLINGS)  # (R, E), number of draws of each episode
+            len(names), even, RESAMPLINGS)  # (R, E), how often each episode was drawn
 
     def interval(self, values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
         """Compute the 95 % percentile interval of the mean of each row.
@@ -74,8 +74,8 @@ class ClusterBootstrap:
         """Compute the 95 % percentile interval (2,) of any statistic.
 
         Args:
-            statistic: maps the number of draws of each episode (R, E), episodes sorted, to the
-                statistic of each resampling (R,), which is NaN if undefined.
+            statistic: maps (R, E) counts to (R,) statistics. A count is how often a resampling
+                drew an episode; episodes are in ascending order. An undefined statistic is NaN.
         """
         values = statistic(self._draws)
         if np.isnan(values).all():

@@ -1,8 +1,9 @@
 """Tables that compare published claims with our own measurements.
 
-``findings.csv`` has one row per measured number. ``table.md`` has one row per published claim, with
-one number per agent and whether the claim holds, followed by all numbers of each claim.
-``findings.png``, which is written if any number is tested, has one panel per tested claim.
+``findings.csv`` has one row per measured number. ``table.md`` begins with a table that has one row
+per published claim, and shows one number per agent and whether the claim holds. Below it, a section
+per claim lists all numbers. ``findings.png`` has one panel per tested claim; it is written only if
+a number is tested.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Claim:
     """A published claim, one row of the table.
 
     Attributes:
-        published: the claim; its numbers and their number of levels follow a colon.
+        published: the claim and, after a colon, the published numbers and number of levels.
         measured: description of our measurement, and limits of the verdict.
         tested: whether the primary number tests the claim itself.
         is_null: whether the claim is that there is no effect.
@@ -58,12 +59,13 @@ class Finding:
         value, low_95, high_95: the number, or the size of an effect, and the ends of its 95 %
             interval; ends are NaN if there is no interval.
         num_levels: number of levels or frames.
-        base: base rate, or number without the alteration; NaN if there is none.
+        base: base rate, or number without the intervention; NaN if there is none.
         p_holm: p-value corrected within the study; NaN if there is none.
-        altered: number with the alteration; NaN if this is not an effect.
+        altered: number with the intervention; NaN if this is not an effect.
         p: uncorrected p-value.
         p_control: p-value from the comparison with controls, see ``stats.effects``.
-        primary: whether this is the number of its claim that is tested over the whole table.
+        primary: whether this is the one number that tests its claim. The p-values of an agent's
+            primary numbers are corrected together.
         shown: whether the number is shown in ``table.md``.
         holds: whether the claim holds, judged by the interval; None if not judged.
         row: number of the claim, counted from 1.
@@ -206,7 +208,7 @@ def _escaped(text: str) -> str:
 
 
 def _headline(claim: Claim, rows: pd.DataFrame) -> str:
-    """Format one cell of the table: the number of a claim and an agent, and whether the claim
+    """Format the cell of one claim and one agent: the measured number and whether the claim
     holds."""
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:

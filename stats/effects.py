@@ -21,8 +21,8 @@ A large p does not show that there is no effect. An intervention "does nothing" 
 within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
 the unaltered value otherwise.
 
-Outcomes may be any numbers. Several runs may belong to one level: they are resampled and flipped
-together.
+Outcomes may be any numbers. Several runs may belong to one level. They are then resampled together,
+and the signs of their differences are flipped together.
 
 Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A * K).
 """
@@ -48,7 +48,7 @@ MIN_STARTS = 10
 MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
 MIN_FLIPS, FLIPS_PER_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
 
-DIVERGENCE = "divergence"  # outcome of runs, see ``interventions.comparison.divergence``
+DIVERGENCE = "divergence"  # name of an outcome, see ``interventions.comparison.divergence``
 
 Value = TypeVar("Value")
 
@@ -77,14 +77,14 @@ class Condition(Generic[Value]):
     """An intervention or a control, under which outcomes are measured.
 
     Attributes:
-        name: name in tables, and of the condition's file or folder.
+        name: name in tables; also the name of the condition's file or folder.
         label: label in figures and reports.
         pattern: kind of intervention. Interventions are compared with the controls of their
             pattern.
         control: whether this is a control.
         value: definition of the intervention, which only the study interprets.
         settings: settings of the condition, which a result folder stores.
-        matched: whether the change by a control is about as large as that by the intervention.
+        matched: for a control, whether its change is about as large as the intervention's.
     """
 
     name: str
@@ -133,8 +133,8 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
         before: outcomes of the unaltered runs (N, K).
         after: outcomes under each condition (A, N, K).
         seed: seed of the bootstrap and the sign flips.
-        levels: level of each start (N,); starts of a level are resampled and flipped together. By
-            default each start is its own level.
+        levels: level of each start (N,); starts on the same level are resampled together, and their
+            signs are flipped together. By default, each start is its own level.
         moved: size of the change by each condition, by name of the condition; if None, the table
             has no column ``moved``.
         test: maps the sums of paired differences per level (levels, C) to p-values (C,); by default
@@ -182,12 +182,12 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
         outcomes, before, after, seed, levels: see ``paired_effects``.
 
     Returns:
-        The table with further columns: ``median_unaltered``, ``median_altered``,
-        ``median_effect`` (their difference), ``median_low_95`` and ``median_high_95``, all NaN for
-        controls; ``margin``; ``verdict``: CLAIMED, NOTHING if the interval of the effect lies
-        within the margin around 0, otherwise UNDECIDED; ``smallest_effect``: the effect that a
-        single comparison of as many levels detects at p <= 0.05 with power 0.8, estimated from the
-        spread of the differences.
+        The table with further columns. ``median_unaltered``, ``median_altered``, ``median_effect``
+        (their difference), ``median_low_95`` and ``median_high_95`` are NaN for controls.
+        ``verdict`` is CLAIMED if the effect is claimed, NOTHING if its interval lies within
+        ``margin`` around 0, otherwise UNDECIDED. ``smallest_effect`` is the effect that a single
+        comparison of as many levels detects at p <= 0.05 with power 0.8, estimated from the spread
+        of the differences.
     """
     levels = np.arange(len(before)) if levels is None else levels
     table = table.copy()

@@ -27,7 +27,7 @@ CLAIMED, EFFECT, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
 def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
                 styles: Sequence[Mapping[str, Any]] | None = None, value: str = "effect") -> None:
-    """Draw effects with their intervals over the ranges of their controls, from top to bottom.
+    """Draw one row per effect, from top to bottom: effect, interval, and range of its controls.
 
     Args:
         axes: the panel.
@@ -75,7 +75,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
         path: figure to write.
         table: table from ``stats.effects.compare_conditions``.
         outcomes: outcomes in the order of the panels.
-        title: title of the figure, with the runs and their number.
+        title: title of the figure, including a description of the runs.
         controls: plural name of the controls, such as "random directions".
         over_time: table with the columns ``arm``, ``control``, ``step``, ``unaltered_going``
             (number of unaltered runs that reach the step) and ``share`` (share of pairs of runs
@@ -112,8 +112,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
 
 
 def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
-    """Draw the size of the change by each intervention (``moved``), and the range of its controls.
-    """
+    """Draw the size of each intervention's change (``moved``), and the range of its controls."""
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()
@@ -146,14 +145,15 @@ def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
 
     Args:
         controls: plural name of the controls.
-        over_time: note on the panel over time; "" without this panel.
+        over_time: note on the divergence panel's grey lines; "" without this panel.
     """
     return [
-        legend_mark("claimed: beats 0 after Holm's correction, and in absolute size also the "
-                    "controls", color=CLAIMED, marker="D"),
-        legend_mark("beats 0 after the correction, but not the controls", color=EFFECT, marker="o"),
-        legend_mark("does not beat 0 after the correction (bars: 95 % intervals)", color=EFFECT,
-                    marker="o", markerfacecolor="white"),
+        legend_mark("claimed: differs from 0 after Holm's correction, and is larger than the "
+                    "controls' effects", color=CLAIMED, marker="D"),
+        legend_mark("differs from 0 after the correction, but is not larger than the controls'",
+                    color=EFFECT, marker="o"),
+        legend_mark("does not differ from 0 after the correction (bars: 95 % intervals)",
+                    color=EFFECT, marker="o", markerfacecolor="white"),
         Patch(color=CONTROL_RANGE, label=f"range of the {controls}{over_time}")]
 
 

@@ -120,11 +120,12 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
     num_controls = directions["num_controls"].min()
     lines = [
         f"# {wording.title}", "", markdown_escaped(description), "",
-        "An effect is the mean over starts of altered minus unaltered run, with a 95 % bootstrap "
-        f"interval. p: paired sign-flip test; p (Holm): corrected for all {len(directions)} "
+        "An effect is the mean difference between altered and unaltered runs, with a 95 % "
+        f"bootstrap interval. p: paired sign-flip test; p (Holm): corrected for {len(directions)} "
         "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "
-        f"(1 + controls), with {num_controls} {wording.controls}{wording.equal}. **Claimed** is "
-        f"what leaves 0 out of its interval and has both p (Holm) and p (controls) <= {LEVEL}.",
+        f"(1 + controls), with {num_controls} {wording.controls}{wording.equal}. An effect is "
+        "**claimed** if its interval excludes 0 and both p (Holm) and p (controls) are at most "
+        f"{LEVEL}.",
         "", "## What may be claimed", "", *_summary(directions, controls, wording), ""]
     lines += warn_of_few_controls(num_controls)
     claimed = directions[directions["claimed"]]
@@ -138,7 +139,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
               format_range(row.control_low, row.control_high), format_p(row.p_control))
              for row in claimed.itertuples()])
     lines += ["## All effects", "", "Bold: claimed. One star: p (Holm) <= "
-              f"{LEVEL}, but not beyond the controls.", ""]
+              f"{LEVEL}, but not claimed.", ""]
     for begin in range(0, len(outcomes), _COLUMNS_PER_TABLE):
         lines += _effects(table, outcomes[begin:begin + _COLUMNS_PER_TABLE], wording)
     if "verdict" in table:
@@ -182,12 +183,12 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
         "## What does nothing, and what is undecided", "",
         f"**{NOTHING.capitalize()}**: the interval lies within the margin around 0, which is "
         f"{MARGIN} for probabilities and shares, and {100 * MARGIN:.0f} % of the unaltered value "
-        f"otherwise. **{UNDECIDED.capitalize()}**: neither of this kind nor claimed: "
+        f"otherwise. **{UNDECIDED.capitalize()}**: neither claimed nor within the margin. Counts: "
         + ", ".join(f"{counts.get(verdict, 0)} {verdict}"
                     for verdict in (CLAIMED, NOTHING, UNDECIDED))
         + ". Smallest effect: the effect that a single comparison of as many levels detects in "
-        "four of five runs, before the correction. The change of the median has its own bootstrap "
-        "interval.", "",
+        "four of five studies, before the correction. The change of the median has its own "
+        "bootstrap interval.", "",
         *markdown_table(
             ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
              "median unaltered", "median altered", "change of the median (95 %)"),
@@ -199,7 +200,7 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """List the numbers of claimed effects, of interventions and of controls for comparison.
+    """Report how many effects are claimed for the interventions and, for comparison, the controls.
 
     Args:
         directions, controls: rows of the interventions and of the controls in the effects table.
@@ -216,10 +217,10 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
         f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
         f"{wording.controls}, each compared with the others; at most "
         f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
-        f"{len(directions)} effects of {wording.alike}, "
-        f"{by_chance:.0f} would lie beyond the controls.",
-        f"- {(directions['p_holm'] <= LEVEL).sum()} effects beat 0 after the correction; "
-        f"{(directions['p_control'] <= LEVEL).sum()} lie beyond the controls."]
+        f"{len(directions)} effects of {wording.alike}, about "
+        f"{by_chance:.0f} would be larger than the controls' effects by chance.",
+        f"- {(directions['p_holm'] <= LEVEL).sum()} effects differ from 0 after the correction; "
+        f"{(directions['p_control'] <= LEVEL).sum()} are larger than the controls' effects."]
     if len(diverging):
         lines.append(
             f"- The share of steps with another action is {diverging['altered'].min():.2f} to "

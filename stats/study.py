@@ -1,9 +1,10 @@
 """Studies: measurement of outcomes under several conditions, and the resulting claims.
 
 A study measures outcomes at the same levels or starts without any intervention, under several
-interventions, and under matched controls of each. A package declares its conditions, whose values
-only this package interprets, and a function that measures the outcomes. This module runs the
-conditions, estimates their effects and writes the results::
+interventions, and under matched controls of each. The calling code declares the conditions and a
+function that measures the outcomes of a condition; only this function interprets
+``Condition.value``. This module runs the conditions, estimates their effects and writes the
+results::
 
     conditions = [Condition("zero", "channel 55 to zero", "zero", value=[patch]),
                   *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])
@@ -59,7 +60,7 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
                   wording: Wording, description: str,
                   over_time: pd.DataFrame | None = None) -> None:
     """Write the table, report and forest plot of a study: the entries ``effects``, ``report`` and
-    ``figure`` of its schema.
+    ``figure`` of the store's schema.
 
     Args:
         store: open result folder.
