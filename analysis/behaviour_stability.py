@@ -1,8 +1,8 @@
-"""Test whether behaviours are stable across samples: find them in random subsets (draws) of the
-samples with each clustering method, and compare the draws.
+"""Test whether behaviours are stable across samples. Each clustering method is applied to several
+random subsets of the samples, called draws, and the behaviours found in the draws are compared.
 
-Writes the agreement of every pair of draws (adjusted Rand index) for the samples and for a control
-without behaviours, and the number of behaviours in each draw. Pass the method with the highest
+Writes the number of behaviours in each draw and the agreement of every pair of draws (adjusted Rand
+index), for the samples and for a control without behaviours. Pass the method with the highest
 agreement to combined_agent_env_hx_analysis_precompute.py as --clustering.
 """
 
@@ -40,9 +40,9 @@ def stability_schema(num_draws: int) -> Schema:
     Layout, where D is the number of a draw, from 0 to ``num_draws`` - 1::
 
         behaviours_samples_D_N.npy, behaviours_control_D_N.npy
-                                     behaviour of each sample in draw D for each method of
-                                     CLUSTERINGS; NO_CLUSTER if it shows none, NOT_DRAWN if it is
-                                     not in the draw (K, N)
+                                     behaviour of each sample in draw D, one row per method of
+                                     CLUSTERINGS (K, N); NO_CLUSTER for a sample without a
+                                     behaviour, NOT_DRAWN for a sample outside the draw
         behaviour_agreement_N.csv    one row per method and pair of draws, see ``agreements``
         behaviour_draws_N.csv        one row per method and draw, see ``counts``
         behaviour_stability_N.md     report with one table that summarises the two CSV files
@@ -104,7 +104,7 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
 def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConfig, seed: int,
                   tsne_seed: int) -> np.ndarray:
     """Find the behaviours of the samples in a draw with each method of CLUSTERINGS, as
-    ``analysis.behaviours.analyse`` does; all methods use the same t-SNE map.
+    ``analysis.behaviours.analyse`` does. All methods cluster the same t-SNE map.
 
     Args:
         features: features of all steps (M, T, F).
@@ -164,8 +164,8 @@ def counts(data: str, labels: Sequence[np.ndarray]) -> pd.DataFrame:
 
     Returns:
         A table with one row per method and draw: ``data``, ``method``, the number ``draw`` of the
-        draw, ``behaviours`` (their number), and ``in_none`` (the share of the drawn samples that
-        show no behaviour).
+        draw, ``behaviours`` (the number of behaviours), and ``in_none`` (the share of the drawn
+        samples that show no behaviour).
     """
     return pd.DataFrame([
         {"data": data, "method": method, "draw": draw,

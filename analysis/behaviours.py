@@ -1,15 +1,16 @@
 """Behaviours: clusters of the agent's and the environment's states and of their changes.
 
-A behaviour is a cluster of steps; a sample shows the behaviour that contains most of its first
-steps.
+A behaviour is a cluster of steps. A sample shows the behaviour that is most common among the first
+VOTING_STEPS steps of the sample.
 
 Layout of ``analysis/combined_agent_env_hx_analysis_precomp/``, as published except for the files
 marked *; N is the number of simulated samples, and rows are the steps of sample 0, then of sample
 1, and so on::
 
     clusters_combined_agent_env_hx_N        cluster of each step, -1 for none (rows,)
-    cluster_means_combined_agent_env_hx_N   mean coordinates of each of C clusters on the map (C, 3)
-    tsne_combined_agent_env_hx_N            coordinates on the map (rows, 3)
+    cluster_means_combined_agent_env_hx_N   mean position of each of C clusters on the t-SNE map
+                                            (C, 3)
+    tsne_combined_agent_env_hx_N            coordinates on the t-SNE map (rows, 3)
     clusters_per_sample_N                   behaviour of each sample, -1 for none (N,)
     pcomponents_combined_agent_env_hx_N *, pc_variances_combined_agent_env_hx_N *,
     pca_data_combined_agent_env_hx_N *      principal components (P, F), variances (P,),
@@ -142,12 +143,12 @@ def compute(run: SampleRun) -> None:
 
 def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None:
     """Find behaviours: compute principal components and a t-SNE map, cluster the map, and assign a
-    behaviour to each sample by vote.
+    behaviour to each sample by a vote of the sample's first steps.
 
     Args:
         features: result of ``behaviour_features`` (M * T, F).
         num_samples: number of samples, M.
-        state_map: computes PCA, t-SNE and clusters, and stores the results of all steps.
+        state_map: computes and stores PCA, t-SNE and clusters.
 
     Raises:
         UserError: if there are too few steps of samples for PCA, t-SNE or the clusters.
@@ -254,8 +255,8 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
         behaviour: number of the behaviour.
         note: text after the number in the title.
         clusters: plots of the clusters of all steps.
-        members: whether each sample shows the behaviour, bool (M,); if none does, the panels show
-            only all samples.
+        members: whether each sample shows the behaviour, bool (M,); if no sample does, the panels
+            show only the values and actions of all samples.
         values: value estimates of the agent (M, T).
         actions: action that led to each step, -1 if unknown (M, T).
 
@@ -287,8 +288,8 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
                   title: str) -> Figure:
-    """Draw an overview of all behaviours: number of samples, number of samples in the cluster at
-    each step, and actions of the samples.
+    """Draw an overview of all behaviours: how many samples show each behaviour, how many are in its
+    cluster at each step, and which actions occur in the samples that show it.
 
     Args:
         sizes: number of samples of each behaviour (B,).
@@ -383,7 +384,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     coordinates = results.read("tsne", None if is_published else num_states)
     tsne = Plane(coordinates, TSNE_NAMES[:coordinates.shape[1]], title)
     if is_published and len(coordinates) != num_states:
-        # Published results lack the first steps of the samples and do not tell which.
+        # Published results leave out some first steps of each sample and do not store how many.
         print("left out all figures but the clusters on the map: "
               f"{results.file('tsne')} has {len(coordinates)} rows for {num_states} steps",
               flush=True)

@@ -18,8 +18,8 @@ N is the number of simulated samples of each kind (informed, random), with one r
                                 random vectors)
     pca_data_lv_inf_N, pca_data_lv_rand_projected_N     copies of lv_inf_pca_N and of
                                 lv_rand_pca_projected_N under the names that published scripts read
-    lv_inf_aux_data_N.csv       table for these scripts: sum_of_reward, ends, mean_value and cluster
-                                of the informed samples, one row each
+    lv_inf_aux_data_N.csv       table for the published scripts, with one row per informed sample:
+                                sum_of_reward, ends, mean_value, cluster
 
 All files without a suffix here are ``.npy`` files. The settings file ``settings_N.json`` also holds
 the uniformity statistics. A published folder may have the coordinates under either of two names,
@@ -104,20 +104,22 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 def uniformity(vectors: np.ndarray) -> dict[str, float]:
     """Test whether vectors (N, V) come from the uniform distribution on the sphere.
 
-    Let S be the matrix of second moments of the vectors, scaled to unit length. Under uniformity
-    and for large N, Rayleigh's statistic N V |mean|² follows a chi² distribution with V degrees of
-    freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) a chi² distribution
-    with (V - 1)(V + 2) / 2. At any N, both have the mean of chi² and (N - 1) / N times its
-    variance. See Mardia and Jupp, Directional Statistics, 10.4.
+    The vectors are scaled to unit length; S is the matrix of their second moments. For uniform
+    vectors and large N, Rayleigh's statistic N V |mean|² follows a chi² distribution with V degrees
+    of freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) one with
+    (V - 1)(V + 2) / 2 degrees of freedom. At any N, each statistic has the mean of its chi²
+    distribution and (N - 1) / N times the variance. See Mardia and Jupp, Directional Statistics,
+    10.4.
 
     Returns:
-        ``num_vectors``; ``mean_norm``, the norm of the mean vector, which is 1 if all vectors are
-        equal; ``uniform_mean_norm``, its root mean square for uniform vectors;
-        ``effective_dimensions``, 1 / tr(S²), which is V if all directions are equally frequent and
-        1 if all vectors lie on one axis; ``uniform_effective_dimensions``, the inverse of the
-        expected tr(S²) for uniform vectors; and statistic and p-value of Rayleigh's test of a zero
-        mean (``rayleigh``, ``rayleigh_p``) and of Bingham's test of S = I / V (``bingham``,
-        ``bingham_p``).
+        - ``num_vectors``: N
+        - ``mean_norm``: norm of the mean vector, 1 if all vectors are equal
+        - ``uniform_mean_norm``: root mean square of this norm for uniform vectors
+        - ``effective_dimensions``: 1 / tr(S²), which is V if all directions are equally frequent
+          and 1 if all vectors lie on one axis
+        - ``uniform_effective_dimensions``: inverse of the expected tr(S²) for uniform vectors
+        - ``rayleigh``, ``rayleigh_p``: statistic and p-value of Rayleigh's test of a zero mean
+        - ``bingham``, ``bingham_p``: statistic and p-value of Bingham's test of S = I / V
     """
     x = unit_vectors(vectors)
     n, d = x.shape

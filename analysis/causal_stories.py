@@ -1,6 +1,6 @@
-"""Write causal stories: a page per behaviour with some of its samples, and with the influences of
-components of the hidden state on one another and on the agent's outputs for which gradients and
-correlations agree."""
+"""Write causal stories, one page per behaviour. A page shows some samples of the behaviour, and
+lists influences of components of the hidden state on one another and on the agent's outputs. An
+influence is claimed only if the gradients agree with the correlations."""
 
 # Layout of the folder:
 #
@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class BehaviourPages:
-    """Writer of the pages, one per behaviour.
+    """Writer of the pages with causal stories, one page per behaviour.
 
     Letters in shapes: M samples, T steps per sample, I independent components (ICs).
 
@@ -135,7 +135,7 @@ class BehaviourPages:
         share: share of all steps that counts as extreme at each end of a component; the frames
             that illustrate the component are chosen from these steps.
         num_films: number of samples of each behaviour that are shown.
-        names: user-given names of behaviours, by behaviour number.
+        names: names that the user gave to behaviours, by behaviour number.
         plots: folder with the figures of the comparison; pages link to those that exist.
         seed: seed of the choice of samples that are shown.
 
@@ -300,8 +300,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Return at most _SHOWN_OF_COMPONENT of ``rows`` (indices into M * T steps): the first of
-        each sample, in the given order."""
+        """Return the first row of each sample among ``rows`` (indices into M * T steps), in the
+        given order and at most _SHOWN_OF_COMPONENT of them."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 
@@ -350,8 +350,8 @@ def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Seq
 
 def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
                     kinds: Sequence[str], title: str) -> None:
-    """Draw the agreement of some influences for both kinds of gradient, with filled markers for
-    claimed influences.
+    """Draw the sign agreement of some influences for both kinds of gradient; markers of claimed
+    influences are filled.
 
     Args:
         path: file to write.

@@ -153,9 +153,9 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
       neighbours. Fitted to at most ``fit_rows`` rows.
     - ``hdbscan``: density-based clustering (Campello et al. 2013), accelerated with trees (McInnes
       and Healy 2017), so run time grows like n log n in few dimensions. It determines the number of
-      clusters itself; ``num_clusters`` sets the minimum cluster size, a quarter of an even share
-      and at least 5 rows. If it finds none, all rows form one cluster, with a warning. Fitted to at
-      most ``fit_rows`` rows.
+      clusters itself; ``num_clusters`` sets the minimum cluster size, which is n / (4 num_clusters)
+      but at least 5 rows. If no cluster is found, all rows form one cluster, with a warning. Fitted
+      to at most ``fit_rows`` rows.
     - ``kmeans``: best of 4 initialisations. Fitted to all rows.
 
     Args:
@@ -193,11 +193,11 @@ def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Compute the mean of each cluster's members.
 
     Args:
-        rows: rows (N, d).
+        rows: coordinates of the members of all clusters (N, d).
         labels: cluster of each row, NO_CLUSTER for none (N,).
 
     Returns:
-        Means of the clusters, in the order of their numbers, float32 (clusters, d).
+        Mean of each cluster, ordered by cluster number, float32 (clusters, d).
     """
     return np.stack([rows[labels == cluster].mean(axis=0, dtype=np.float64)
                      for cluster in range(labels.max() + 1)]).astype(np.float32)
@@ -210,14 +210,14 @@ def _agglomerative(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray
                         np.arange(0, indices.size + 1, k)), shape=(len(rows), len(rows)))
     model = AgglomerativeClustering(num_clusters, linkage="ward",
                                     connectivity=graph.maximum(graph.T))
-    with warnings.catch_warnings():  # scikit-learn connects the components of the graph, as desired
+    with warnings.catch_warnings():  # about a disconnected graph, which scikit-learn then connects
         warnings.filterwarnings("ignore", "the number of connected components", UserWarning)
         return model.fit_predict(rows)
 
 
 def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
     smallest = max(5, len(rows) // (4 * num_clusters))
-    with warnings.catch_warnings():  # scikit-learn warns about a renamed argument
+    with warnings.catch_warnings():  # about an argument of scikit-learn that was renamed
         warnings.filterwarnings("ignore", "'force_all_finite' was renamed", FutureWarning)
         labels = HDBSCAN(min_cluster_size=smallest, min_samples=DENSITY_NEIGHBOURS,
                          algorithm="boruvka_kdtree").fit_predict(rows)
@@ -284,7 +284,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
 
 def _fit_fast(rows: np.ndarray, start: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
     indices, distances = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
-    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # below, it logs its default settings
+    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # hides its log of default settings
     affinities = PerplexityBasedNN(perplexity=perplexity, n_jobs=num_jobs(len(rows)),
                                    knn_index=PrecomputedNeighbors(indices, distances))
     return np.asarray(FastTSNE(start.shape[1], n_jobs=num_jobs(len(rows)), random_state=seed).fit(

@@ -74,7 +74,7 @@ class PrincipalComponents:
 
     def number_for(self, share: float) -> int:
         """Return the number of leading components that explain at least a share of the total
-        variance, or the number of all components if they explain less."""
+        variance, or the number of all components if all together explain less."""
         cumulative = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
         return min(int((cumulative < share).sum()) + 1, len(self.variances))
 
@@ -145,10 +145,10 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
         seed: seed of the initial unmixing matrix.
 
     Returns:
-        ``unmixing`` W (k, k), its inverse ``mixing`` (k, k), and the independent coordinates
-        ``sources`` s = (p / std(p)) W^T of all states with principal coordinates p (N, k), as
-        defined by ``interventions.projector.Projector``; and the facts ``iterations``, their
-        number, and ``converged``.
+        The arrays ``unmixing``, a matrix W (k, k); ``mixing``, the inverse of W (k, k); and
+        ``sources``, the independent coordinates (N, k). A state with principal coordinates p has
+        the independent coordinates (p / std(p)) W^T, see ``interventions.projector.Projector``.
+        The facts ``iterations``, the number of iterations, and ``converged``.
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -183,11 +183,11 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
         seed: seed of the initialisation.
 
     Returns:
-        ``nmf``, the non-negative weight of each factor in each state (N, F), ``nmf_components``,
-        the non-negative factors (F, D), and ``nmf_min``, the minimum of each unit, which is
-        subtracted before the fit (D,), all float32; and the facts ``iterations``, their number,
-        ``converged``, and ``relative_error``, the norm of the residual divided by that of the
-        shifted states.
+        The float32 arrays ``nmf``, the non-negative weight of each factor in each state (N, F);
+        ``nmf_components``, the non-negative factors (F, D); and ``nmf_min``, the minimum of each
+        unit, which is subtracted before the fit (D,). The facts ``iterations``, the number of
+        iterations; ``converged``; and ``relative_error``, the norm of the residual divided by the
+        norm of the states after the subtraction.
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.

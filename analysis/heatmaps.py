@@ -38,8 +38,8 @@ def seriate(products: np.ndarray) -> Seriation:
 
     The method is average linkage with optimal leaf ordering. The distance of two coordinates is 1
     minus their largest absolute correlation (mean product divided by both root mean squares) over
-    all lags in both directions; absolute, because the sign of an independent component is
-    arbitrary.
+    all lags in both directions. The absolute value is taken because the sign of an independent
+    component is arbitrary.
 
     Args:
         products: mean products of the coordinates at lags 0 to K - 1, from

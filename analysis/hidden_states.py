@@ -48,11 +48,10 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
         states: recorded states, float32 (N, D).
         simulated: simulated states to project on the same components, float32 (M, D), or None.
         config: parameters of the analysis.
-        state_map: computes standardisation, clusters and t-SNE, and stores the results of all
-            steps.
+        state_map: computes standardisation, clusters and t-SNE, and stores all results.
 
     Raises:
-        UserError: if there are too few states for one of these steps.
+        UserError: if there are too few states for one of these computations.
     """
     results, seed = state_map.results, state_map.seed
     scale = state_map.scale(states, "hidden unit")

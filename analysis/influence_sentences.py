@@ -32,7 +32,8 @@ def percent(share: float) -> str:
 
 
 def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int) -> str:
-    """Describe the actions, values, ends and rewards of a group of samples, and its unusual ICs.
+    """Describe the actions, values and rewards of a group of samples, how many of them end, and the
+    ICs whose mean over the group is most unusual.
 
     Args:
         rows: indices of the group's samples among all M samples; unusual ICs are left out if the
@@ -64,8 +65,8 @@ def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
 
     Args:
         row: row of ``agreement.csv``.
-        other: row of the same influence for the other kind of gradient, with or without gradients
-            through the environment; None if that was not computed.
+        other: row of the same influence for the other kind of gradient: without gradients through
+            the environment if ``row`` is with them, and vice versa. None if not computed.
     """
     verb = "raises" if row["median_gradient"] > 0 else "lowers"
     steady = "" if row["steadiness"] >= STEADY else ", on average"
@@ -133,8 +134,8 @@ class BehaviourInfluences:
         return len(self.best(variant)) if self.testable else 0
 
     def best(self, variant: str) -> pd.DataFrame:
-        """Return all influences on targets other than the source: claimed ones first, then by
-        agreement and effect, in descending order."""
+        """Return all influences on targets other than the source. Claimed influences come first;
+        within claimed and other influences, the order is by descending agreement, then effect."""
         rows = self._table[(self._table["env_grads"] == variant)
                            & (self._table["source"] != self._table["target"])]
         return rows.sort_values(["claimed", "agreement", "effect"], ascending=False, kind="stable")

@@ -113,7 +113,7 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
         folder: folder with the saliency of the samples.
         numbers: numbers of the M samples.
         functions: names of the saliency functions of the k components.
-        step: step of the samples whose states the gradients are taken with respect to, from 0.
+        step: step of the states with respect to which gradients are taken, from 0.
 
     Returns:
         Gradients with respect to the agent's state (M, k, D) and to the environment's (M, k, E),

@@ -51,8 +51,8 @@ class _Source:
     Attributes:
         samples: the folder.
         saliency: reader of the saliency files in the same folder.
-        finished: for each shown sample, by its number, names of the functions whose saliency is
-            complete.
+        finished: names of the functions whose saliency is complete, by the number of the sample;
+            only for samples that are shown.
     """
 
     samples: SampleFolder
@@ -232,7 +232,7 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
 
 
 def _saliency_maps(sources: list[_Source]) -> tuple[str, ...]:
-    """Return ``PanelContent.maps``."""
+    """Return the titles of the saliency maps, see ``PanelContent.maps``."""
     has_states = any(source.saliency.has("processed_states", number, name)
                      for source in sources for number, names in source.finished.items()
                      for name in names)
@@ -251,7 +251,8 @@ def _saliency_types(sources: list[_Source],
         UserError: if saliency was computed with other directions than the panel's, or if a function
             was read at different steps in different samples.
     """
-    steps_of: dict[str, tuple[tuple[int, ...], Path]] = {}  # and the file that states the steps
+    # Steps of each function, and the file that states them.
+    steps_of: dict[str, tuple[tuple[int, ...], Path]] = {}
     for source in sources:
         for number, names in source.finished.items():
             for name in names:

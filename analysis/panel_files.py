@@ -5,17 +5,18 @@ Layout::
     index.html, panel.js, panel.css     the page, as built by `make web`
     settings.json                       settings that produced the folder (common/results.py)
     data/manifest.js                    JSON: experiment, agent and game; sets of samples, saliency
-                                        types and maps, actions; frame size, sample to open on
+                                        types and maps, actions; frame size, sample shown first
     data/steps.js                       arrays of ``PanelContent.steps`` (R, …), ``has_saliency``,
-                                        uint8 (N, F), and perhaps ``behaviours``, int16 (N,)
+                                        uint8 (N, F), and optionally ``behaviours``, int16 (N,)
     data/recorded.js                    ``coordinates`` of recorded states, float32 (S, k), and
-                                        perhaps the player's position, float32 (S,) per column
+                                        optionally the player's position, float32 (S,) per column
     data/gradients_00.js                ``gradients`` of saliency type 0 with respect to the
                                         coordinates, float32 (R, k); NaN for samples without it
     data/frames_00000.js                ``frames`` of sample 0, a strip, and ``recorded`` frames
                                         from the same start, a strip or null
-    data/pictures_00000.js              ``saliency``: a list with the saliency images of sample 0,
-                                        a list of strips, one per map, or null per saliency type
+    data/pictures_00000.js              ``saliency``: saliency images of sample 0, a list with one
+                                        entry per saliency type: a list of strips, one per map, or
+                                        null
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
 ``letters``, with the images of all steps side by side. Samples and saliency types are numbered from
@@ -76,8 +77,8 @@ class SaliencyType:
     Attributes:
         name: name of the function in file names.
         title: name shown in the panel.
-        steps: steps at which the function was read, counted from 0; empty if unknown, and for
-            functions of all steps.
+        steps: steps at which the function was read, counted from 0; empty if they are unknown or
+            if the function depends on all steps.
     """
 
     name: str
@@ -93,8 +94,8 @@ class SampleSet:
         name: name of the folder.
         numbers: numbers of the samples.
         num_steps: number of steps per sample, T.
-        unaltered: for samples recorded with a swap, name of the folder of samples with the same
-            start vectors and without the swap; otherwise None.
+        unaltered: for samples recorded with swapped directions, name of the folder of samples with
+            the same start vectors and without the swap; otherwise None.
     """
 
     name: str
@@ -105,9 +106,10 @@ class SampleSet:
 
 Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
 """Frames of a sample, uint8 (T, H, W, C); recorded frames from the same start, uint8 (at most T, H,
-W, C), or None without a recording; and, by index of the saliency type, saliency images, uint8 (M,
-T, H, W, C), and gradients with respect to the coordinates, float32 (T, k). The first map is with
-respect to the pixels; the others, with a spatial simulator, are ``gradients.STATE_MAPS``."""
+W, C), or None without a recording; a dict of saliency images, uint8 (M, T, H, W, C); and a dict of
+gradients with respect to the coordinates, float32 (T, k). The keys of both dicts are indices of
+saliency types. The first saliency map is with respect to the pixels; samples of a spatial simulator
+also have the maps ``gradients.STATE_MAPS``."""
 
 
 @dataclasses.dataclass(frozen=True)

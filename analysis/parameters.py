@@ -44,7 +44,8 @@ class AgentHiddenConfig:
     """Parameters of the analysis of the agent's hidden states.
 
     Attributes:
-        informed_or_random_init: kind of simulated samples to project, by their start vectors.
+        informed_or_random_init: whether the projected samples have informed or random start
+            vectors.
         num_episodes: number of recorded episodes.
         num_generated_samples: number of simulated samples.
         num_epi_paths: number of episodes whose trajectories are drawn.
@@ -147,7 +148,8 @@ class BehavioursConfig(MapConfig):
 
     Attributes:
         n_components_env: number of principal coordinates of the environment's state to use.
-        timestep_differences: numbers of steps over which changes of the state are features.
+        timestep_differences: time differences k, in steps; the features of a step include the
+            change of the state over the last k steps.
     """
 
     section: ClassVar[str] = "analysis.combined_agent_env_hx"
@@ -168,7 +170,7 @@ class JacobianConfig(MapConfig):
     """Parameters of the analysis of the gradients of independent components.
 
     Attributes:
-        grad_timestep: step whose states the gradients are taken with respect to, from 0.
+        grad_timestep: step of the states with respect to which gradients are taken, from 0.
     """
 
     section: ClassVar[str] = "analysis.jacobian"
@@ -186,7 +188,7 @@ class XplotsConfig:
     """Parameters of the cross-causation in samples in which an independent component is extreme.
 
     Attributes:
-        extrema_threshold: share of the samples at each end that counts as extreme.
+        extrema_threshold: share of the samples that counts as extreme at each end of a component.
     """
 
     section: ClassVar[str] = "analysis.xplots"

@@ -59,7 +59,8 @@ class StateMap:
         config: parameters of the analysis.
         seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
-        results: started results to write to; steps that are already stored are not recomputed.
+        results: results to write to, already started; computations whose results are stored are
+            not repeated.
     """
 
     config: MapConfig | AgentHiddenConfig
@@ -75,7 +76,7 @@ class StateMap:
             unit: word for a unit in the warning, such as "hidden unit".
 
         Returns:
-            Mean and standard deviation; its field ``constant`` is empty.
+            Mean and standard deviation, without the indices of constant units.
         """
         def compute() -> StepResult:
             scale = standardizer_of(states)
@@ -96,8 +97,9 @@ class StateMap:
             scale: mean and standard deviation of each unit.
 
         Returns:
-            Coordinates (N, P); components (P, D); and the first d coordinates (N, d), the fewest
-            that hold 95 % of the variance, but at least as many as the t-SNE map has dimensions.
+            Coordinates (N, P); components (P, D); and the first d coordinates (N, d), where d is
+            the smallest number that holds 95 % of the variance, or the number of dimensions of the
+            t-SNE map if that is larger.
         """
         def compute() -> StepResult:
             standardised = scale.standardise(states)
@@ -145,8 +147,8 @@ class StateMap:
 
 
 def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult:
-    """Return components, variances and coordinates of standardised states (N, D), and the facts
-    about the PCA, as the result of a step."""
+    """Return the results of a PCA of standardised states (N, D): the arrays with components,
+    variances and coordinates, and facts about the explained variance."""
     return ({"components": fit.components, "variances": fit.variances,
              "principal": fit.coordinates(standardised)},
             {"total_variance": fit.total_variance,
@@ -155,7 +157,8 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
 
 @dataclasses.dataclass(frozen=True)
 class SampleAnalysis:
-    """Description of an analysis of simulated samples, which one script computes and another draws.
+    """Description of an analysis of simulated samples. One script computes the analysis, another
+    draws it.
 
     Attributes:
         config: class of the parameters, a subclass of ``MapConfig``.

@@ -177,7 +177,7 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
 
     Raises:
         UserError: if the text cannot be parsed, if there is no such action or cluster, or if the
-            clusters are of another number of steps.
+            number of cluster labels is not the number of steps.
     """
     word, equals, value = text.partition("=")
     if word not in WORDS or not equals:

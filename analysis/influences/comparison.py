@@ -1,10 +1,11 @@
 """Comparison of gradients with correlations as tables, matrices and figures.
 
-Layout of ``analysis/dyn_grad_comparison_data/``, of which the publication describes only the table;
-c is the number of a behaviour, or ``all`` for all samples together, and k a lag. Matrices of
-gradients without paths through the environment have the suffix ``_without_env_grads``::
+Layout of ``analysis/dyn_grad_comparison_data/``, of which the publication describes only the table.
+In file names, c is the number of a behaviour, or ``all`` for all samples together, and k is a lag.
+Matrices of gradients without paths through the environment have the suffix ``_without_env_grads``::
 
-    jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then outputs (I, J)
+    jacobian_clust<c>_t-<k>.npy         mean gradients (I, J): a row per IC, a column per IC and
+                                        then per output
     jacobian_median_clust<c>_t-<k>.npy  median gradients (I, J)
     agreement_clust<c>_t-<k>.npy        share of the samples in which the signs agree (I, J)
     agreement.csv                       one row per pair, lag, group and kind of gradient, see
@@ -100,7 +101,7 @@ COMPARISON_FILES = Schema(
         "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))},
     flag="--data_output_dir", replaced=True)
 WITH, WITHOUT = "with", "without"  # values of the column env_grads
-SUFFIXES = {WITH: "", WITHOUT: WITHOUT_ENV_GRADS}  # of file names
+SUFFIXES = {WITH: "", WITHOUT: WITHOUT_ENV_GRADS}  # suffixes of file names
 
 
 class SignAgreementTable:
@@ -171,15 +172,16 @@ class SignAgreementTable:
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
     def draw(self) -> Figures:
-        """Draw one figure per group and lag with the gradients, correlations and agreements; lag 0
-        only if there are outputs among the targets."""
+        """Draw one figure per group and lag with the gradients, correlations and agreements. Lag 0
+        is drawn only if there are outputs among the targets."""
         for group in self._agreements[WITH]:
             for lag in self._lags:
                 if lag > 0 or len(self._targets) > self._num_ics:
                     yield f"{file_stem(group)}_t-{lag}.png", self._plot(group, lag)
 
     def summary(self) -> Iterator[str]:
-        """Yield one line about claimed influences and one about outliers per kind of gradient."""
+        """Yield, for each kind of gradient, a line about claimed influences and one about
+        outliers."""
         table = self.table()
         for kind, groups in self._agreements.items():
             name = f"{kind} gradients through the environment"

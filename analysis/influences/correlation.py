@@ -59,8 +59,8 @@ CORRELATION_FILES = Schema(
 
 
 def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the rows with the lowest and of those with the highest values, both in
-    ascending order of the value.
+    """Return the indices of the rows with the lowest values, and of the rows with the highest, both
+    in ascending order of the value.
 
     Args:
         values: value of each row (M,).
@@ -93,18 +93,19 @@ class Correlations:
     Args:
         inputs: samples, directions and behaviours.
         influences: gradients with only ICs as targets; None to leave out cross-causation.
-        share: share of the samples at each end that counts as extreme, by the coordinate of an IC
-            at the step at which the gradients' targets are read.
+        share: share of the samples at each end that counts as extreme. For each IC, samples are
+            ordered by the coordinate of the IC at ``step``.
 
     Attributes:
         lags: lags of the mean products, at most MAX_LAG (K,).
         lags_left_out: lags up to MAX_LAG for which the samples are too short.
         step: step at which the gradients' targets are read; None without gradients.
-        products: mean products of each group, by group (K, I, I).
-        gradients: average gradients at lags 1 to ``step``, (step, I, I) each, with the earlier ICs
-            as rows; by set of samples, which is named ``clust<c>`` or ``ic<i>_<bottom|top>`` as in
-            file names, and then by average, MEAN or MEDIAN.
-        order, tree: order of the ICs and its dendrogram, see ``seriate``.
+        products: mean products (K, I, I), by group.
+        gradients: nested dict; ``gradients[samples][average]`` is an array (step, I, I) of
+            gradients at lags 1 to ``step``, with the earlier ICs as rows. ``samples`` is the name
+            of a set of samples in file names, ``clust<c>`` or ``ic<i>_<bottom|top>``; ``average``
+            is MEAN or MEDIAN.
+        order, tree: order of the ICs and the dendrogram with this order, see ``seriate``.
         cosines: cosine similarity of the ICs' directions (I, I).
     """
 
@@ -204,7 +205,8 @@ class Correlations:
         between averages and lags, because gradients grow with the lag.
 
         Args:
-            parts: matrices (lags, I, I) by title prefix and then by average.
+            parts: nested dict; ``parts[prefix][average]`` is an array (lags, I, I), where
+                ``prefix`` starts the titles of its matrices.
             title: title of the figure.
             tree: whether to draw the dendrogram.
         """

@@ -2,9 +2,9 @@
 from the gradients of saliency_experiments.py.
 
 Saliency is computed on several simulated copies of each sample. The differentiated scalar is a mean
-over the copies, and the stored gradient is again a mean over the copies, so it is too small by a
-factor of the number of copies. ``InfluenceReader`` multiplies by this number to get the gradient of
-a single sample.
+over the copies, and the stored gradient is again a mean over the copies. A stored gradient is
+therefore the gradient of a single sample divided by the number of copies; ``InfluenceReader``
+multiplies by this number.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets (ICs, then
 outputs).
@@ -166,9 +166,8 @@ class InfluenceReader:
         coordinates: coordinates of the samples to read.
         projector: projector to the ICs.
         matrices: checksums of the projector's files, by name.
-        settings: section ``saliency``; its ``common_timesteps`` is the step at which targets are
-            read, its ``batch_size`` the number of copies of published samples, which do not store
-            it.
+        settings: section ``saliency``. Targets are read at the step ``common_timesteps``.
+            Published samples do not store their number of copies; for them, it is ``batch_size``.
 
     Raises:
         UserError: if the settings contain more than one step, or a step beyond the samples' end.
@@ -207,13 +206,13 @@ class InfluenceReader:
         Args:
             answers: names of the outputs, keys of ``ANSWERS``.
             without_env_grads: whether to read the gradients without paths through the environment.
-            policy: the agent, to compute the influences on the outputs from its readout weights
-                (lag 0 only) instead of saliency; or None.
+            policy: if given, the influences on the outputs are computed from the readout weights
+                of this agent (lag 0 only); if None, they are read from saliency.
 
         Raises:
             UserError: if a file is missing, is damaged or contains NaN, or was computed at another
                 step, with other directions or with another ``without_env_grads``; the message names
-                it.
+                the file.
         """
         coordinates = self._coordinates
         num_ics = self._projector.num_ics
