@@ -24,14 +24,14 @@ from common.parameters import (
 from common.shards import ShardNotes
 
 # Flags for input folders whose ``recording.json`` may name a parameter set, in the order in which
-# they are searched, and the subfolder that holds this file.
+# they are searched. Each flag is mapped to the subfolder that contains this file.
 DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": ""}
 
 logger = logging.getLogger(__name__)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Formatter that shows defaults, except of switches and where the help text describes it."""
+    """Formatter that shows the default of each flag with a value, unless the help text names it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.nargs == 0 or action.default in (None, "", []) or "(default:" in str(action.help):
@@ -42,8 +42,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Argument parser that shows defaults in ``--help`` and rejects abbreviated flags.
 
-    A flag that overrides a parameter of the parameter set gives its dotted name:
-    ``key="gen_model.lr"``.
+    A flag may override a parameter of the parameter set: pass the parameter's dotted name to
+    ``add_argument``, for example ``key="gen_model.lr"``.
     """
 
     def __init__(self, description: str):
@@ -61,8 +61,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def hide(self, *names: str) -> None:
-        """Leave flags out of ``--help`` that are accepted only because published commands pass
-        them.
+        """Omit flags from ``--help`` that exist only for compatibility with published commands.
 
         Args:
             names: attributes of the flags in the parsed namespace.
@@ -85,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         """Parse the flags of a script that uses a parameter set.
 
         Without --interpreting_params_name, the parameter set is the one recorded with the data
-        given on the command line; if none is recorded, it is ``defaults``. One line reports which.
+        given on the command line; if none is recorded, it is ``defaults``. The choice is logged.
 
         Args:
             argv: words of the command line; None for those of the process.
@@ -112,10 +111,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return the parameter set recorded in the first folder that names one, or BASE_SET, and why.
+    """Return the name of a parameter set, and why it was chosen. It is the set recorded in the
+    first folder that records one, otherwise BASE_SET.
 
     Raises:
-        UserError: if there is no such set; the message names the file.
+        UserError: if the recorded set does not exist; the message names the file.
     """
     for folder in folders:
         file = folder / "recording.json"

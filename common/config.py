@@ -1,4 +1,4 @@
-"""YAML files read into dataclasses with checked keys and types, and the settings of a run."""
+"""Reading of YAML files into dataclasses with checked keys and types, and storage of settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _given: dict[Path, dict] = {}  # see yaml_given
 def typed(cls: type, values: object, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
-    A key whose field has a default may be missing: files of older runs lack it.
+    A key may be missing if its field has a default, because files of older runs may lack it.
 
     Args:
         cls: dataclass; its annotations are the expected types.

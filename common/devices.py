@@ -54,7 +54,7 @@ class Compute:
 
 
 def bfloat16_features(features: Mapping[str, bool]) -> list[str]:
-    """Return the names of the processor features that compute in bfloat16.
+    """Return the names of the processor's features for computing in bfloat16.
 
     Args:
         features: whether the processor has each feature, by torch's name.
@@ -77,10 +77,12 @@ def keep_freed_memory() -> None:
 
 
 def num_jobs(num_rows: int | None = None) -> int:
-    """Return the number of threads for a library: torch's, limited by the available cores.
+    """Return the number of threads for a library: torch's number, or fewer on a machine with fewer
+    cores.
 
     Args:
-        num_rows: number of rows of the data; below ROWS_FOR_THREADS one thread is faster.
+        num_rows: number of rows of the data. Below ROWS_FOR_THREADS, one thread is returned, which
+            is then faster.
     """
     if num_rows is not None and num_rows < ROWS_FOR_THREADS:
         return 1

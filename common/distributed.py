@@ -171,8 +171,8 @@ class Distributed:
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum the gradients of parameters over all ranks, in place.
 
-        CPU processes on one machine use shared memory, all others messages. Missing gradients count
-        as 0; a parameter without a gradient on any rank keeps none.
+        Processes on the CPUs of one machine use shared memory; all others send messages. A missing
+        gradient counts as 0. If no rank has a gradient of a parameter, it remains None.
         """
         if not self.is_distributed:
             return
@@ -343,7 +343,8 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
-    """Return whether no rank has yet reported this error, or the cause of a lost process.
+    """Return whether this rank should report an error, and record that it does. It should if no
+    rank has reported this error before and, for ``LostProcess``, no rank has reported any error.
 
     Args:
         store: key-value store that all ranks share.

@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 def chromium() -> str | None:
-    """Return the path of the browser that tests of the pages use, or None if none is installed."""
+    """Return the path of the browser for tests of web pages, or None if none is installed."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 

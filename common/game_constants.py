@@ -4,8 +4,9 @@ FRAME_SIZE = 64  # pixels along a side of the agent's frames
 PERSON_VIEW_SIZE = 512  # pixels
 NUM_ACTIONS = 15
 
-# Games whose camera follows the player: pixels of the agent's frame per square of the level. Frames
-# shifted by the recorded positions times this number coincide, see docs/fidelity.md.
+# Games whose camera follows the player, with the size of a level's square in pixels of the agent's
+# frame. If frames are shifted by the player's recorded position times this size, they coincide; see
+# docs/fidelity.md.
 CAMERA_FOLLOWS = {"coinrun": 64 / 13}
 # Games whose camera is static in every mode except "memory", according to the view centre in their
 # states.

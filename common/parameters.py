@@ -1,8 +1,8 @@
 """Parameter sets of all stages after the training of the agent, read from
 ``hyperparams/interpreting_configs.yml``.
 
-A parameter set is a tree of sections. Each section has a dataclass, in the module that uses it,
-which names the section and checks its values; the YAML file documents the meaning and unit of each
+A parameter set is a tree of sections. A module reads its values from a section into a dataclass,
+which names the section and checks the values. The YAML file documents the meaning and unit of each
 value.
 """
 
@@ -125,9 +125,9 @@ class CommonConfig:
     Attributes:
         device: auto (a GPU if available), gpu or cpu.
         gpu_device: index of the GPU.
-        data_dir: recorded rollouts.
+        data_dir: folder of recorded rollouts.
         log_dir_base: folder whose subfolder ``results`` contains the trained simulators.
-        generated_data_dir: simulated rollouts.
+        generated_data_dir: folder of simulated rollouts.
     """
 
     section: ClassVar[str] = ""

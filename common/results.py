@@ -1,4 +1,4 @@
-"""Results on disk: declared by a schema, computed, resumed, divided among jobs and read.
+"""Result folders: declared by a schema, resumable, divisible among jobs, and read with checks.
 
 A package declares the files of an output folder as a :class:`Schema`, a table of entries, each with
 a path and a format. A :class:`ResultStore` opens a folder of this schema, computes missing items,
@@ -13,12 +13,13 @@ and reads existing ones with checked types::
     table = store.compute("scores", "forks", function=lambda: score(policy))
     store.write("report", value=summary(table))
 
-*Items* are complete under their final names and are kept when a run is resumed. *Results* are
-computed from the items; opening the folder deletes them, so that old results never appear next to
-new items. Every file is written atomically. A folder belongs to the settings that it was opened
-with; opening it with other settings is an error. Folders of figures or of a page have no items:
-they are written and replaced as a whole, see :meth:`ResultStore.replace`. Analyses that store
-arrays for several numbers of samples in one folder use ``common.step_results``.
+An *item* appears under its final name only when it is complete, and is kept when a run is resumed.
+A *result* is computed from the items. Opening the folder for writing deletes the results, so that
+old results never appear next to new items. Every file is written atomically. A folder belongs to
+the settings with which it was first opened; opening it with other settings is an error. Folders of
+figures or of a page have no items; they are written and replaced as a whole, see
+:meth:`ResultStore.replace`. Analyses that store arrays for several numbers of samples in one folder
+use ``common.step_results``.
 """
 
 from __future__ import annotations
@@ -148,22 +149,23 @@ class ResultStore:
         """Create the folder, or resume with its existing items; results are deleted.
 
         A single process locks the folder and writes the settings immediately. A shard locks only
-        its state folder, see ``common.shards``; joining writes the settings.
+        its state folder, see ``common.shards``; the settings are written when shards are joined.
 
         Args:
             settings: everything that the items depend on, and further facts to store.
             overwrite: delete the previous contents of the folder; an error for shards.
             shard: part of the items that this process computes.
-            divided: settings of shards only, such as the number of items, that determine which
-                shard computes which item.
-            join: resume with the items of all shards, which must have finished.
+            divided: settings, such as the number of items, that determine which shard computes
+                which item; only shards store them.
+            join: join the shards, which must all have finished, and resume with their items.
             needed: entry and key of each item that must exist before joined shards count as
-                complete. It matters if items are added to a folder that already has results.
+                complete. This matters if items are added to a folder that already has results.
 
         Raises:
             FolderInUse: if another process writes to the folder.
             UserError: if the folder holds other data, items computed with other settings, or shards
-                of another division; or if ``overwrite`` is true and a file is not in the schema.
+                of a different number of parts; or if ``overwrite`` is true and a file is not in the
+                schema.
         """
         schema, growing, notes = self.schema, self.schema.growing, ShardNotes(self.path)
         before = {} if overwrite else read_description(self.settings_file).get(growing, {})
@@ -226,7 +228,7 @@ class ResultStore:
         save_json(self.settings_file, settings)
 
     def _check_contents(self, settings: dict, way_out: str) -> dict:
-        """Return the settings in the folder, which must equal ``settings``; empty if it is new.
+        """Return the settings in the folder, which must equal ``settings``; {} for a new folder.
 
         Raises:
             UserError: if the folder holds other data, or items computed with other settings.
@@ -334,7 +336,7 @@ class ResultStore:
         """Compute the results from the items of all shards, unless the results exist.
 
         Args:
-            make: function that writes the results; its argument is ``divided`` of ``open``.
+            make: writes the results; called with the ``divided`` settings given to ``open``.
 
         Raises:
             UserError: if a shard is missing or unfinished; the message names it.
@@ -360,8 +362,8 @@ class ResultStore:
     def check_replaceable(self) -> None:
         """Raise unless the folder is new, empty, or an earlier output of the same kind.
 
-        The settings name the kind and the files that were written. If an older output lacks this
-        list, the folder may hold only files of the schema.
+        The settings file names the kind of output and lists the files that were written. If the
+        list is missing, as in older outputs, the folder may hold only files of the schema.
 
         Raises:
             UserError: if the folder is a symbolic link, or holds other data or added files.

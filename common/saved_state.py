@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import UserError
 
 Check = Callable[[object, str], None]
-"""Raise UserError if a value is not as expected; takes the value and its name for messages."""
+"""Function that raises UserError if a value is invalid; takes the value and its name."""
 
 
 def check_like(found, expected, where: str) -> None:
@@ -79,8 +79,8 @@ def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
     """Raise UserError unless ``found`` is a valid state for an optimiser; the message begins with
     ``where``.
 
-    Its hyperparameters must equal those of ``optimizer``, except for the learning rate;
-    hyperparameters that older torch versions lack may be missing.
+    The saved hyperparameters must equal those of ``optimizer``, except for the learning rate.
+    Hyperparameters that older torch versions did not have may be missing.
     """
     ours = optimizer.state_dict()
     if not isinstance(found, dict) or found.keys() != ours.keys():

@@ -21,7 +21,7 @@ from common.files import read_array, read_arrays, read_bytes, read_json
 from common.tables import read_table
 
 SETTINGS_NAME = "settings.json"
-_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that arrays are not converted to
+_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that are checked, not converted
 
 
 class Format:
@@ -331,8 +331,8 @@ class Schema:
         informative: settings in which a resumed run or another shard may differ.
         growing: name of a setting that maps keys of items to the settings of each item; keys may be
             added later. Empty if there is none.
-        growing_items: entries of the items with these keys; the settings of existing items must not
-            change.
+        growing_items: names of the entries whose items have these keys; the settings of existing
+            items must not change.
         settings_name: name of the settings file.
         flag: flag that chooses the folder, for messages.
         replaced: whether the folder has no items, and its results are replaced together.

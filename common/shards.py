@@ -84,7 +84,7 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
                              "of one run, and do nothing else")
 
 
-# Names for messages of settings whose keys are not self-explanatory.
+# Names that messages use for settings whose keys are not self-explanatory.
 READABLE = {"agent_sha256": "agent",
             "recording_sha256": "recording behind it",
             "model_sha256": "simulator", "num_steps": "number of steps",
@@ -150,8 +150,8 @@ class ShardNotes:
         """Record that a shard has started.
 
         Args:
-            settings: settings that determine the contents of its files; those that determine how
-                the work is divided are under DIVIDED.
+            settings: settings that determine the contents of the shard's files. Settings that
+                determine how the work is divided are nested under the key DIVIDED.
             way_out: advice at the end of messages.
             informative: settings in which shards may differ.
 
@@ -194,11 +194,12 @@ class ShardNotes:
         save_json(path, {**read_description(path), "finished": True})
 
     def settings(self) -> dict:
-        """Return the settings common to all shards, which must have finished.
+        """Return the settings of shard 1, after checking that all shards have finished and have the
+        same settings, except for informative ones.
 
         Raises:
-            UserError: if shards are missing, unfinished or of different settings; the message names
-                them.
+            UserError: if shards are missing or unfinished, or have different settings; the message
+                names them.
         """
         notes = self._read()
         if not notes:
@@ -225,9 +226,10 @@ class ShardNotes:
         Several processes may join at the same time, and each may be killed.
 
         Args:
-            make: function of the settings and a folder for temporary files, which writes the joined
-                files. Their contents must not depend on the process; they must appear by renaming,
-                and files of shards may be deleted only after all of them are written.
+            make: writes the joined files; called with the settings and a folder for temporary
+                files. The contents must not depend on the process. Each file must be written to the
+                temporary folder and then renamed. Files of shards may be deleted only after all
+                joined files are written.
             is_joined: returns whether the joined files exist.
 
         Raises:

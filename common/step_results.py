@@ -1,8 +1,9 @@
 """Results of an analysis that is computed in steps.
 
-Results for several numbers N of episodes or samples are stored in one folder, with N in the file
-names: ``{}`` stands for N in the ``settings_name`` of the :class:`Schema`. The settings file holds
-the settings of the run, and facts and duration of each step; published folders have none.
+A folder holds the results for several numbers N of episodes or samples, with N in the file names.
+In the ``settings_name`` of the :class:`Schema`, ``{}`` stands for N. The settings file holds the
+settings of the run and, for each step, its duration and its *facts*, such as the explained
+variance. Published folders have no settings file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common.results import ResultStore
 from common.schemas import Schema
 
 StepResult = tuple[dict[str, Any], dict]
-"""Values of a step by the names of their entries, and facts for the settings."""
+"""Values computed by a step, by name of their entry, and facts for the settings file."""
 
 
 class StepResults:
@@ -60,7 +61,7 @@ class StepResults:
         return self.path / self.schema.settings_name.format(self.number)
 
     def settings(self) -> dict:
-        """Read the settings of the results; empty for published results, which lack them."""
+        """Read the settings file; return {} for published results, which have none."""
         return read_description(self.settings_file)
 
     def file(self, name: str) -> Path:
