@@ -326,9 +326,9 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
     if len(reached):
         means = np.nanmean(steps[:, reached], axis=0)
         by_step = ", ".join(f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
-        print(f"specificity, {'without' if without_env_grads else 'with'} gradients through the "
+        print(f"map similarity, {'without' if without_env_grads else 'with'} gradients through the "
               f"environment: the maps of {len(measured[0].functions)} functions have a mean |r| of "
-              f"{means.mean():.2f} (by step: {by_step}); 1 is one map for all functions")
+              f"{means.mean():.2f} (by step: {by_step}); 1: the same map for all functions")
 
 
 def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
