@@ -33,7 +33,7 @@ from generative.runs import open_simulator
 from generative.sampling import SamplingPlan, simulated_starts
 from interventions.comparison import (
     COMPARISON,
-    Playground,
+    Testbed,
     real_levels,
     run_comparison,
     write_joined_results,
@@ -132,11 +132,11 @@ def main(argv: list[str] | None = None) -> None:
                                 compute.device, 0 if args.in_simulator else args.alter_from_step)
         sets.append(dataclasses.replace(swaps, settings={"matrices_sha256": matrices}))
     if args.in_simulator:
-        playground = in_simulator(args, parameters, compute)
+        testbed = in_simulator(args, parameters, compute)
     else:
         env = env_config(args, args.agent_file)
         edit = cheese_region(env, args.cheese_region, args.agent_file)
-        playground = real_levels(
+        testbed = real_levels(
             policy, compute, env if args.training_levels else env.unseen_levels(),
             args.num_episodes, args.seed, args.num_envs, edit,
             {**region_described(edit), "from_step": args.alter_from_step})
@@ -145,23 +145,23 @@ def main(argv: list[str] | None = None) -> None:
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "num_episodes": args.num_episodes, "seed": args.seed, "precision": compute.precision}
     if args.scan:
-        run_scan(store, args.scan, playground, compute, references, settings, args.overwrite)
+        run_scan(store, args.scan, testbed, compute, references, settings, args.overwrite)
         return
     wording = DIRECTIONS if not arms else MIXED if sets else PATCHES
     if arms:
-        sets.append(patch_conditions(arms, playground, references, args.num_controls, args.seed,
+        sets.append(patch_conditions(arms, testbed, references, args.num_controls, args.seed,
                                      args.patch_controls, args.control_vectors))
-    where, acts = playground.description
+    where, acts = testbed.description
     if wording != PATCHES and not args.in_simulator:
         acts += f", altered from step {args.alter_from_step} on"
-    run_comparison(store, playground, sets, settings,
+    run_comparison(store, testbed, sets, settings,
                    f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every "
                    f"alteration; {acts}", wording, args.overwrite, args.shard)
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
-                 compute: Compute) -> Playground:
-    """Return the playground of simulated starts that the flags specify.
+                 compute: Compute) -> Testbed:
+    """Return the testbed of simulated starts that the flags specify.
 
     Raises:
         UserError: if a flag is missing or does not apply to the simulator.

@@ -41,7 +41,7 @@ from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.simulator import Simulation, Simulator, stack
-from interventions.comparison import ArmRuns, Playground
+from interventions.comparison import ArmRuns, Testbed
 from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # stands for all nine manual actions
@@ -307,8 +307,8 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
 
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
                      dataset: RolloutDataset | None, num_starts: int, batch_size: int,
-                     recording: RolloutFolder, settings: Mapping[str, Any]) -> Playground:
-    """Return a playground that simulates the same starts under each condition of a comparison.
+                     recording: RolloutFolder, settings: Mapping[str, Any]) -> Testbed:
+    """Return a testbed that simulates the same starts under each condition of a comparison.
 
     The agent takes its most likely actions, and latents take their most likely class.
 
@@ -318,7 +318,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
         num_starts: number of starts.
         batch_size: number of starts per batch.
         recording: rollouts from which reference frames are drawn.
-        settings: further settings of the playground.
+        settings: further settings of the testbed.
 
     Raises:
         UserError: if the dataset has fewer than ``num_starts`` windows.
@@ -339,7 +339,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
             np.concatenate([arrays.rewards for arrays in samples]),
             *map(np.array, scope.total_change()))
 
-    return Playground(
+    return Testbed(
         run, {"where": "the simulator", **dataclasses.asdict(plan), **settings},
         ("simulated starts", f"{plan.num_steps} steps of most likely actions"),
         simulator.agent.policy, None, [],

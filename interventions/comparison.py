@@ -137,7 +137,7 @@ the layers in which ``moved`` is measured, by layer."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Playground:
+class Testbed:
     """Real levels or simulated starts on which conditions are compared.
 
     Attributes:
@@ -193,8 +193,8 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: int, seed: int,
-                num_slots: int, edit: LevelEdit | None, settings: Mapping[str, Any]) -> Playground:
-    """Return a playground of real levels, with actions sampled from the policy.
+                num_slots: int, edit: LevelEdit | None, settings: Mapping[str, Any]) -> Testbed:
+    """Return a testbed of real levels, with actions sampled from the policy.
 
     Args:
         policy: agent to play with.
@@ -204,7 +204,7 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: in
         seed: seed of the levels and of the actions.
         num_slots: number of episodes that are played in parallel.
         edit: edit applied to every level; None for no edit.
-        settings: further settings of the playground.
+        settings: further settings of the testbed.
     """
     levels = list(enumerate(env.draw_levels(num_levels, seed)))
     seeds = [level for _, level in levels]
@@ -217,7 +217,7 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: in
         warn_of_unused(active)
         return runs
 
-    return Playground(
+    return Testbed(
         run, {"where": "real levels", "env": vars(env), **settings},
         (f"real levels of {env.env_name} ({env.distribution_mode})",
          "actions drawn from the policy"), policy, env, seeds,
@@ -347,7 +347,7 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
                      for condition in conditions}, verdicts=verdicts)
 
 
-def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[ConditionSet],
+def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[ConditionSet],
                    settings: Mapping[str, Any], description: str, wording: Wording,
                    overwrite: bool, shard: Shard) -> None:
     """Play under all conditions whose runs are missing in a folder, and, unless the work is divided
@@ -355,9 +355,9 @@ def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[Co
 
     Args:
         store: result store of the folder.
-        playground: real levels or simulated starts.
+        testbed: real levels or simulated starts.
         sets: conditions to compare.
-        settings: settings of the folder in addition to those of playground and conditions; must
+        settings: settings of the folder in addition to those of testbed and conditions; must
             include ``seed``.
         description: description of the runs, for report and figure.
         wording: terms for interventions and controls in the report.
@@ -369,17 +369,17 @@ def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[Co
     notes = {"arms": [{name: getattr(condition, name)
                        for name in ("name", "label", "pattern", "control")}
                       for condition in conditions],
-             "simulated": playground.env is None, "seed": settings["seed"],
+             "simulated": testbed.env is None, "seed": settings["seed"],
              "what": "; ".join([description, *(group.controls for group in sets)]),
              "wording": dataclasses.asdict(wording)}
-    store.open({**playground.settings, **settings,
+    store.open({**testbed.settings, **settings,
                 **{name: value for group in reversed(sets)
                    for name, value in group.settings.items()}, "versions": versions(),
                 "arms": {condition.name: condition.settings for group in reversed(sets)
                          for condition in group.conditions}},
                overwrite, shard, notes)
     measure_conditions(store, "arm", [BASELINE, *conditions],
-                       lambda condition: vars(playground.run(condition.value or [], std)), shard)
+                       lambda condition: vars(testbed.run(condition.value or [], std)), shard)
     if shard == WHOLE:
         write_joined_results(store, notes)
 

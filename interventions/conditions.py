@@ -20,7 +20,7 @@ from agents.patch import Patch
 from common.cli import Parser, count
 from common.errors import UserError
 from common.files import sha256
-from interventions.comparison import ConditionSet, PatchedCondition, Playground
+from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import add_direction_ids_flag, add_patch_flags, direction, swap_name
 from interventions.patch_text import Opening, files_of, open_patches, vectors_for
@@ -125,14 +125,14 @@ def _parse_swap(text: str) -> _Swap:
                         ) from None
 
 
-def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground,
+def patch_conditions(arms: Mapping[str, Sequence[Patch]], testbed: Testbed,
                      references: tuple[int, int], num_controls: int, seed: int, kind: str | None,
                      vector_files: Sequence[Path]) -> ConditionSet:
     """Return one condition per list of patches, then the controls of each.
 
     Args:
         arms: lists of patches by name.
-        playground: levels on which they are compared.
+        testbed: levels on which they are compared.
         references: size and seed of the reference set.
         num_controls: number of controls per list of patches.
         seed: seed of the controls.
@@ -145,9 +145,9 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
     """
     if (kind == OTHERS) != bool(vector_files):
         raise UserError(f"--patch_controls {OTHERS} and --control_vectors require each other")
-    policy, reference = playground.policy, functools.cache(
-        lambda: playground.reference(*references))
-    opening = Opening(policy, playground.env, reference, playground.edit)
+    policy, reference = testbed.policy, functools.cache(
+        lambda: testbed.reference(*references))
+    opening = Opening(policy, testbed.env, reference, testbed.edit)
     conditions: list[PatchedCondition] = []
     controls: list[PatchedCondition] = []
     layers: dict[str, Layer] = {}
@@ -172,7 +172,7 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground
     description = f"{num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "
         "differs by more than a quarter" for name in dict.fromkeys(patterns))
-    if num_levels := count_vector_levels(arms.values(), playground.levels):
+    if num_levels := count_vector_levels(arms.values(), testbed.levels):
         warning = (f"a vector was computed on {num_levels} of these levels, so effects on them do "
                    "not show that it generalises; use another --seed to draw other levels")
         logger.warning(warning)

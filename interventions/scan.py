@@ -45,7 +45,7 @@ from common.parameters import one_of, positive
 from common.progress import Progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
-from interventions.comparison import Playground
+from interventions.comparison import Testbed
 from interventions.partial_forward import PartialForward, Prefix
 from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, check_starts
@@ -361,27 +361,27 @@ class ScanOptions:
         return typed(cls, settings, f"--scan {text}")
 
 
-def sample_frames(playground: Playground, compute: Compute, seed: int) -> ScanFrames:
+def sample_frames(testbed: Testbed, compute: Compute, seed: int) -> ScanFrames:
     """Play one episode per level, and sample the frame of a random step from each.
 
     Each frame is paired with the frame of another level in the same half of the levels.
 
     Args:
-        playground: real levels to play.
+        testbed: real levels to play.
         compute: device and precision.
         seed: seed of actions and steps.
     """
-    assert playground.env is not None  # the simulator has no levels
-    levels = np.array(playground.levels)
+    assert testbed.env is not None  # the simulator has no levels
+    levels = np.array(testbed.levels)
     steps = [(episode.frames[step], episode.hidden_states[step]) for episode, step in random_steps(
-        playground.policy, compute, playground.env, list(enumerate(playground.levels)), seed,
-        "scan", playground.edit)]
+        testbed.policy, compute, testbed.env, list(enumerate(testbed.levels)), seed,
+        "scan", testbed.edit)]
     frames, entering = map(np.stack, zip(*steps))
     paired = [np.roll(half, 1, axis=0) for half in np.split(frames, [len(frames) // 2])]
     return ScanFrames(frames, levels, np.concatenate(paired), torch.from_numpy(entering))
 
 
-def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, compute: Compute,
+def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute: Compute,
              references: tuple[int, int], settings: Mapping[str, Any], overwrite: bool) -> None:
     """Rank all parts on half of the levels, test the strongest on the other half, and write the
     results.
@@ -391,26 +391,26 @@ def run_scan(store: ResultStore, options: ScanOptions, playground: Playground, c
     Args:
         store: result store of the folder.
         options: options of the scan.
-        playground: real levels to play.
+        testbed: real levels to play.
         compute: device and precision.
         references: size and seed of the reference set, for ``mean``.
-        settings: settings of the folder in addition to those of the playground and the options;
+        settings: settings of the folder in addition to those of the testbed and the options;
             must include ``seed``.
         overwrite: whether to delete the previous contents of the folder.
 
     Raises:
         UserError: if there is no such layer, or there are fewer than 20 levels.
     """
-    check_starts(len(playground.levels) // 2, "--num_episodes")
-    policy, seed, outcome = playground.policy, settings["seed"], OUTCOMES[options.outcome]
+    check_starts(len(testbed.levels) // 2, "--num_episodes")
+    policy, seed, outcome = testbed.policy, settings["seed"], OUTCOMES[options.outcome]
     layers = [layer.name for layer in layers_named(policy, options.layer)
               if layer.is_map or options.unit != "cell" or options.layer != ALL]
     parts = {layer: parts_of(policy, [layer], options.unit) for layer in layers}
-    store.open({**dataclasses.asdict(options), **playground.settings, **settings,
+    store.open({**dataclasses.asdict(options), **testbed.settings, **settings,
                 "references": references, "versions": versions()}, overwrite)
-    frames = sample_frames(playground, compute, seed)
+    frames = sample_frames(testbed, compute, seed)
     half = len(frames.frames) // 2
-    mean = playground.reference(*references) if options.kind == "mean" else None
+    mean = testbed.reference(*references) if options.kind == "mean" else None
     is_interchange = options.kind == "interchange"
 
     def scan_parts(selected: Sequence[Part], on: ScanFrames) -> Scan:
