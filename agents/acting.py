@@ -80,7 +80,7 @@ class ActionNoise:
         enabled: whether record.py applies the noise by default.
         scale: factor by which the logits are multiplied first.
         lowest, highest: bounds to which the logits are then clamped; None for no bound.
-        fixed_logits: final logits of single actions, by action.
+        fixed_logits: logits that finally replace those of single actions, by number of the action.
     """
 
     enabled: bool

@@ -4,16 +4,16 @@ A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; our fil
 the agent starts an episode. Some published files contain only the weights, under ``state_dict``,
 and older recurrent ones lack ``init_hx``. Architecture and widths are inferred from the tensors.
 
-The optimiser state belongs to an Adam over the parameters in the published order, which differs
-from the order in memory and in ``resume.pth``. Published scripts load it into their own optimiser,
-which rejects a different number of parameters. Agents saved without an optimiser state therefore
-get the state of an Adam that has not taken a step.
+The optimiser state is that of an Adam optimiser over the parameters in the published order, which
+differs from the order in memory and in ``resume.pth``. Published scripts load this state into their
+own optimiser, which rejects a different number of parameters. Agents saved without an optimiser
+state therefore get the state of an optimiser that has not taken a step.
 
 A file also stores facts about the training that its values depend on, see ``AgentOrigin``.
 
-The file of an edited agent has an entry ``edits``: a list of (path of a layer, directions float32
-(F, M), strength), which become ``agents.edits.Edit`` hooks. ``edited_from`` is the digest of the
-agent before the edit; it is also set if the edit changed the weights.
+The file of an edited agent has an entry ``edits``, a list of tuples (path of a layer, directions
+float32 (F, M), strength). Each tuple becomes an ``agents.edits.Edit`` hook. ``edited_from`` is the
+digest of the agent before the edit; it is also set if the edit changed the weights.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class AgentOrigin:
     """Facts about an agent's training that its file stores; None if unknown.
 
     Attributes:
-        reward_scale: factor from the game's rewards to the rewards that the values predict; if
-            training normalised rewards, the factor at its end, clipping included.
+        reward_scale: factor that converts the game's rewards to the rewards that the values
+            predict. If training normalised rewards, this is the factor at the end of training,
+            including the effect of clipping.
         use_backgrounds: whether the game drew background images.
         gamma, lmbda: discount factor and lambda of the advantage estimates.
         edited_from: digest of the agent before it was edited.
         env_name, distribution_mode: game and mode of the training levels.
-        cheese_region: region of the cheese in the training levels, see ``maze.level.regions``; 0
-            for anywhere.
+        cheese_region: size of the region of the training levels in which the cheese was placed, see
+            ``maze.level.regions``; 0 for anywhere.
     """
 
     reward_scale: float | None = None
@@ -88,8 +89,8 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     """Write an agent file, atomically.
 
     Args:
-        optimizer_state: state dict of an Adam over ``policy.parameters()``; if None, the state of
-            a new Adam is written.
+        optimizer_state: state dict of an Adam optimiser over ``policy.parameters()``; if None, the
+            state of a new optimiser is written.
         origin: facts about the training; if None, none are written.
     """
     if not optimizer_state:
@@ -113,8 +114,8 @@ def _published_order(names: Iterable[str]) -> list[str]:
 def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     """Load the policy from an agent file of this project or a published one.
 
-    A published recurrent agent starts its episodes from zeros, because it was trained that way,
-    even if its file has an ``init_hx``.
+    A published recurrent agent starts its episodes from a hidden state of zeros, because it was
+    trained that way, even if its file has an ``init_hx``.
 
     Raises:
         UserError: if the file is missing, truncated, or not an agent file; or if a tensor is
@@ -166,9 +167,9 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
         policy: agent with the architecture of the agent in the file.
 
     Returns:
-        Entry ``state`` of the state dict of an Adam over ``policy.parameters()``: for each
-        parameter's position, ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq`` in the
-        parameter's shape. An ``init_hx`` that the file lacks has no entry.
+        Entry ``state`` of the state dict of an Adam optimiser over ``policy.parameters()``. It maps
+        each parameter's position to ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``,
+        which have the parameter's shape. If the file lacks ``init_hx``, it has no entry.
 
     Raises:
         UserError: if the file has no optimiser state, or one that does not fit its weights.
@@ -218,10 +219,10 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
 
 
 def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
-    """Return an Adam's state dict with its parameters in another order.
+    """Return the state dict of an Adam optimiser with its parameters in another order.
 
     Args:
-        state_dict: state dict of an Adam with one parameter group.
+        state_dict: state dict with one parameter group.
         order: position in ``state_dict`` of each parameter of the result; None for a parameter
             that ``state_dict`` lacks, which gets no moments.
     """
@@ -232,9 +233,9 @@ def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
 
 
 def num_adam_parameters(state_dict: Any) -> int:
-    """Return the number of parameters in an Adam's state dict that was read from a file.
+    """Return the number of parameters in the state dict of an Adam optimiser, read from a file.
 
-    The result is 0 if ``state_dict`` is not an Adam's state dict, or has no moments.
+    The result is 0 if ``state_dict`` is not such a state dict, or has no moments.
     """
     try:
         (group,) = dict(state_dict)["param_groups"]
@@ -245,16 +246,16 @@ def num_adam_parameters(state_dict: Any) -> int:
 
 def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
                  file: str) -> list[dict[str, Tensor] | None]:
-    """Return the steps and moments in an Adam's state dict that was read from a file.
+    """Return the steps and moments in the state dict of an Adam optimiser, read from a file.
 
     Args:
-        state_dict: state dict of an Adam with as many parameters as there are shapes.
+        state_dict: state dict with as many parameters as there are shapes.
         shapes: shapes of the parameters by name, in the file's order.
         file: name of the file, for messages.
 
     Returns:
-        ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq`` of each parameter, in its shape;
-        None for a parameter that has not had a gradient.
+        For each parameter, ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``, which have
+        the parameter's shape; None if the parameter has never had a gradient.
 
     Raises:
         UserError: if an entry does not fit its parameter.

@@ -1,6 +1,6 @@
 """Agent configuration: parameter sets, and command-line flags for the game and its levels.
 
-The only module that reads ``hyperparams/procgen/config.yml``.
+This is the only module that reads ``hyperparams/procgen/config.yml``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AgentConfig:
         kickstart_coef, kickstart_value_coef: initial weights of the distillation loss and of the
             value distance to a teacher.
         kickstart_until: fraction of the run after which both weights are 0.
-        width: factor of the numbers of channels of the IMPALA blocks.
+        width: factor by which the numbers of channels of the IMPALA blocks are multiplied.
 
     Raises:
         UserError: if a value is out of range; the message names it.

@@ -27,9 +27,9 @@ _DEPENDENT = 1e-5  # singular values below this fraction of the largest count as
 class Edit:
     """Edit a' = a - s P a at every cell, where P is the projection onto the span of the directions.
 
-    Directions for a layer with C channels have C slots (entries), or 2 C: the first C slots are
-    max(a, 0) and the last C are max(-a, 0). With 2 C slots, P acts on the slots, and a' is the
-    first half of the result minus the second.
+    A direction for a layer with C channels has C or 2 C entries, called slots. With 2 C slots, the
+    first C stand for max(a, 0) and the last C for max(-a, 0). In this case P acts on the slots, and
+    a' is the first half of the result minus the second half.
 
     Attributes:
         layer: path of the layer.

@@ -1,9 +1,9 @@
 """Play whole episodes on chosen levels, summarise them, and render them as videos.
 
-An episode depends only on its level seed and its number (each episode draws its actions from its
-own random generator), not on how many episodes are played at a time or in which order they end.
-Because rounding depends on the batch size, the agent always runs on batches of the same size,
-padded if fewer episodes are in progress.
+Each episode draws its actions from its own random generator. It therefore depends only on its level
+seed and its number, not on how many episodes are played at a time or in which order they end.
+Because rounding depends on the batch size, the agent always runs on batches of the same size, which
+are padded if fewer episodes are in progress.
 
 Letters in shape comments: L rows of an episode, T frames of a video, H W C a frame, D hidden state,
 A actions.
@@ -36,8 +36,8 @@ FILM_SIZE = 256  # pixels per side
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 Watch = Callable[[int, int, Callable[[], bytes | None]], None]
-"""Called before each step of an episode with its number, the number of steps taken, and a function
-that reads the state of its level."""
+"""Callback before each step of an episode. Its arguments are the number of the episode, the number
+of steps taken, and a function that returns the current state of the level."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _OpenEpisode:
         self.number = number
         self.level_seed = level_seed
         self.rng = np.random.default_rng([seed, number])
-        self.reward, self.ended = 0.0, False  # returned with the current frame
+        self.reward, self.ended = 0.0, False  # as returned with the current frame
         self.hidden_states = [hidden]
         self.rows: list[tuple] = []
         self.person_views: list[np.ndarray] = []

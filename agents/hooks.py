@@ -47,7 +47,7 @@ class ChangeSize:
 
     Attributes:
         layer: name of the layer.
-        pictures: number of changed frames.
+        pictures: number of frames that the patch changed; named as in stored files.
         in_std: Euclidean norm of the change in standard deviations of the units, excluding units
             that do not vary; None if no standard deviations were given.
         norm: Euclidean norm of the change.
@@ -234,8 +234,8 @@ class ActivationCache(Mapping):
             name: name of the layer, as passed to ``cached``.
 
         Raises:
-            ValueError: if the layer has not run yet, or several times with ``graph``: outputs with
-                a graph are not concatenated.
+            ValueError: if the layer has not run yet, or if it has run several times and ``graph``
+                is true, because outputs with a graph are not concatenated.
         """
         calls = self.calls(name)
         if not calls or (self._graph and len(calls) > 1):
@@ -343,11 +343,12 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
     """Apply patches to every forward pass of a policy inside the ``with`` block.
 
     Args:
-        patches: functions by layer name, which map a layer's output (R, *shape) in float32 to
-            values of the same shape; or ``Patch`` objects. Patches of one output are applied in
-            the given order.
-        std: standard deviations of units by layer, arrays that broadcast to the layer's shape;
-            ``ActivePatches.changes`` uses them as units. See ``ReferenceSet.std``.
+        patches: mapping from layer names to functions, which map the layer's output (R, *shape),
+            float32, to values of the same shape; or a list of ``Patch`` objects. Patches of one
+            output are applied in the given order.
+        std: standard deviations of the layers' units, by layer name, as arrays that broadcast to
+            the layer's shape. ``ActivePatches.changes`` reports sizes in these units. See
+            ``ReferenceSet.std``.
 
     Raises:
         UserError: if a patch does not fit the policy, or two patches set the same entries.
@@ -433,7 +434,7 @@ def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:
-    """Return the active patches of a policy, one entry per block."""
+    """Return the active patches of a policy, one entry per enclosing ``patched`` block."""
     stack = _HookStack.of(policy)
     return [] if stack is None else [block for block in stack.blocks
                                      if isinstance(block, ActivePatches) and block.layers]

@@ -31,7 +31,7 @@ class Guidance:
         log_probs: the teacher's log-probabilities (T, N, A).
         values: the teacher's value estimates (T, N).
         policy_weight: weight of the distillation loss in the total loss.
-        value_weight: weight of half the squared difference between the values.
+        value_weight: weight of half the squared difference between student's and teacher's values.
     """
 
     log_probs: Tensor

@@ -37,8 +37,8 @@ _DIRECTIONS = {
     **{name: [number for number in _NUMBERS if ACTION_DIRECTIONS[number][axis] == sign]
        for name, axis, sign in (("left", 0, -1), ("right", 0, 1), ("up", 1, 1), ("down", 1, -1))},
     STILL: [number for number in _NUMBERS if ACTION_DIRECTIONS[number] == (0, 0)]}
-# Numbers of the actions of each output, which is the logarithm of their total probability. The
-# direction "left" is called "any_left", because there is also an action "left".
+# Actions of each output, by the output's name. The output is the logarithm of their total
+# probability. Direction "left" is called "any_left", because there is also an action "left".
 _LOG_PROBS = {
     **{f"log_prob_{name}": numbers for name, numbers in _ALONE.items()},
     **{"log_prob_still" if name == STILL else f"log_prob_any_{name}": numbers

@@ -47,7 +47,7 @@ class BatchInfo:
 
     @property
     def target(self) -> np.ndarray:
-        """Seeds of random draws per level (B,): level seed, or number of the simulated start."""
+        """Seed of each row's random draws (B,): level seed, or number of the simulated start."""
         return np.where(self.level == NO_LEVEL, self.episode, self.level)
 
     def at_step(self, step: int) -> BatchInfo:
@@ -69,7 +69,7 @@ class BatchInfo:
 
 
 Condition = Callable[[BatchInfo], np.ndarray]
-"""Map metadata to the rows on which a patch acts, bool (B,)."""
+"""Map metadata to a mask of the rows on which a patch acts, bool (B,)."""
 
 Array = np.ndarray | Tensor
 Values = float | Array | Mapping[str, float | Array] | Callable[[BatchInfo], Array]
@@ -209,7 +209,7 @@ class Patch:
 
     @property
     def needs_info(self) -> bool:
-        """Whether batch metadata is required, for example by values that are functions of it."""
+        """Whether batch metadata is required, for example because values depend on it."""
         values = getattr(self, "value", None), getattr(self, "vector", None)
         return (self.steps is not None or self.levels is not None or bool(self.conditions)
                 or any(map(callable, values)))
@@ -220,7 +220,7 @@ class Patch:
         return getattr(self, "reference", self) is None
 
     def applies_to(self, info: BatchInfo) -> np.ndarray:
-        """Return the rows on which the patch acts, bool (B,)."""
+        """Return a mask of the rows on which the patch acts, bool (B,)."""
         acts = info.episode != PADDING
         if self.steps is not None:
             begin, end = self.steps

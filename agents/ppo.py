@@ -193,7 +193,7 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
                      compute: Compute) -> PolicyOutput:
-    """Run the current policy on whole environments of a rollout, with gradients through all steps.
+    """Run the current policy on all steps of some environments of a rollout, with gradients.
 
     Args:
         envs: indices of the environments (B,).
@@ -210,14 +210,14 @@ def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
 
 def minibatches(config: AgentConfig, generator: torch.Generator,
                 world: Distributed = SINGLE) -> Iterator[list[Tensor]]:
-    """Yield the gradient steps of one epoch, each as micro-batches of indices.
+    """Yield, for each gradient step of one epoch, a list of micro-batches of indices.
 
-    A recurrent agent is trained on whole environments; otherwise an index is t * N + n. The
-    micro-batches of a gradient step hold at most ``mini_batch_size`` frames each (but at least
-    one environment).
+    For a recurrent agent, an index stands for an environment with all its steps; otherwise, index
+    t * N + n stands for one frame. A micro-batch holds at most ``mini_batch_size`` frames, but at
+    least one environment of a recurrent agent.
 
-    If several processes train, all draw the same minibatches over all environments, and each uses
-    the part that belongs to its own environments, which may be empty.
+    If several processes train, all draw the same minibatches over all environments. Each process
+    then uses the part that belongs to its own environments, which may be empty.
 
     Args:
         config: parameter set.

@@ -5,9 +5,7 @@ Layout, as published::
     data/episode_00000/{ob,hx,lp}.npy    frames, hidden states and log-probabilities, see
                                          ``EpisodeArrays``; frames are channels-first
     data/data_gen_model_00000.csv        one row per frame, see STEP_COLUMNS; in some recordings
-                                         with the player's position in cells, POSITION_COLUMNS: x
-                                         to the right, y upwards from the lower left corner of the
-                                         level; empty in the last row, whose frame shows no level
+                                         also POSITION_COLUMNS, see below
     data/sample_00000.mp4                optional
     data/idx_to_episode.csv              global_step, episode: one row per frame, in order
     data/recording.json                  settings of the recording and, once it is complete,
@@ -16,14 +14,17 @@ Layout, as published::
 Letters in shape comments: L frames of an episode, the terminal frame included; D hidden state; A
 actions.
 
+POSITION_COLUMNS hold the player's position in cells, measured from the lower left corner of the
+level: x to the right, y upwards. They are empty in the last row, whose frame shows no level.
+
 Episodes are numbered in the order in which they start. When an episode ends, its folder is created,
-which marks it as finished; its rows stay in ``.steps_00000.csv`` until all earlier episodes are in
-the index, because only then are their global steps known. A killed process therefore loses no
+which marks it as finished. Its CSV rows wait in ``.steps_00000.csv`` until all earlier episodes are
+in the index, because only then are their global steps known. A killed process therefore loses no
 finished episode and leaves none half-written in the index.
 
 A recording can be divided among shards, see ``common.shards``. Each shard records every N-th
-episode: arrays, videos and waiting rows. CSVs, index and ``recording.json`` are written when the
-shards are joined, by the first process that opens the folder.
+episode, and writes its arrays, video and waiting rows. CSVs, index and ``recording.json`` are
+written when the shards are joined, by the first process that opens the folder.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _STEP_KINDS = {"level_seed": int, "episode": int, "global_step": int, "episode_s
 STEP_COLUMNS = tuple(_STEP_KINDS)
 POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
-# Files of a data folder that readers use.
+# Patterns of the files that are read from a data folder; videos are not.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
 RECORDING = Schema("a recording", "record.py", {
     "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
@@ -72,7 +73,7 @@ RECORDING = Schema("a recording", "record.py", {
     "video": Entry("sample_{:0>5}.mp4", File())},
     informative=("versions", PARAMETER_SET, CONTENTS), settings_name="recording.json",
     flag="--logdir")
-_GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # column number in such a CSV
+_GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # column number in an episode's CSV
 _INDEX_HEADER = "global_step,episode\n"
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class RolloutFolder(ResultStore):
         return self.file_of("steps", number)
 
     def files_of(self, number: int) -> list[Path]:
-        """Return the files of an episode that readers use."""
+        """Return the paths of an episode's array files and CSV, which its digest covers."""
         folder = self.episode_folder(number)
         return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
 

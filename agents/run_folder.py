@@ -19,8 +19,8 @@ from envs.rewards import EpisodeStatistics
 
 LOG_NAME = "log.csv"
 CARD_NAME = "model_card.md"
-# Columns of log.csv, one row per update. Rewards are raw game rewards, lengths are environment
-# steps, times are seconds. Statistics of episodes cover the last 40 (empty before the first).
+# Columns of log.csv, which has one row per update. Rewards are raw game rewards, lengths are in
+# environment steps, times in seconds. Statistics are over the last 40 episodes; empty if none.
 COLUMNS = (
     "timesteps", "wall_time", "num_episodes", "num_episodes_val",
     "max_episode_rewards", "mean_episode_rewards", "min_episode_rewards",

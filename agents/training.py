@@ -55,8 +55,8 @@ class TrainingRun:
 
     Args:
         folder: the run's folder. If it holds a resumable run, that run is resumed. Otherwise the
-            run is new, and the attribute ``folder`` has a number appended if another run has this
-            name.
+            run is new; if another run uses the folder, the attribute ``folder`` has a number
+            appended.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
         compute: device and precision.
@@ -169,7 +169,7 @@ class TrainingRun:
         return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
 
     def state_dict(self) -> dict:
-        """Return everything that is needed to resume the run here; complete on rank 0 only."""
+        """Return the state from which the run can be resumed; complete on rank 0 only."""
         optional: dict = {"ranks": self.world.world_size} if self.world.is_distributed else {}
         if self.teacher is not None:
             optional["teacher_hidden"] = self.world.gather(self.teacher.hidden.cpu(),
@@ -373,7 +373,7 @@ def _recent_mean(name: str, mean: float, statistics: EpisodeStatistics) -> str:
 
 
 def _collector_state(collector: Collector) -> dict:
-    """Return the collector state of all processes, in order; complete on rank 0 only."""
+    """Return a collector's state, gathered from all processes; complete on rank 0 only."""
     states = collector.world.gather_list(collector.env.get_state())
     return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states],
             "generator": collector.generator.get_state(),
