@@ -3,7 +3,7 @@
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
 """
-# Letters in shape comments: B frames, T steps of a trajectory, L lags, C H W a layer, F features.
+# Letters in shape comments: B frames, T steps of a trajectory, L lags, F features.
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def output_deviations(context: AttributionContext, outputs: Sequence[Output],
 
 
 class TrajectoryAttributor:
-    """Attributes outputs along trajectories and writes the results missing from a store.
+    """Attributes outputs along trajectories, and writes the results that a store lacks.
 
     Args:
         context: the agent and its recording.
@@ -230,8 +230,8 @@ class TrajectoryAttributor:
 
     def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
                   integration: Integration) -> None:
-        """Attribute all outputs without a summary to a layer and write the results, together with
-        the activations of the layer's features."""
+        """Attribute to a layer all outputs that have no summary for this layer yet. Write the
+        attributions and the activations of the layer's features."""
         outputs = self.unfinished(bottleneck.name)
         if outputs:
             attributor = LayerIntegratedGradients(
@@ -270,8 +270,8 @@ class TrajectoryAttributor:
                     multiply, f"{bottleneck.name} trajectory, gradient times activation")
 
     def differentiate_frames(self) -> None:
-        """Compute gradients of all outputs without a summary with respect to the frames, and write
-        them."""
+        """Compute and write the gradients with respect to the frames of all outputs whose gradients
+        have no summary yet."""
         outputs = self.unfinished(INPUT)
 
         def differentiate(frame_ids: np.ndarray) -> list[Arrays]:
@@ -290,7 +290,7 @@ class TrajectoryAttributor:
                     f"{INPUT} trajectory")
 
     def unfinished(self, layer: str) -> list[Output]:
-        """Return the outputs without a stored summary for a layer."""
+        """Return the outputs whose attributions to a layer have no stored summary."""
         return [output for output in self._outputs
                 if not self._store.has("summary", layer, output.name)]
 
@@ -299,7 +299,7 @@ class TrajectoryAttributor:
 
         Args:
             layer: short name of the layer, or INPUT.
-            integration: settings of the integration, for the tolerance.
+            integration: settings of the integration, of which only the tolerance is used.
 
         Returns:
             One line of text on the completeness errors of all outputs.
@@ -323,7 +323,7 @@ class TrajectoryAttributor:
 
     def _write(self, items: Sequence[tuple], compute: Callable[[np.ndarray], Sequence[Arrays]],
                title: str) -> None:
-        """Compute and write items of each trajectory, unless all of them are already stored.
+        """Compute and write the given items of every trajectory that lacks any of them.
 
         Args:
             items: entry and key of each item, without the number of the trajectory.

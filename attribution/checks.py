@@ -1,6 +1,6 @@
-"""Check an agent's attributions by experiment: do they sum to the change of the output, do cells
-with large attributions matter, do they depend on what the network learned, and do outputs change as
-attributed when a feature is ablated in a layer, or an object is removed from the real game?
+"""Check an agent's attributions by experiment. Do they sum to the change of the output? Do cells
+with large attributions matter? Do attributions depend on what the network learned? Do outputs
+change as attributed when a feature is ablated in a layer, or an object is removed from the game?
 
 A killed run resumes after the last layer; more checks, layers and outputs can be added later.
 """

@@ -3,13 +3,13 @@
 For each hazard, the script selects the levels on which the agent fails because of the hazard when
 the hazard is invisible. On these levels it ablates each feature of each layer alone, then the best
 feature together with each other feature of its layer, and so on while the result improves. It
-writes the edit that most increases failures by the hazard, relative to other failures, as an agent
-file.
+writes an agent file with the edit that most increases the failures caused by the hazard, relative
+to other failures.
 
-candidates.csv has one row per tried edit: hazard; layer; features, which are ablated together,
-counted from 0; strength; levels, their number; by_hazard_before and by_hazard, the numbers of
-levels failed by the hazard without and with the edit; by_others_before and by_others, the same for
-other causes; and chosen, whether the edit was written.
+candidates.csv has one row per tried edit: hazard; layer; features, the numbers from 0 of the
+features ablated together; strength; levels, the number of levels; by_hazard_before and by_hazard,
+the numbers of failures caused by the hazard without and with the edit; by_others_before and
+by_others, the same for other causes; and chosen, whether the edit was written.
 
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.
@@ -88,7 +88,7 @@ def parser() -> Parser:
                        help="features of the agent, from python -m attribution.features")
     flags.add_argument("--num_episodes", type=count, default=160,
                        help="number of candidate levels; edits are tried on the levels that the "
-                            "agent fails by the hazard when it is invisible")
+                            "agent fails because of the hazard when it is invisible")
     add_env_flags(flags)
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="number of episodes played in parallel")
@@ -197,17 +197,17 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
 
     Each feature of each layer is ablated alone, then the best feature together with each other
     feature of its layer, and so on while the result improves. The best edit has the largest rise in
-    failures by the hazard minus the rise in other failures.
+    failures caused by the hazard minus the rise in other failures.
 
     Args:
         args: the parsed flags.
         original: condition of the unedited agent.
         features: features by short name of the layer.
         hazard: the hazard.
-        levels: candidate levels. Edits are tried on the levels that the agent fails by the hazard
-            when the hazard is invisible, or on all levels if these are fewer than MIN_LEVELS.
-        play: plays N levels under a condition and returns each one's cause of failure, or SOLVED
-            (N,).
+        levels: candidate levels. Edits are tried on the levels that the agent fails because of the
+            hazard when it is invisible, or on all levels if these are fewer than MIN_LEVELS.
+        play: function that plays N levels under a condition, and returns the cause of failure of
+            each, or SOLVED (N,).
 
     Returns:
         The trial of the best edit, and all trials: columns of ``candidates.csv`` by name, with
@@ -247,7 +247,7 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
 
 
 def margin_of(trial: Mapping[str, int]) -> int:
-    """Return the rise in failures by the hazard minus the rise in other failures, in levels."""
+    """Return the rise in failures caused by the hazard minus the rise in other failures."""
     return (trial["by_hazard"] - trial["by_hazard_before"]
             - (trial["by_others"] - trial["by_others_before"]))
 

@@ -53,11 +53,11 @@ CLAIMS = ClaimsTable({
              "causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, 0.16, 0.08, "
              "0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving left)",
              "change of the share of levels failed, edited minus original agent on the same "
-             "levels, by cause; the verdict is about failures by the hazard, not about all others"),
-    8: Claim("Edited agents are not entirely blind: with saws invisible, 32.20 % of levels fail by "
-             "saws (blindness 0.39)",
+             "levels, by cause; the verdict is about failures caused by the hazard only"),
+    8: Claim("Edited agents are not entirely blind: with saws invisible, 32.20 % of levels are "
+             "failed because of saws (blindness 0.39)",
              "blindness, (edited - original) / (invisible - original), of the share of levels "
-             "failed by the hazard"),
+             "failed because of the hazard"),
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
              "over 14 models", "object score by number of training levels"),
     10: Claim("If trained on 100 levels, the value is a clock, and features look at the background",
@@ -241,8 +241,8 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the value, the index of the episode and the number of steps until its end, (N,) each,
-    for the N steps of all episodes that end within their trajectory."""
+    """Return value, index of the episode and number of steps until the end of the episode, (N,)
+    each, for the N steps of all episodes that end within their trajectory."""
     index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
     ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
     last = ends.transform("max").to_numpy()

@@ -23,7 +23,8 @@ class AttributionConfig:
         num_checked: number of frames in which attributions are checked.
         num_maps: number of frames in which attributions are compared with saliency through the
             simulator; 0 for no comparison.
-        compare_activations: whether to also score features of activations.
+        compare_activations: whether to also find features by factorising activations instead of
+            attributions, and score them for comparison.
     """
 
     section: ClassVar[str] = "attribution"
@@ -52,9 +53,9 @@ class FailureCausesConfig:
         layer, feature: short name of the layer and number of the feature to ablate if no hazards
             are known or given.
         invisible: names of the hazards that are made invisible.
-        num_episodes: number of levels that every arm plays.
+        num_episodes: number of levels that are played under every condition.
         num_controls: number of random edits of the same size per edited agent.
-        num_films: maximum number of films per arm.
+        num_films: maximum number of films per condition.
         reference_size: number of frames on which the sizes of edits are measured.
     """
 

@@ -1,6 +1,6 @@
 """Command-line flags of the attribution scripts, and the agent and recording that they select.
 
-Letters in shape comments: B or N frames, C H W a layer, F features.
+Letters in shape comments: B or N frames, H W grid of a layer, F features.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class AttributionContext:
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def features(self, path: Path, bottleneck: Bottleneck) -> LayerFeatures:
-        """Read the features of a layer, found in this agent or in the agent from which it was
-        edited.
+        """Read the features of a layer. They were found in this agent, or in the original of which
+        this agent is an edited copy.
 
         Args:
             path: folder of the features of all layers.

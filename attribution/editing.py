@@ -1,4 +1,4 @@
-"""Edits of agents: merged into the weights of the module that reads a layer, and random edits of
+"""Merging of edits into the weights of the module that reads the edited layer, and random edits of
 the same size as controls.
 
 A control permutes the channels of the edit's directions, with the same permutation for all
@@ -46,8 +46,8 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
     """Return a copy of an agent with an edit merged into its weights.
 
     The module that reads the layer has, for each of its outputs and each cell, a weight vector over
-    the layer's channels. It is multiplied by I - s P, with strength s and the projection P onto the
-    edit's directions.
+    the layer's channels. Each weight vector is multiplied by I - s P, with strength s and the
+    projection P onto the edit's directions.
 
     Raises:
         UserError: if the layer is not read by a single linear module, or the edit depends on the
@@ -75,8 +75,8 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
 def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
     """Return the name of the module of the embedder that reads a layer, and the module.
 
-    Outputs that a residual unit also reads are followed only by a ReLU or a sum, so a convolution
-    or a linear module is the only reader.
+    If this module is a convolution or a linear module, no other module reads the layer: a layer
+    that a residual unit also reads is followed by a ReLU or a sum.
     """
     names = [candidate.name for candidate in all_layers(policy)
              if candidate.name.startswith("embedder.")]

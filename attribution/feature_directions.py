@@ -3,12 +3,12 @@ dataset examples of each feature.
 
 Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
-al. 2020, "Understanding RL vision", "Feature directions"). Examples are one observation per
-position of the frame, and the observations in which a feature is strongest, as in their interface,
-but stored as numbers: the observation, a box in it, and the strength of the feature in the box.
+al. 2020, "Understanding RL vision", "Feature directions"). Examples are, as in their interface, one
+observation per position of the frame, and the observations in which a feature is strongest. Stored
+are only the number of the observation, a box in it, and the strength of the feature in the box.
 
-Letters in shape comments: O observations, C H W a layer, N rows (or patches of a thumbnail), M
-slots, F features, R C positions in the frame.
+Letters in shape comments: O observations, C H W channels and grid of a layer, N rows (or patches of
+a thumbnail), M slots, F features, R C positions in the frame.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class LayerSamples:
 
 
 class _Rows:
-    """Non-zero rows to which directions are fitted: of attributions, the positive and the negative
-    part of each cell; of activations, each cell. Rows are computed only when they are taken.
+    """Non-zero rows to which directions are fitted. Each cell gives one row of activations, or two
+    rows of attributions: the positive and the negative part. ``take`` computes the rows.
 
     Args:
         samples: activations and attributions.
@@ -164,15 +164,15 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
     Args:
         samples: activations and attributions.
         components: directions of any sign over the layer's channels (k, C).
-        number: number of features F to keep: of all 2 k, those with the largest |attribution| of
-            the value.
+        number: number of features F to keep, those of the 2 k features with the largest
+            |attribution| of the value.
 
     Returns:
-        The same as :func:`find_features`; the statistics also contain ``names``: "IC 0 +" and so
-        on.
+        The same as :func:`find_features`; the statistics also contain ``names``, such as "IC 0 +".
 
     Raises:
-        UserError: if the components give fewer features, or there are too few non-zero rows.
+        UserError: if the components give fewer than ``number`` features, or there are too few
+            non-zero rows.
     """
     both = np.concatenate([components, -components])
     directions = split_activations(both, True) if samples.signed else np.maximum(both, 0)
@@ -284,8 +284,8 @@ class Examples:
             (F, N), from left to right and then downwards. -1 for none.
         strengths: strength of the feature at each position, float32, with the same shape.
         boxes: box around each position, int32, with the same shape and a last dimension of 4: top,
-            left, bottom, right in pixels of the frame, with exclusive ends. A box has the size of a
-            cell and may lie partly outside the frame; larger boxes have the same centre.
+            left, bottom, right in pixels of the frame, with exclusive ends. Every box has the size
+            of a cell and is centred on its position; it may lie partly outside the frame.
     """
 
     observations: np.ndarray

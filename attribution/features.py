@@ -124,7 +124,8 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
         observations: frame ids (O, 2).
         args: the parsed flags.
         components: directions of k independent components to use as features, float32 (k, D), and
-            checksums of their files by name; None to find features by factorisation.
+            checksums of the files of the components, by name; None to find features by
+            factorisation.
     """
     name, paths = bottleneck.name, [layer.name for layer in all_layers(context.policy)]
     store = ResultStore(args.output_dir / name, FEATURES)

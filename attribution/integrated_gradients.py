@@ -2,13 +2,14 @@
 
 Sundararajan et al. (2017), "Axiomatic attribution for deep networks", equation 1, at a hidden
 layer: attr = (a - a0) * integral over t of dG/da at a0 + t (a - a0). G is the rest of the network,
-from the layer to one scalar output; a0 is zero, or the mean activations. The hidden state that
-enters is held fixed along the path. Completeness: the attributions of a frame sum to G(a) - G(a0),
-up to the error of the numerical integral, which is the *completeness error* (Captum: convergence
-delta).
+from the layer to one scalar output; a0 is zero, or the mean activations. The agent's hidden state
+before the frame is held fixed along the path. Completeness: the attributions of a frame sum to
+G(a) - G(a0), up to the error of the numerical integral, which is the *completeness error* (Captum:
+convergence delta).
 
 Letters in shape comments: B frames, K outputs, S nodes of an integral, P paths or segments, L steps
-of attributions over time, C H W a layer (a layer of units has one cell), D hidden state.
+of attributions over time, C H W channels and grid of a layer (a layer of units has one cell), D
+hidden units.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MAX_STEPS = 256
 # Completeness errors are relative to at least this share of the output's standard deviation.
 FLOOR = 0.1
 # Paths are refined until their error is below _TARGET times the tolerance, so that errors do not
-# cluster just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
+# cluster just below the tolerance. Segments with an error below _NEGLIGIBLE times this limit are
+# not refined.
 _TARGET, _NEGLIGIBLE = 0.5, 0.25
 _ACTIVATIONS_PER_BATCH = 2**20  # chosen to fit into the caches
 
@@ -43,7 +45,7 @@ class Integration:
     """Numerical integration along a path.
 
     Attributes:
-        steps: initial number of nodes per path S.
+        steps: initial number S of nodes per path.
         rule: "gauss" for Gauss-Legendre nodes, or "right" for the right Riemann sum, as published.
         tolerance: completeness error above which a path is refined, to at most MAX_STEPS nodes;
             None for no refinement.
@@ -120,7 +122,8 @@ def _error_scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """Straight paths of B frames at the output of the stem of :class:`LayerIntegratedGradients`.
+    """Straight paths between outputs of the stem of :class:`LayerIntegratedGradients`, one per
+    frame.
 
     Attributes:
         start: start points (B, …).
@@ -402,12 +405,12 @@ class LayerIntegratedGradients:
 
 
 class IntegratedGradientsOverTime(LayerIntegratedGradients):
-    """Attributes outputs of an agent with memory to a layer at the last L steps and older memory.
+    """Attributes outputs of an agent with memory to a layer at the last L steps, and older memory.
 
     The steps are unrolled; lag 0 is the last one. Along the integration path, the layer's
-    activations at all of these steps are scaled together from zero, and the hidden state that
-    entered the first of them moves from an episode's initial state to its actual value. The
-    attributions sum to the output minus the output at the start of the path.
+    activations at all of these steps are scaled together from zero, and the hidden state before
+    the first of them moves from an episode's initial state to its actual value. The attributions
+    sum to the output minus the output at the start of the path.
 
     Args:
         policy, *args: as for :class:`LayerIntegratedGradients`, for an agent with memory and

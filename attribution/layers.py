@@ -3,8 +3,8 @@
 Attributions to a layer add up to an output if the layer is a *bottleneck*: every path from this
 step's frame to both heads passes through it, which is tested on the traced network itself.
 
-Letters in shape comments: C channels and H W cells of a layer; a layer of units counts as a map of
-one cell.
+Letters in shape comments: C channels and H x W cells of a layer; a layer of units counts as a map
+of one cell.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from common.results import ResultStore
 
 PRODUCTS = "gradient_activation:"  # prefix of an output's name
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
-MIN_STABILITY = 0.3  # below it, a feature is not named after an object
+MIN_STABILITY = 0.3  # features with a lower stability are not named after an object
 MAX_CELLS = 256  # maximum number of cells of layers whose activations are shown by default
 _FACTS = {"observations": "observations for the NMF",
           "explained": "explained squared attribution (held out)",
@@ -164,8 +164,9 @@ class AttributedAgent:
                    for number in range(self.steps.num_trajectories))
 
     def outputs_at(self, layer: str) -> list[str]:
-        """Return the names of the outputs attributed to a layer, the value first, then of the
-        quantities that the page shows like outputs: gradient times activation, and activations."""
+        """Return the names of the outputs attributed to a layer, the value first, followed by the
+        names of two quantities that the page shows like outputs: gradient times activation, and
+        activations."""
         outputs = sorted(self._store.outputs(layer), key=lambda name: (name != "value", name))
         if layer == INPUT:
             return outputs
@@ -202,8 +203,8 @@ class AttributedAgent:
         return self._store.read("attributions", layer, output, trajectory)
 
     def lags(self, layer: str, output: str) -> int:
-        """Return the largest number of steps of attributions over time that exists for all
-        trajectories; 0 without attributions over time."""
+        """Return the largest number of steps L for which all trajectories have attributions over
+        time; 0 without attributions over time."""
         if layer == INPUT or kind_of(output) != ATTRIBUTION:
             return 0
         return max((lags for lags in self._store.lags(layer, output)
@@ -322,8 +323,8 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
         agent: the agent with its attributions.
         experiment: name of the experiment.
         settings: settings for computing advantages.
-        labels: user-given names of features by layer and feature, from 0; see
-            ``page_files.read_labels``.
+        labels: names that the user gave to features, by layer and number of the feature, from 0;
+            see ``page_files.read_labels``.
         num_bookmarks: maximum number of steps in each list of bookmarks.
         with_causes: whether to replay failed episodes to determine their causes of failure.
         reports: URL of each check's section in the report, by check.

@@ -59,7 +59,7 @@ TILES = 16  # tiles along each side of a sheet
 STRIP_COLUMNS = slice(42, 44)  # columns of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # steps per line of a strip; WebP is limited to 16 383 pixels per side
 LEVELS = 127  # quantisation levels of a cell on each side of 0
-_QUALITY, _EFFORT = 92, 2  # of WebP encoding
+_QUALITY, _EFFORT = 92, 2  # settings of the WebP encoder
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
 NUM_BINS = 24  # bins per histogram
 MAX_NAME = 60  # maximum length of a feature's name
@@ -88,7 +88,7 @@ class AttributionPageFolder(PageFolder):
 
 
 class PageAgent(Protocol):
-    """An agent whose trajectories a page shows; arrays are read only when they are written.
+    """An agent whose trajectories a page shows. Arrays are read only when the page is written.
 
     Attributes:
         name: name of the agent file.
@@ -102,13 +102,14 @@ class PageAgent(Protocol):
     def attribution(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
         """Read the attributions of an output to a layer along a trajectory.
 
-        Quantities that are shown like attributions are read in the same way.
+        ``output`` can also name gradient times activation of an output, or the activations, which
+        the page shows like attributions.
 
         Returns:
             ``cells`` (T, H, W, F + 1), attributions per cell and feature in the output's unit, the
-            residual last; and optionally ``totals`` (T, F + 1), their sums over cells, and
-            ``output``, ``baseline`` and ``gap`` (T,): the output, the output at the baseline of the
-            layer's activations, and the completeness error.
+            residual last. Optional arrays: ``totals`` (T, F + 1), sums of ``cells`` over cells;
+            ``output`` (T,), the output; ``baseline`` (T,), the output at the baseline of the
+            layer's activations; and ``gap`` (T,), the completeness error.
         """
 
     def lags(self, layer: str, output: str) -> int:
@@ -119,9 +120,9 @@ class PageAgent(Protocol):
         """Read the attributions over time of an output to a layer along a trajectory.
 
         Returns:
-            ``totals`` (T, L, F + 1), by lag and feature, the residual last; and ``older``,
-            ``baseline`` and ``gap`` (T,): attribution to older memory, the output at the start of
-            the integration path, and the completeness error.
+            ``totals`` (T, L, F + 1), attributions by lag and feature, the residual last; ``older``
+            (T,), the attribution to older memory; ``baseline`` (T,), the output at the start of the
+            integration path; and ``gap`` (T,), the completeness error.
         """
 
 
@@ -159,10 +160,11 @@ class PageLayer:
         outputs: indices in ``PageContent.outputs`` of the outputs attributed to this layer.
         partial: whether a part of the network bypasses the layer.
         gradients: whether the layer is the frame itself, which has only gradients.
-        objects: kinds of object to which the features respond; None if unknown. ``score``: object
-            score of the layer with its interval and chance level, [score, low, high, chance];
-            ``names``: kind after which each feature is named, or "" (F,); ``kinds``: for each
-            feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
+        objects: dict of scores of the features as detectors of objects; None if unknown. ``score``:
+            object score of the layer with its interval and chance level, [score, low, high,
+            chance]; ``names``: kind of object after which each feature is named, or "" (F,);
+            ``kinds``: for each feature, a list of {"kind", "auc", "low_95", "high_95",
+            "chance_high"}, best first.
         thumbnails: dataset examples for the legend, if any.
         spatial: dataset examples by position, for several numbers of positions per cell.
         pictures: observations to which the examples refer, uint8 (O, 64, 64, 3); None if there are
@@ -214,16 +216,17 @@ class PageContent:
         outputs, layers: outputs and layers with attributions.
         steps: steps of all trajectories, grouped by agent.
         advantages: advantage of each step, float32 (N,).
-        unit: ``reward_scale``, ``gamma`` and ``lmbda``, from which advantages were computed; and
-            the calibration of the values: ``slope`` of returns on values with ``slope_low_95`` and
-            ``slope_high_95``, ``r2``, and ``off``, whether units seem to differ. See
-            ``trajectories.Calibration``; None for NaN.
+        unit: dict of the settings of the advantages (``reward_scale``, ``gamma`` and ``lmbda``) and
+            of the calibration of the values, see ``trajectories.Calibration``: ``slope`` of returns
+            on values with ``slope_low_95`` and ``slope_high_95``, ``r2``, and ``off``, whether
+            units seem to differ. None for NaN.
         bookmarks: lists of notable steps, [{"title", "why", "steps": [[trajectory, step, score]]}];
             scores may be None.
         labels: names of features, by layer and feature from 0.
         failures: last steps of failed episodes by cause, [{"cause", "steps": [[trajectory,
             step]]}]; empty if unknown.
-        reports: URL of each check's section in the report, relative to the page, by check.
+        reports: URL of each check's section in the report, relative to the page, by the name of the
+            check.
         tolerance: accepted completeness error.
         remembers: whether the agent has a memory.
         start: first view: numbers of the ``layer``, the ``trajectory`` and the ``step``.
@@ -247,8 +250,8 @@ class PageContent:
     start: dict[str, int]
 
     def source(self, trajectory: int) -> tuple[PageAgent, int]:
-        """Return the agent of a trajectory, and the number of the trajectory among those of this
-        agent."""
+        """Return the agent of a trajectory, and the number of the trajectory among the trajectories
+        of this agent."""
         number = self.agent_of[trajectory]
         return self.agents[number], trajectory - self.agent_of.index(number)
 
@@ -401,13 +404,17 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
         totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is.
 
     Returns:
-        ``layer``, ``output``: as given; ``scale``: |cell| that is shown at full brightness, the
-        median over frames of the largest |cell|; ``gaps``: ``median``, ``most`` (99 % quantile) and
-        ``largest`` of the completeness errors, number ``above`` the tolerance, and number of
-        ``steps``, or None; ``means``: mean totals of each feature and, last, the residual (F + 1,);
-        ``strongest``: for each feature, [trajectory, step, total] of its largest |totals|;
-        ``lags``: L; ``spread``: for each feature, a histogram over frames of its largest |cell|,
-        with ``low`` and ``high`` end and ``counts``.
+        - ``layer``, ``output``: as given
+        - ``scale``: |cell| that is shown at full brightness: median over frames of the largest
+          |cell|
+        - ``gaps``: dict of the completeness errors: ``median``, ``most`` (99 % quantile) and
+          ``largest`` error, number of errors ``above`` the tolerance, and number of ``steps``; None
+          without errors
+        - ``means``: mean totals of each feature and, last, the residual (F + 1,)
+        - ``strongest``: for each feature, [trajectory, step, total] of the largest |totals|
+        - ``lags``: L
+        - ``spread``: for each feature, a histogram over frames of the largest |cell|, with ``low``
+          and ``high`` end and ``counts``
     """
     largest = peaks.max(axis=1)
     features = () if totals is None else totals[:, :-1].T

@@ -159,7 +159,7 @@ class _Dtype(_Inert):
 
 
 class _ArrayWrapper(_Inert):
-    """Stand-in for joblib's description of an array, which the array's bytes follow."""
+    """Stand-in for joblib's description of an array; the array's bytes follow it in the file."""
 
     __slots__ = ("dtype", "fortran_order", "is_padded", "shape")
 

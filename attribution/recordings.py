@@ -2,7 +2,7 @@
 
 A frame is identified by its episode and its row in the episode, together called its *frame id*.
 
-Letters in shape comments: O observations, B frames, D hidden state.
+Letters in shape comments: O observations, B frames, D hidden units.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RecordedFrames:
 
 
 class Recording:
-    """A recording of one agent that was made without changing its hidden states or layers.
+    """A recording of one agent whose hidden states and layers were not altered while it played.
 
     Args:
         path: data folder of the recording.
@@ -145,10 +145,11 @@ class Recording:
 
 
 def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndarray:
-    """Divide ``number`` draws among episodes as evenly as their lengths permit; the first episodes
-    in ``order`` get the remainder."""
+    """Return how many of ``number`` frames to draw from each episode, as evenly as the lengths of
+    the episodes permit. The first episodes in ``order`` get the remainder."""
     sizes = np.arange(lengths.max())
-    longer = len(lengths) - np.searchsorted(np.sort(lengths), sizes, "right")  # than each size
+    # Number of episodes longer than each size.
+    longer = len(lengths) - np.searchsorted(np.sort(lengths), sizes, "right")
     low = np.searchsorted(np.cumsum(longer), number, "right")  # the largest share for all
     shares = np.minimum(lengths, low)
     unused = order[lengths[order] > low]

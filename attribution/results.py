@@ -8,20 +8,30 @@ Features, a folder per layer, by its short name::
     features/<layer>/mean_activations.npy      (C, H, W), mean over the observations
     features/<layer>/observations.npy          (O, 2), episode and row in the recording
     features/<layer>/examples_spatial_<m>.npz  for m = 0.25, 0.5, 1 and 2 positions per cell; and
-    features/<layer>/examples_thumbnail.npz    the arrays of feature_examples.Examples; not written
-                                               for units, which have no cells
+    features/<layer>/examples_thumbnail.npz    the arrays of feature_directions.Examples; not
+                                               written for units, which have no cells
 
-"found": ``grid`` (H, W), ``channels``, ``stride`` and ``first_pixel`` of cells in pixels (null for
-units), ``signed`` (whether features distinguish positive and negative activations), ``partial``
-(whether a part of the network bypasses the layer), ``observations`` (O); numbers of non-zero
-``rows`` and of ``fitted_rows``; ``iterations``, ``converged`` and, if not converged, ``change``
-(relative reduction of the error by further iterations); ``explained`` (share of squared attribution
-explained in held-out rows); ``residual_share`` (summed |residual| as a share of the total summed
-|attribution|); per feature, ``attribution`` (summed |attribution| of the value, mean over
-observations), ``largest_entry`` of its direction, and ``stability`` (cosine between the features of
-the two halves of the episodes; null with too few rows); statistics of the value over the
-observations, ``value_mean``, ``value_deviation``, ``baseline_mean`` and ``baseline_deviation``; and
-quantiles of the completeness errors, ``gap_median``, ``gap_99`` and ``gap_largest``.
+The entry "found" holds facts about the layer, the fit and the features::
+
+    grid, channels                 H and W; C
+    stride, first_pixel            of cells, in pixels; null for units
+    signed                         whether features distinguish positive and negative activations
+    partial                        whether a part of the network bypasses the layer
+    observations                   O
+    rows, fitted_rows              numbers of non-zero rows, and of rows used in the fit
+    iterations, converged          of the factorisation
+    change                         only if not converged: relative reduction of the error by further
+                                   iterations
+    explained                      share of squared attribution explained in held-out rows
+    residual_share                 summed |residual| as a share of summed |attribution|
+    attribution                    per feature: sum of |attribution| of the value, averaged over
+                                   observations
+    largest_entry                  per feature: largest entry of its direction
+    stability                      per feature: cosine between the directions fitted to the two
+                                   halves of the episodes; null with too few rows
+    value_mean, value_deviation, baseline_mean, baseline_deviation    mean and standard deviation of
+                                   the value, and of the value at the baseline
+    gap_median, gap_99, gap_largest    median, 99 % quantile and maximum of the completeness errors
 
 Attributions, in T steps of each trajectory, with the F features of a layer and the residual::
 

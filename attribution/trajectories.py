@@ -1,5 +1,5 @@
-"""Trajectories: concatenated consecutive episodes of a recording, and advantages and other steps of
-interest along them; and the scale of rewards relative to values.
+"""Trajectories (concatenated consecutive episodes of a recording), advantages and steps of interest
+along them, and the scale of rewards relative to values.
 
 A recording has one row per frame, with the reward that arrived *with* the frame. Each episode ends
 with a terminal row, which does not show the level and is not a step. Here, a step is a frame in
@@ -292,7 +292,7 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
     """Estimate the factor between rewards and values from a recording.
 
-    At the last step of an episode, only its reward is still to come, so the value of this step is
+    At the last step of an episode, only the reward of this step is still to come, so its value is
     the reward in the unit of values. The estimate is the median ratio of value to reward over
     rewarded last steps. With fewer than ``MIN_ENDS`` such steps, it is 1 or
     :func:`normalising_scale`, whichever brings the slope of returns on values closer to 1.

@@ -1,1 +1,1 @@
-"""Validation: scores of features against the game's objects, and checks of attributions."""
+"""Validation: scores of features as detectors of objects, and checks of attributions."""

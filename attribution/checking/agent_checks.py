@@ -1,15 +1,15 @@
 """All checks of an agent's attributions, and the files of analysis/attribution/checks::
 
     settings.json                       settings
-    raw/<check>/<layer>/<output>.npz    numbers per frame, see ``arrays`` of each check, and ``of``,
-                                        the checksum of the features used
-    raw/objects/<output>.npz            numbers per frame of the removal of objects, for all layers;
-                                        ``of`` is the agent's checksum
+    raw/<check>/<layer>/<output>.npz    results per frame, see ``arrays`` of each check, and ``of``,
+                                        the checksum of the features
+    raw/objects/<output>.npz            results per frame of the removal of objects, which are the
+                                        same for all layers; ``of`` is the agent's checksum
     <check>.csv, <check>.png            table and figure of each check
     report.md                           a section per check, whose anchor is the name of the check
 
-Numbers per frame are stored for each layer and output, so that an interrupted run resumes after the
-last stored file. Tables, figures and the report cover all stored numbers, including those of
+Results per frame are stored for each layer and output, so that an interrupted run resumes after the
+last stored file. Tables, figures and the report cover all stored results, including those of
 earlier runs.
 """
 
@@ -88,7 +88,7 @@ class Completeness(Check):
 CHECKS: dict[str, Check] = {
     "completeness": Completeness(), "deletion": Deletion(), "randomisation": Randomisation(),
     "interventions": Ablation(), OBJECTS: ObjectRemoval(), "fidelity": Fidelity()}
-_OF = "of"  # array with the checksum of the features or agent that the numbers belong to
+_OF = "of"  # array with the checksum of the features or agent that the results belong to
 _DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
     ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
 CHECK_FILES = Schema(
@@ -105,7 +105,7 @@ CHECK_FILES = Schema(
 
 def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject
                   ) -> Arrays | None:
-    """Read the numbers per frame of a check.
+    """Read the stored results per frame of one check for a layer and an output.
 
     Args:
         store: open folder of the checks.
@@ -114,8 +114,8 @@ def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject:
         subject: layer and output.
 
     Returns:
-        Arrays as in ``arrays`` of the check; None if none are stored, or if they belong to other
-        features or another agent.
+        The arrays that the check declares in ``Check.arrays``; None if they are not stored, or if
+        the stored arrays belong to other features or another agent.
     """
     key, owner = CHECKS[name].place(context, subject)
     if not CHECKS[name].arrays or not store.has(name, *key):
@@ -126,17 +126,17 @@ def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject:
 
 def run_checks(store: ResultStore, context: CheckContext, names: Collection[str],
                chosen: Sequence[Subject], subjects: Sequence[Subject]) -> dict[str, pd.DataFrame]:
-    """Compute and store missing numbers per frame, and write tables and figures of all checks.
+    """Compute and store missing results per frame, and write tables and figures of all checks.
 
     Args:
         store: open folder of the checks.
         context: agent, attributions and frames.
-        names: names of the checks whose missing numbers are computed.
-        chosen: layers and outputs for which they are computed.
-        subjects: all layers and outputs; tables include those with stored numbers.
+        names: names of the checks to run.
+        chosen: layers and outputs for which these checks compute missing results.
+        subjects: all layers and outputs; tables include those with stored results.
 
     Returns:
-        Table of each check with stored numbers, by the name of the check.
+        Table of each check with stored results, by the name of the check.
 
     Raises:
         UserError: if the removal of objects is checked and the recording cannot be replayed.
@@ -164,7 +164,7 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
     """Return the report as Markdown.
 
     Args:
-        tables: table of each check with stored numbers, by the name of the check, in order.
+        tables: table of each check with stored results, by the name of the check, in order.
         what: a sentence that describes the checked frames and agent.
     """
     checks = [(name, CHECKS[name], table) for name, table in tables.items()]

@@ -1,8 +1,8 @@
-"""Base class of the checks of attributions, and what they share: the checked frames, and outputs at
+"""Base class of the checks of attributions. All checks use the same frames; many compute outputs at
 changed activations of a layer.
 
-A check computes and stores numbers per frame for each attributed layer and output, and turns them
-into a table, a figure and a one-sentence verdict.
+A check computes results per frame for each attributed layer and output, and summarises them in a
+table, a figure and a one-sentence verdict.
 
 Letters in shape comments: N frames, B frames of a batch, C H W channels and grid of a layer,
 F features, R changed activations of frames.
@@ -46,10 +46,10 @@ Name = tuple[str, str]  # names of a layer and an output
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """An output, and the layer to whose features it is attributed.
+    """An output, and a layer to whose features it is attributed.
 
     Attributes:
-        bottleneck: the layer, which has cells.
+        bottleneck: the layer, which is a map of cells.
         features: features of the layer.
         output: the output.
     """
@@ -100,7 +100,7 @@ class CheckContext:
         return dataclasses.replace(self, steps=self.steps[chosen], places=self.places[chosen])
 
     def attributed(self, subject: Subject, array: str) -> np.ndarray:
-        """Read the stored attributions of a subject in the checked frames.
+        """Read the stored attributions of an output to a layer in the checked frames.
 
         Args:
             subject: layer and output.
@@ -138,7 +138,7 @@ class Batch:
 
 
 class CheckedLayer(LayerIntegratedGradients):
-    """A layer and an output of an agent; computes the output at changed activations.
+    """Computes an output of an agent at changed activations of a layer.
 
     Args:
         agent: the agent and its recording.
@@ -176,7 +176,7 @@ class CheckedLayer(LayerIntegratedGradients):
         Args:
             batch: the unchanged frames.
             changed: changed activations (R, C, H, W).
-            frame: position in the batch of the frame of each changed activation (R,).
+            frame: for each changed activation, the position of its frame in the batch (R,).
 
         Returns:
             Outputs, float64 (R,).
@@ -218,8 +218,8 @@ class Check(abc.ABC):
     Attributes:
         title: question that the check answers.
         method: description of the method and of the criterion, for the report.
-        columns: headings in the report by column of the table.
-        arrays: stored arrays of numbers per frame; empty if none are stored.
+        columns: column headings in the report, by the name of the column in the table.
+        arrays: stored arrays with results per frame, by name; empty if none are stored.
     """
 
     title: ClassVar[str]
@@ -228,35 +228,35 @@ class Check(abc.ABC):
     arrays: ClassVar[dict[str, Array]] = {}
 
     def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
-        """Return the key under which the numbers per frame of a subject are stored (layer and
-        output, unless a check overrides it), and the checksum of the features or agent to which
-        they belong."""
+        """Return the key under which the results for a layer and an output are stored (the names of
+        layer and output, unless a check overrides this method), and the checksum of the features or
+        agent to which the results belong."""
         return subject.name, subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        """Compute the numbers per frame of one subject, as declared in ``arrays``."""
+        """Compute the results per frame for a layer and an output, as declared in ``arrays``."""
         raise NotImplementedError
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        """Yield each subject with its numbers per frame."""
+        """Yield each layer and output with the results per frame."""
         for subject in subjects:
             yield subject, self.compute(context, subject)
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Return the rows of the table for one subject, computed from its numbers per frame."""
+        """Summarise the results per frame for a layer and an output in rows of the table."""
         raise NotImplementedError
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
-        """Return the table of all subjects with stored numbers; its first columns are ``layer`` and
-        ``output``."""
+        """Return the table for all layers and outputs with stored results. Its first columns are
+        ``layer`` and ``output``."""
         return pd.concat({subject.name: self.rows(context, subject, arrays)
                           for subject, arrays in stored.items()}, names=["layer", "output"]
                          ).reset_index(["layer", "output"]).reset_index(drop=True)
 
     @abc.abstractmethod
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        """Draw the figure from the table and from the numbers per frame of each subject."""
+        """Draw the figure from the table, and from the results per frame by layer and output."""
 
     @abc.abstractmethod
     def verdict(self, table: pd.DataFrame) -> str:

@@ -1,12 +1,12 @@
 """Removal of cells and of features of a layer: does the output change as attributed?
 
-*Deletion and insertion*: an output as cells of a layer are replaced by the baseline (deletion) or
-restored (insertion), in the order of their attributions. After Petsiuk, Das and Saenko (2018),
-"RISE", section 3.3, with cells of a layer instead of pixels. The cells with the largest
-attribution, which raise the output most, come first. A good order therefore has a small area under
-the deletion curve and a large area under the insertion curve. It is compared with the orders by
-gradient times activation and by the size of the activations (Euclidean norm over channels), and
-with random orders.
+*Deletion and insertion*: cells of a layer are replaced by the baseline (deletion) or restored
+(insertion) one after another, and the output is plotted against their number, as in Petsiuk, Das
+and Saenko (2018), "RISE", section 3.3, with cells of a layer instead of pixels. The cells with the
+largest attribution, which raise the output most, come first. A good order therefore has a small
+area under the deletion curve and a large area under the insertion curve. The order by attribution
+is compared with the orders by gradient times activation and by the size of the activations
+(Euclidean norm over channels), and with random orders.
 
 *Ablation* of single features, as in ``agents.edits``: a feature's direction is projected out of
 every cell. If the attributions are right and features do not interact, the output changes by minus
@@ -55,9 +55,9 @@ _CHANGED_PER_BATCH = 128
 class Deletion(Check):
     """Deletion and insertion curves.
 
-    Stored: ``values`` of the output, float32 (N, orders, 2, M), by order of ``ORDERS`` and for
-    deletion and insertion. No cell is replaced or restored at the first point, all cells are at the
-    last point.
+    The stored array ``values`` holds values of the output, float32 (N, orders, 2, M), where orders
+    are those of ``ORDERS``, and 2 stands for deletion and insertion. No cell is replaced or
+    restored at the first point of a curve; all cells are at the last point.
     """
 
     title = "Do the cells with the largest attributions matter most?"
@@ -150,8 +150,8 @@ def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
 
     Returns:
         Mean areas of both orders; ``better``, the advantage of the first order (smaller area in
-        deletion, larger area in insertion); its interval, ``low_95`` and ``high_95``; and
-        ``above``, whether the interval lies above 0.
+        deletion, larger area in insertion); the 95 % interval of ``better``, ``low_95`` and
+        ``high_95``; and ``above``, whether this interval lies above 0.
     """
     better = (areas - others) * (1 if kind == "insertion" else -1)
     low, high = bootstrap.interval(better[None])[:, 0]
@@ -224,8 +224,8 @@ def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
 class Ablation(Check):
     """Changes of the output when single features are ablated, and the features' attributions.
 
-    Stored: ``changes`` of the output, float64 (N, F); ``totals``, sums of the attributions over
-    cells, float32 (N, F).
+    Stored arrays: ``changes``, changes of the output, float64 (N, F); ``totals``, sums of the
+    attributions over cells, float32 (N, F).
     """
 
     title = "Does the output change as attributed when a feature is ablated?"
@@ -286,10 +286,10 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per feature: ``feature``, ``change`` (mean), ``expected`` (mean expected change: minus
-        the attributions), ``slope`` of the actual on the expected change with ``low_95`` and
-        ``high_95``, ``r2``, and ``rank_correlation``. NaN where attributions or changes are
-        constant.
+        A row per feature: ``feature``; ``change``, the mean change; ``expected``, the mean expected
+        change, which is minus the attribution; ``slope`` of the actual on the expected change, with
+        ``low_95`` and ``high_95``; ``r2``; and ``rank_correlation``. NaN where attributions or
+        changes are constant.
     """
     bootstrap, rows = ClusterBootstrap(episodes, seed), []
     for feature, (change, total) in enumerate(zip(changes.T, totals.T)):

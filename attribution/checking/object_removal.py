@@ -47,9 +47,8 @@ OBJECTS_AT_STAKE = ("coin", "saw")  # kinds that end or reward an episode, used 
 class ObjectRemoval(Check):
     """Changes of the output when single kinds of object are removed.
 
-    Stored: packed ``masks``, uint8 (N, K, 512); ``changes`` of the output, float64 (N, K), 0 where
-    a kind is not in view. They do not depend on the layer and are computed for all outputs
-    together.
+    Stored arrays: ``masks``, packed into bits, uint8 (N, K, 512); ``changes``, changes of the
+    output, float64 (N, K), 0 where a kind is not in view. Both are the same for all layers.
     """
 
     title = "Does the output change as attributed when an object is removed from the game?"
@@ -132,9 +131,9 @@ def changes_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[G
         folder: the recording.
         places: episode and row of each frame (N, 2); rows of an episode are adjacent and ascending.
         kinds: kinds of object (K,).
-        run: function of a frame's index, its level state and R renderings of the frame, uint8
-            (R, 64, 64, 3), that returns J outputs for each rendering (J, R). The first rendering is
-            the unchanged frame.
+        run: function that returns J outputs for each of R renderings of a frame (J, R). Its
+            arguments are the frame's index, the level state and the renderings, uint8
+            (R, 64, 64, 3), of which the first is the unchanged frame.
 
     Returns:
         Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K), 0
@@ -173,18 +172,23 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per kind: ``kind``; ``frames`` and ``episodes``, numbers of frames and episodes in
-        which its mask touches a cell;
-        ``change`` (mean change of the output without it) and ``expected`` (mean of minus the
-        attribution to its cells); ``agreement`` (share of frames in which both have the same sign;
-        a zero never agrees) with ``low_95`` and ``high_95``; ``chance`` (agreement with shifted
-        masks), and ``above_low_95``, the lower end of the interval of agreement minus chance;
-        ``above_chance`` (whether the interval of the agreement lies above 0.5 and that of the
-        difference above 0); ``rank_correlation`` with ``rank_low_95`` and ``rank_high_95``;
-        ``share`` of |attribution| in its cells, their ``area`` as a share of the grid, ``density``
-        (share divided by area) with ``density_low_95`` and ``density_high_95``;
-        ``attribution_sign``, the mean sign of the attribution to its cells. NaN where too few
-        frames show the kind.
+        A table with one row per kind, NaN where too few frames show the kind. The cells of a kind
+        are those that its mask touches in a frame.
+
+        - ``kind``; ``frames`` and ``episodes``, numbers of frames and episodes with such cells
+        - ``change``: mean change of the output without the kind
+        - ``expected``: mean expected change, which is minus the attribution to the kind's cells
+        - ``agreement``: share of frames in which actual and expected change have the same sign (a
+          zero never agrees), with ``low_95`` and ``high_95``
+        - ``chance``: agreement with shifted masks
+        - ``above_low_95``: lower end of the interval of agreement minus chance
+        - ``above_chance``: whether the interval of the agreement lies above 0.5, and that of
+          agreement minus chance above 0
+        - ``rank_correlation`` of the actual with the expected change, with ``rank_low_95`` and
+          ``rank_high_95``
+        - ``share`` of |attribution| in the kind's cells; ``area`` of these cells as a share of the
+          grid; ``density``, share divided by area, with ``density_low_95`` and ``density_high_95``
+        - ``attribution_sign``: mean sign of the attribution to the kind's cells
     """
     touched = cells_of(masks, bottleneck)  # (N, K, H, W)
     whole = np.abs(attributions).sum(axis=(1, 2))

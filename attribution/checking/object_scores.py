@@ -10,27 +10,34 @@ files of ``analysis/attribution/objects/``.
     <layer>/hallucinations.csv  frames in which a named feature is strongly active away from its
                                 object
     <layer>/names.json          names and scores of the features, see below; written last
-    <layer>/compared.json       optional: ``features_sha256``, ``other_features_sha256``, and the
-                                ``difference`` between the layer's object score and that of the
-                                other features in the same frames, with ``low_95`` and ``high_95``
+    <layer>/compared.json       optional comparison with other features of the same layer: the
+                                checksums ``features_sha256`` and ``other_features_sha256``, and
+                                ``difference``, object score minus object score of the other
+                                features in the same frames, with ``low_95`` and ``high_95``
 
-``names.json`` holds ``layer`` (path), ``features_sha256`` (checksum of the features, as in the
-settings of attributions) and a list of ``features``. Each feature has ``name`` (its kind of object,
-or null if its score is not above chance), ``kind`` (the kind with the best score), ``score`` (area
-under the ROC curve) with ``low_95``, ``high_95`` and ``chance_high`` (all five null if no kind has
-a score), and ``hallucinations`` (frames per 1 000 in which the feature is strongly active away from
-its object) with ``hallucinations_low_95`` and ``hallucinations_high_95`` (null without a name). For
-the layer, it holds ``score`` (object score: mean over the features) with ``score_low_95`` and
-``score_high_95``, and ``score_chance`` (the object score with the masks of other frames); they are
-null if a feature has no score.
+``names.json`` holds these entries for the layer, and an entry ``features`` with the others::
 
-The score of a feature and a kind of object is the area under the ROC curve when the feature's
-activation in a cell is used to detect cells that the mask touches, over all cells of all frames.
-Many kinds lie in the same part of every frame, and many features are active there regardless of
-its content. Cells are therefore weighted: at each position of the grid, a touched cell has as its
-weight the share of frames in which the position is not touched, and an untouched cell the share in
-which it is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then have the
-same distribution over the grid, and a position that is always, or never, touched has no weight.
+    layer, features_sha256      path of the layer; checksum of the features, as in the settings of
+                                attributions
+    score                       object score: mean score over the features, with score_low_95 and
+                                score_high_95; null if a feature has no score
+    score_chance                object score with the masks of other frames; null like ``score``
+    features                    list with one dictionary per feature:
+        name                    kind of object that the feature is named after; null if its score is
+                                not above chance
+        kind, score             kind of object with the best score, and this score, with low_95,
+                                high_95 and chance_high; all null if no kind has a score
+        hallucinations          frames per 1 000 in which the feature is strongly active away from
+                                its object, with hallucinations_low_95 and hallucinations_high_95;
+                                null without a name
+
+The score of a feature and a kind of object is an area under the ROC curve: the feature's activation
+in a cell is used to detect the cells that the object's mask touches, over all cells of all frames.
+Many kinds lie in the same part of every frame, and many features are active there whatever the
+frame shows. Cells are therefore weighted. The weight of a touched cell is the share of frames in
+which its position on the grid is not touched; the weight of an untouched cell is the share in which
+its position is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then have the
+same distribution over the grid, and a position that is always, or never, touched has weight 0.
 
 The chance level is the same score with the masks of other frames, by a cyclic shift of the frames.
 
@@ -67,7 +74,7 @@ from envs.procgen_env import EnvConfig
 from stats.bootstrap import ClusterBootstrap
 
 NUM_SHIFTS = 40  # cyclic shifts of the frames for the chance level
-# A score needs this many frames and episodes in which the kind touches a cell with a weight.
+# A score needs this many frames and episodes in which the kind touches a cell with weight above 0.
 MIN_FRAMES, MIN_EPISODES = 10, 5
 _BINS = 128  # bins of activations
 STRONG = 0.99  # quantile of activations above which a feature is strongly active
@@ -105,13 +112,14 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per feature and kind: ``feature``, ``kind``; ``auc``, the area under the ROC curve,
-        with ``low_95`` and ``high_95`` by bootstrap over episodes; its mean over shifts of the
-        masks, ``chance``, and their 2.5 % and 97.5 % quantiles, ``chance_low`` and ``chance_high``,
-        all NaN where a kind is in too few frames or its cells never have a weight; and ``frames``,
-        the number of frames in which the kind touches a cell with a weight. And the object score
-        (mean over features of the best ``auc``), its 95 % interval, and its mean over shifts of the
-        masks (4,); NaN if a feature has no score.
+        Table with one row per feature and kind: ``feature``; ``kind``; ``auc``, the area under the
+        ROC curve, with ``low_95`` and ``high_95`` by bootstrap over episodes; ``chance``,
+        ``chance_low`` and ``chance_high``, mean and 2.5 % and 97.5 % quantiles of ``auc`` over
+        shifts of the masks; and ``frames``, the number of frames in which the kind touches a cell
+        with weight above 0. Scores are NaN where there are too few such frames.
+
+        Object score (mean over features of the best ``auc``), its 95 % interval, and its mean over
+        shifts of the masks (4,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
     auc, histograms = scorer.areas(activations)
@@ -197,7 +205,7 @@ class ObjectScorer:
         episodes: episode of each frame (O,).
 
     Attributes:
-        frames: number of frames in which a kind touches a cell with a weight (K,).
+        frames: number of frames in which a kind touches a cell with weight above 0 (K,).
         enough: whether there are enough such frames and episodes for a score, bool (K,).
     """
 
@@ -237,8 +245,8 @@ class ObjectScorer:
         return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
-        """Compute the areas under the ROC curve with the masks of other frames, by NUM_SHIFTS
-        cyclic shifts of the frames: (shifts, F, K) from activations (O, H, W, F)."""
+        """Compute areas under the ROC curve with the masks of other frames, which are shifted
+        cyclically NUM_SHIFTS times: areas (shifts, F, K) for activations (O, H, W, F)."""
         codes = self._codes(activations)
         number = len(self._touched)
         shifts = np.unique(np.linspace(0, number, NUM_SHIFTS + 2)[1:-1].astype(int))
@@ -316,10 +324,10 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: n
 
     Returns:
         Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,); and
-        a table of the frames with the strongest such activations, at most NUM_CANDIDATES and one
-        per episode, strongest first: ``episode``, ``row``; ``cell_row`` and ``cell_column`` of the
-        most active cell, ``activation`` in it, and ``threshold``, which is exceeded in 1 % of all
-        cells.
+        a table of the frames with the strongest such activations, strongest first, at most one per
+        episode and NUM_CANDIDATES in all. Columns: ``episode``; ``row``; ``cell_row``,
+        ``cell_column`` and ``activation`` of the most active cell; and ``threshold``, the
+        activation that 1 % of all cells exceed.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))

@@ -1,16 +1,16 @@
-"""Robustness of attributions to the weights of the agent and to the activations of a layer.
+"""Checks of attributions by random changes of the agent's weights and of a layer's activations.
 
-*Randomisation*: attributions of an agent whose weights are randomised step by step, from the heads
-downwards, after Adebayo et al. (2018), "Sanity checks for saliency maps": a map that does not
-change with the weights does not depend on what the network learned.
+*Randomisation*: the weights of the agent are randomised step by step, from the heads downwards, and
+the attributions are computed again (Adebayo et al. 2018, "Sanity checks for saliency maps"). A map
+that does not change with the weights does not depend on what the network learned.
 
 *Fidelity*: infidelity and sensitivity, computed with Captum, both from Yeh et al. (2019), "On the
-(in)fidelity and sensitivity of explanations". Infidelity: mean squared difference between the
+(in)fidelity and sensitivity of explanations". Infidelity is the mean squared difference between the
 predicted and the actual change of the output when activations move to or from the baseline by
 random shares of their distance (normally distributed, with standard deviation NOISE). It is divided
-by the mean square of the actual change, so that attributions of zero have infidelity 1.
-Sensitivity: largest relative change of the attributions (Euclidean norm) when activations move by
-shares of at most NOISE.
+by the mean square of the actual change, so that attributions of zero have infidelity 1. Sensitivity
+is the largest relative change of the attributions (Euclidean norm) when activations move by shares
+of at most NOISE.
 
 Letters in shape comments: N frames, B frames of a batch, S stages, H W cells.
 """
@@ -57,7 +57,7 @@ CORRELATION_BAR = 0.5  # limit on the correlation with maps of a fully random ne
 class Randomisation(Check):
     """Rank correlations with the maps of increasingly random agents.
 
-    Stored: ``correlations`` float64 (S, N), averaged over DRAWS random draws of the weights.
+    Stored array: ``correlations``, float64 (S, N), averaged over DRAWS random draws of the weights.
     """
 
     title = "Do the maps depend on what the network learned?"
@@ -171,8 +171,9 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per stage: ``drawn_again`` (the lowest randomised part), ``correlation`` (mean over
-        frames), ``low_95`` and ``high_95`` by bootstrap over episodes.
+        A row per stage: ``drawn_again``, the name of the stage, up to which all parts are
+        randomised; ``correlation``, the mean over frames; ``low_95`` and ``high_95`` by bootstrap
+        over episodes.
     """
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),
@@ -188,7 +189,8 @@ _FRAMES_PER_BATCH = 8
 class Fidelity(Check):
     """Infidelity and sensitivity.
 
-    Stored: ``values`` of both, float64 (N, 2); NaN where they are not defined.
+    Stored array: ``values``, infidelity and sensitivity per frame, float64 (N, 2); NaN where they
+    are not defined.
     """
 
     title = "Infidelity and sensitivity"

@@ -1,10 +1,10 @@
 """Comparison of saliency through the simulator with attributions: which kind of map predicts the
 real game correctly more often?
 
-A simulation starts at the latent vector of the recorded frame and the frames before it; its step 0
-shows the recorded frame. The output is read at step 0 or ``lag`` steps later, and differentiated
-with respect to the image of step 0. The predictions of both kinds of map are tested in the real
-game, by hiding an object or a part of the frame from the agent.
+A simulation starts at the latent vector that is encoded from the recorded frame and the frames
+before it; step 0 of the simulation shows the recorded frame. The output is read at step 0 or
+``lag`` steps later, and differentiated with respect to the image of step 0. The predictions of both
+kinds of map are tested in the real game, by hiding an object or a part of the frame from the agent.
 
 Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
 frame; rank correlation with the maps of agents with randomised weights; and objects hidden in the
@@ -118,7 +118,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         simulator: the simulator with its agent.
         compute: device and precision.
         dataset: dataset of the recording.
-        windows: for each frame, number of the window whose last initial frame it is (N,).
+        windows: index of the dataset window whose last initial frame is the frame (N,).
         function: output to differentiate.
         lags: numbers of steps after the frame at which the output is read.
         kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
@@ -186,7 +186,7 @@ def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places
 @torch.no_grad()
 def _play_on(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, shown: np.ndarray,
              entering: np.ndarray, output: Output, last: int) -> tuple[np.ndarray, bool]:
-    """Play R copies of a level, in the first step of which the agent sees given renderings.
+    """Play R copies of a level. At the first step, each copy shows the agent a given rendering.
 
     Args:
         policy: the agent.
@@ -302,10 +302,10 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
         seed: seed of the bootstrap.
 
     Returns:
-        The table of ``stats.effects.compare_conditions``, with all comparisons in one family and
-        the columns ``map``, ``compared_with``, ``lag``, and the shares ``right`` and ``other``.
-        ``altered`` is the difference, and ``unaltered`` is 0. A control is the same difference
-        computed with the maps of other frames, for both maps.
+        The table of ``stats.effects.compare_conditions`` with all comparisons in one family.
+        Additional columns are ``map``, ``compared_with``, ``lag``, and the shares ``right`` and
+        ``other`` of correct signs of the two. ``altered`` is the difference ``right`` - ``other``,
+        and ``unaltered`` is 0. A control is the same difference with the maps of other frames.
     """
     shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))
     counted = np.all([(change != 0).any(axis=1) for change in changes.values()], axis=0)

@@ -1,9 +1,9 @@
 """Causes of failed episodes, and the conditions under which failures are counted.
 
-Procgen reports whether a level is solved, but not why an episode ended. The cause of a failure is
-the hazard without which its last step would not have ended it. The last step is therefore repeated
-in a copy of the level without any hazards of one kind near the player: if the episode then
-continues, that kind is the cause.
+Procgen reports whether a level is solved, but not why an episode ended. The cause of a failed
+episode is the hazard whose removal lets the episode continue after its last action. The last step
+is therefore repeated in copies of the level, each without the hazards of one kind near the player:
+if the episode continues in a copy, that kind is the cause.
 
 The state of a level is read only every few steps, which is much cheaper than at every step. The
 state before a failure is restored by replaying the actions since the last state that was read.
@@ -57,7 +57,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 
 
 def unknown_hazards(game: str) -> str:
-    """Return a note for games whose hazards are not known; otherwise an empty string."""
+    """Return a note if the hazards of a game are not known; otherwise an empty string."""
     return "" if hazards_of(game) else (
         f"{GAME_OBJECTS_FILE.name} has no table of hazards of {game}, so its causes of failure are "
         f"{TIMEOUT} and {ENDED}.")
@@ -152,9 +152,11 @@ class StateSampler:
         game: name of the game.
 
     Attributes:
-        last: step at which the last state was read, and this state, by the episode's number.
+        last: pair of the step at which the last state was read and this state, by the episode's
+            number.
         in_view: estimated number of steps with a hazard of each kind in view, by the episode's
-            number: STEPS_PER_STATE times the number of sampled states with such a hazard.
+            number. The estimate is STEPS_PER_STATE times the number of read states with such a
+            hazard.
     """
 
     def __init__(self, game: str):
@@ -185,9 +187,9 @@ def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
         play: ``play_episodes`` with all arguments bound except ``watch``.
 
     Yields:
-        The episode; the cause of its failure, one of ``causes_of``, or None if it solved the level;
-        and for each kind of hazard, in the order of ``hazards_of``, the number of steps with such a
-        hazard in view, see ``StateSampler``.
+        The episode; the cause of its failure, one of ``causes_of``, or None if the level was
+        solved; and for each kind of hazard, in the order of ``hazards_of``, the estimated number of
+        steps with such a hazard in view, see ``StateSampler``.
     """
     sampler = StateSampler(config.env_name)
     with contextlib.closing(FailureAttributor(config)) as attributor:
@@ -317,8 +319,8 @@ def agent_conditions(files: Sequence[Path], labels: Sequence[str],
 
 
 def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
-    """Return the edits that an edited agent has in addition to the original; none if their weights
-    or first edits differ."""
+    """Return the edits that an edited agent has in addition to those of the original agent; none if
+    the two agents differ in their weights or in the original's edits."""
     first = len(original.edits)
     weights, own = edited.state_dict(), original.state_dict()
     is_extended = weights.keys() == own.keys() and all(
@@ -381,8 +383,8 @@ def find_hazards(names: Sequence[str], game: str) -> list[GameObject]:
 
 def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
                       pattern: str | None) -> list[Condition[Run]]:
-    """Return conditions of the original agent with one hazard invisible, which is not rendered but
-    still acts.
+    """Return one condition per hazard in which the original agent plays while the hazard is
+    invisible: the hazard is not rendered, but still acts.
 
     Args:
         names: names of the hazards.
@@ -409,11 +411,11 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
 
 
 def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
-    """Return a level edit that makes a hazard invisible. If the hazard can turn around, which makes
-    it another kind, or leaves a trail, the edit must be repeated after every step."""
+    """Return a level edit that makes a hazard invisible. The edit must be repeated after every step
+    if the hazard leaves a trail, or becomes another kind of object when it turns around."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
-        if kind.moving:  # make entities visible again that have since turned around
+        if kind.moving:  # show entities that have turned around and so are of another kind now
             entities = level.entities.copy()
             entities["alpha"][np.isin(entities["type"], kind.entity_types)] = 1
             level = dataclasses.replace(level, entities=entities)

@@ -125,7 +125,7 @@ def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
 
 def rates(conditions: Sequence[Condition], episodes: Mapping[str, pd.DataFrame],
           causes: Sequence[str], seed: int) -> pd.DataFrame:
-    """Compute failure rates of each condition by cause, and per steps with the hazard in view.
+    """Compute failure rates by condition and cause, per level and per step with the hazard in view.
 
     Args:
         conditions: the conditions.
@@ -160,9 +160,9 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
             ) -> pd.DataFrame:
     """Compute paired differences of each condition from the original.
 
-    Claims are made for two families of tests: edited agents whose pattern has controls, and
-    conditions with an invisible hazard and such a pattern. The latter are a planted effect that the
-    rule must find.
+    Claims are made in two families of tests, both only for patterns that have controls: edited
+    agents, and conditions with an invisible hazard. An invisible hazard is a planted effect, which
+    the rule must find.
 
     Args:
         conditions: all conditions except the original.
@@ -201,7 +201,8 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
               episodes: Mapping[str, pd.DataFrame], seed: int) -> pd.DataFrame:
     """Compute blindness: how close an edit comes to making a hazard invisible.
 
-    Blindness is (edited - original) / (invisible - original), in rates of failures by the hazard.
+    Blindness is (edited - original) / (invisible - original), in rates of failures caused by the
+    hazard.
 
     Args:
         edited: conditions of the edited agents.
