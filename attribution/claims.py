@@ -31,50 +31,58 @@ from stats.claims import Claim, ClaimsTable, Finding
 CLAIMS = ClaimsTable({
     1: Claim("The value's attribution lies on objects; coins raise the value, enemies and saws "
              "lower it",
-             "density (share of |attribution| in the cells that an object touches, divided by "
-             "their share of the grid) and mean sign of the attribution in these cells; the "
-             "verdict is about the densities of coins and saws, not about signs"),
+             "density (share of |attribution| in the cells that objects of a kind touch, divided "
+             "by the share of these cells in the grid) and mean sign of the attribution in these "
+             "cells; the verdict is about the densities of coins and saws, not about signs"),
     2: Claim("Attribution is sparse: in one chosen frame, 10 pairs of cell and feature hold more "
              "than 80 %",
-             "share of |attribution| in the 10 largest pairs, median and quartiles over frames"),
+             "share of |attribution| in the 10 largest pairs of cell and feature, median and "
+             "quartiles over frames"),
     3: Claim("Directions of features are nearly one-hot, and more salient than those found in "
              "activations",
-             "largest entry of a direction divided by the sum of its entries, mean over features; "
-             "object score (see R11) minus that of features found in activations"),
-    4: Claim("With a layer at zero, the value is of the order of the mean value: 8.9 and 9.56 of "
-             "10", "mean of G(0), the value with the layer at zero, and of the value V"),
+             "largest entry of a feature's direction divided by the sum of the direction's "
+             "entries, mean over features; object score (see R11) minus the object score of "
+             "features found in activations"),
+    4: Claim("With a layer at zero, the value is about as large as the mean value: 8.9 and 9.56 "
+             "of 10",
+             "mean of G(0), which is the value with the layer at zero, and mean of the value V"),
     5: Claim("The agent fails for visible reasons: about 1 of 200 levels",
              "share of levels failed, by cause; causes are found by counterfactual replay"),
     6: Claim("The agent hallucinates: the value jumps by 0.03 and 0.09 for one step",
-             "value spike |V(t) - (V(t-1) + V(t+1)) / 2|, in standard deviations of V; frames in "
-             "which a feature's activation exceeds its 99 % quantile in a cell away from its "
-             "object"),
-    7: Claim("Edits are targeted: failures by saw, enemy moving left, enemy moving right and other "
-             "causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, 0.16, 0.08, "
-             "0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving left)",
-             "change of the share of levels failed, edited minus original agent on the same "
-             "levels, by cause; the verdict is about failures caused by the hazard only"),
+             "value spike |V(t) - (V(t-1) + V(t+1)) / 2|, in standard deviations of V; number of "
+             "frames in which a feature's activation exceeds the feature's 99 % quantile in a "
+             "cell away from the feature's object"),
+    7: Claim("Edits are targeted: failures by saw, enemy moving left, enemy moving right and "
+             "other causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, "
+             "0.16, 0.08, 0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving "
+             "left)",
+             "change of the share of levels failed, by cause, from the original to the edited "
+             "agent on the same levels; the verdict is about failures caused by the hazard only"),
     8: Claim("Edited agents are not entirely blind: with saws invisible, 32.20 % of levels are "
              "failed because of saws (blindness 0.39)",
-             "blindness, (edited - original) / (invisible - original), of the share of levels "
-             "failed because of the hazard"),
+             "blindness, (edited - original) / (invisible - original). Each term is a share of "
+             "levels failed because of the hazard; *invisible* is the share of the original "
+             "agent with the hazard invisible"),
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
-             "over 14 models", "object score by number of training levels"),
-    10: Claim("If trained on 100 levels, the value is a clock, and features look at the background",
-              "share of V's variance explained by the number of steps left in the level; share of "
-              "|attribution| that the features leave as a residual"),
+             "over 14 models",
+             "object score by number of training levels"),
+    10: Claim("If trained on 100 levels, the value is a clock, and features look at the "
+              "background",
+              "share of V's variance explained by the number of steps left in the level; share "
+              "of |attribution| that the features leave as a residual"),
     11: Claim("The third of five convolutions is the most interpretable",
-              "object score of each layer: area under the ROC curve of a feature's activation in a "
-              "cell against the presence of an object, for its best kind of object, mean over "
-              "features; reference: masks of other frames"),
+              "object score of each layer, mean over its features. A feature's score is the area "
+              "under the ROC curve with which its activation in a cell predicts that the cell "
+              "shows an object of the feature's best kind. Reference: the same with masks of "
+              "other frames"),
     12: Claim("Odd frames have a large residual",
-              "Spearman correlation, over frames, of the residual's share of |attribution| with "
-              "|advantage|"),
+              "Spearman correlation over frames between the residual's share of |attribution| "
+              "and |advantage|"),
 }, "python -m attribution.table", (
-    "Brackets hold 95 % intervals: Wilson's for shares of levels, otherwise a bootstrap over "
-    "episodes or levels. The exceptions are R2 (quartiles), R4 (one standard deviation to either "
-    "side) and R6 (range over features). A number with a sign is a change caused by an edit; "
-    "*reference* is the number of the original agent, or chance level.",
+    "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares of levels, "
+    "otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 (one "
+    "standard deviation to either side) and R6 (range over features). A number with a sign is a "
+    "change caused by an edit; *reference* is the number of the original agent, or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance. R7 *holds* if the "
     "change is claimed: its interval excludes 0, and p (McNemar's test, Holm's correction over "
     "edits and causes) and the share of random edits with as large a change are at most 0.05. The "
@@ -241,8 +249,8 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return value, index of the episode and number of steps until the end of the episode, (N,)
-    each, for the N steps of all episodes that end within their trajectory."""
+    """Return the value, the index of the episode and the number of steps until its end, (N,) each,
+    for the N steps of all episodes that end within their trajectory."""
     index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
     ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
     last = ends.transform("max").to_numpy()

@@ -200,7 +200,7 @@ class ClaimsTable:
                           *(f"{note}\n" for note in self.notes), *details, ""])
 
 
-_NUMBER_COLUMNS = ("agent", "measure", "number", "95 %", "reference", "verdict")
+_NUMBER_COLUMNS = ("agent", "measure", "number", "interval", "reference", "verdict")
 
 
 def _escaped(text: str) -> str:

@@ -56,91 +56,109 @@ LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
 _NO_ENDS = (math.nan, math.nan)  # ends of a missing interval
 
 CLAIMS = ClaimsTable({
-    1: Claim("A trained agent reaches cheese in its training region in nearly every episode: a "
-             "training curve", "success rate on unseen levels, by place of the cheese"),
-    2: Claim("With the cheese anywhere, the agent often reaches it: 69.1 % of 2 000 levels; 71.4 % "
-             "of 5 239 forks with the cheese outside the region; trained with R = 7: 84.8 % of "
-             "1 000 levels",
-             "forks with the cheese outside the region: share of episodes that reach the cheese, "
-             "mean exact probability of reaching it, and what is reached first"),
-    3: Claim("Agents trained in a larger region leave their way for the cheese: never with R = 1, "
-             "rarely with R = 2, in all other agents; 15 agents", "claim 2 for each R"),
+    1: Claim("A trained agent reaches cheese in its training region in nearly every episode: "
+             "shown by a training curve",
+             "success rate on unseen levels, by place of the cheese"),
+    2: Claim("With the cheese anywhere, the agent often reaches it: 69.1 % of 2 000 levels; "
+             "71.4 % of 5 239 forks with the cheese outside the region; 84.8 % of 1 000 levels "
+             "if trained with R = 7",
+             "share of episodes that reach the cheese, mean exact probability of reaching it, "
+             "and share of episodes that first reach the cheese or the region; all on forks with "
+             "the cheese outside the region"),
+    3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
+             "1, rarely with R = 2, and with every larger R; 15 agents",
+             "the numbers of claim 2 for each R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
-             "Euclidean distances C-5x5 0.775, C-T 0.773, C-D 0.761; with path lengths C-D 0.754, "
-             "C-5x5 0.735, C-T 0.732; base rate 0.714; 5 239 forks",
-             "accuracy of logistic regression on each of 16 features, 10-fold cross-validation "
-             "over levels; the best three features, next to the base rate. Distances: euc "
-             "(Euclidean), taxi (city block), steps (path); between the cheese C, the decision "
-             "square D, the corner T and the region 5x5"),
+             "Euclidean distances C-5x5 0.775, C-T 0.773, C-D 0.761; with path lengths C-D "
+             "0.754, C-5x5 0.735, C-T 0.732; base rate 0.714; 5 239 forks",
+             "accuracy of logistic regression on each of 16 features, in 10-fold "
+             "cross-validation over levels; the three best features are shown, with the base "
+             "rate as reference. These are distances (euc: Euclidean, taxi: city block, steps: "
+             "along the path) between the cheese C, the decision square D, the corner T and the "
+             "region 5x5"),
     5: Claim("Three features together predict the same: coefficients -1.405 (C-T, Euclidean), "
-             "-0.516 (C-D, Euclidean), -0.577 (C-D, path), intercept 1.355, accuracy 0.824; 10 000 "
-             "runs",
-             "L1 logistic regression on the standardised features, cross-validated accuracy"),
+             "-0.516 (C-D, Euclidean), -0.577 (C-D, path), intercept 1.355, accuracy 0.824; "
+             "10 000 runs",
+             "cross-validated accuracy and coefficients of an L1 logistic regression on the "
+             "standardised features"),
     6: Claim("Subtracting a level's own cheese vector makes the agent ignore the cheese: median "
              "P(cheese) falls from 0.81 to 0.03, P(corner) rises, P(other) is unchanged; 52 forks",
-             "changes at the decision square with coefficient -1; controls: vectors with permuted "
-             "cells, and Gaussian vectors of the same norm"),
+             "changes of probabilities at the decision square when the vector is subtracted "
+             "(coefficient -1); controls: vectors with permuted cells, and Gaussian vectors of "
+             "the same norm"),
     7: Claim("Adding the cheese vector changes little",
-             "claim 6 with coefficient +1; tested by the log-odds", is_null=True),
-    8: Claim("A random vector ruins the field: pictures only",
+             "the changes of claim 6 with coefficient +1; the change of the log-odds is tested",
+             is_null=True),
+    8: Claim("A random vector ruins the field: figures, no numbers",
              "changes of the whole field by the cheese vector (subtracted), and by 20 Gaussian "
              "vectors of the same norm (mean and range of the 20 means)", tested=False),
-    9: Claim("The vector of another level acts if its cheese is on the same square: often also up "
-             "to 2 squares away, else not; the mean vector of 100 levels does nothing; pictures "
-             "only",
-             "claim 6 with vectors of other levels, by distance of the cheeses in squares"),
+    9: Claim("The vector of another level works if that level's cheese is on the same square: "
+             "the vector often works up to 2 squares away, but not farther; the mean vector "
+             "of 100 levels does nothing; figures, no numbers",
+             "the change of P(cheese) of claim 6, with vectors of other levels, by the distance "
+             "in squares between the cheeses of the two levels"),
     10: Claim("With the vector subtracted, the field is often nearly that without cheese: "
-              "pictures only",
-              "change, by the vector, of the mean total variation between the field and that of "
-              "the level without cheese"),
-    11: Claim("Subtraction works in every agent: also at all layers at once with coefficient "
-              "-0.05; the last layers differ",
-              "claim 6 at each layer alone (the strongest is shown), and at all layers at once"),
-    12: Claim("The vector to the corner draws the mouse there: a little at coefficient 0.5, "
-              "strongly at 1 and 5, less at 10, nonsense at 20; less in small mazes; pictures only",
+              "figures, no numbers",
+              "change of the mean total variation between the field and the field without "
+              "cheese, when the vector is subtracted"),
+    11: Claim("Subtraction works in every agent: it also works at all layers at once with "
+              "coefficient -0.05; results differ in the last layers",
+              "the change of P(cheese) of claim 6, with the vector subtracted at one layer (the "
+              "layer with the largest change is shown) or at all layers at once"),
+    12: Claim("The vector to the corner draws the mouse there: P(corner) rises a little at "
+              "coefficient 0.5, strongly at 1 and 5, less at 10; at 20 the field makes no sense; "
+              "the effect is smaller in small mazes; figures, no numbers",
               "change of P(corner) at the decision square, by coefficient; *P(region before "
-              "cheese)*: exact probability of reaching the region first, on fewer forks"),
-    13: Claim("Both vectors act together: pictures only",
-              "cheese vector at -1, vector to the corner at +1, both; interaction: change of the "
-              "log-odds by both, minus the sum of the single changes", tested=False),
-    14: Claim("Some channels follow the cheese: 11 of 128; one is +0.6 at the cheese and -0.2 "
-              "elsewhere (by eye)",
-              "channels chosen on 100 levels that follow the cheese on 100 others; the best "
-              "channel's mean at the cheese minus its mean elsewhere (reference)"),
+              "cheese)*: exact probability of reaching the region first, measured on fewer forks"),
+    13: Claim("Both vectors act together: figures, no numbers",
+              "changes of P(corner) with the cheese vector at -1, with the vector to the corner "
+              "at +1, and with both; interaction: change of the log-odds with both, minus the "
+              "sum of the two single changes", tested=False),
+    14: Claim("Some channels follow the cheese: 11 of 128 channels; the activation of one is "
+              "+0.6 at the cheese and -0.2 elsewhere (by eye)",
+              "number of channels chosen on 100 levels that also follow the cheese on 100 "
+              "others; mean activation of the best channel at the cheese minus its mean "
+              "elsewhere, which is the reference"),
     15: Claim("Scaling the best channel changes P(cheese): slightly up for factors above 1, "
-              "slightly down for 0; below -1 the mouse avoids the cheese; pictures only",
+              "slightly down for 0; below -1 the mouse avoids the cheese; figures, no numbers",
               "change of P(cheese) at the decision square when the best channel of claim 14 is "
               "multiplied; controls: random channels"),
-    16: Claim("One cell set to 5.5 draws the mouse to its square: success about 0.9 on the way to "
-              "the corner, below 0.3 at 25 squares off it, 0.2 at 50; moving the cheese works best",
-              "change of the path probability of every free square as the target, without "
-              "cheese, by number of steps off the path to the corner. *With controls*: targets "
-              "that were also run with other channels and other cells. *All channels*: all chosen "
-              "channels set to 1"),
-    17: Claim("The channels carry the square of the cheese: resampling changes the field by 0.88 "
-              "if the source has the same cheese square, else 1.26; random channels 0.60 and 0.54 "
-              "(published norm, %, 30 seeds)",
-              "mean total variation after resampling (causal scrubbing). Tested: the difference "
-              "between sources with another and with the same square, chosen minus random "
-              "channels. The published norm, also in findings.csv, shrinks with the size of a "
-              "maze"),
+    16: Claim("One cell set to 5.5 draws the mouse to its square: success is about 0.9 for "
+              "squares on the way to the corner, below 0.3 at 25 squares from it, 0.2 at 50; "
+              "moving the cheese works best",
+              "change of the path probability when the target's cell is set, in mazes without "
+              "cheese. Every free square is a target; rows group the targets by their number of "
+              "steps off the path to the corner. *With controls*: targets that were also run "
+              "with other channels and other cells. *All channels*: the cell is set to 1 in all "
+              "chosen channels. *Moved cheese*: the cheese is put on the target instead"),
+    17: Claim("The channels encode the square of the cheese: resampling them changes the field "
+              "by 0.88 if the source has the cheese on the same square, otherwise by 1.26; "
+              "random channels by 0.60 and 0.54 (published norm, %, 30 seeds)",
+              "mean total variation between the fields before and after resampling channels "
+              "(causal scrubbing), from sources with the cheese on the same or on another "
+              "square. Tested: the difference between these two kinds of sources, for chosen "
+              "minus random channels. findings.csv also has the published norm, which is smaller "
+              "in larger mazes"),
     18: Claim("Probes find squares, cheese and mouse well, and predict whether the cheese is "
               "reached: accuracy 0.78 to 0.85 at a base rate of 0.68; 1 000 forks",
-              "best layer of each linear probe on held-out levels: area under the ROC curve (auc), "
-              "R² (r2), accuracy; reference: without features"),
+              "score of each linear probe on held-out levels, for its best layer: area under the "
+              "ROC curve (auc), R² (r2) or accuracy; reference: score without features"),
 }, "python -m maze.table", (
-    "A level's *cheese vector* is the layer's output with the cheese minus that without it; the "
-    "*vector to the corner* is the same for a path from the maze's corner to the world's. Without "
-    f"another name, the layer is `{LAYER}`. R: side of the region at the top right in which the "
-    "cheese lay in training. P(cheese), P(corner), P(other): probabilities of the first "
-    "step towards cheese and corner, and of all other moves, at the decision square.",
-    "Brackets hold 95 % intervals: Wilson's for shares, otherwise a bootstrap over levels. A "
-    "number with a sign is a change caused by the intervention; *reference* is the number "
-    "without intervention, or the base rate. An effect is *claimed* if its interval excludes 0, "
-    "and *p* (paired sign flips, Holm's correction over the agent's column) and *controls* (share "
-    "of controls with as large an effect) are at most 0.05. A tested claim *holds* if its effect "
-    "is claimed; claim 7, of no effect, then does not hold.",
-    "Agents with a common teacher are not independent; their model cards say how similar."))
+    "A level's *cheese vector* is a layer's output with the cheese minus the output without it. "
+    "The *vector to the corner* is the output with a path from the maze's corner to the world's "
+    f"corner minus the output without it. The layer is `{LAYER}` unless a row names another one. "
+    "R is the side of the region at the top right in which the cheese lay in training. P(cheese), "
+    "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
+    "towards the cheese, of the first step towards the corner, and of all other moves.",
+    "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares, otherwise a "
+    "bootstrap over levels. A number with a sign is a change caused by the intervention; "
+    "*reference* is the number without intervention, or the base rate. An effect is *claimed* if "
+    "its interval excludes 0, and *p* (paired sign flips, Holm's correction over the agent's "
+    "column) and *controls* (share of controls with as large an effect) are at most 0.05. A tested "
+    "claim *holds* if its effect is claimed. Claim 7 says that there is no effect, so it does not "
+    "hold if its effect is claimed.",
+    "Agents with a common teacher are not independent; their model cards measure how similar they "
+    "are."))
 
 
 class StudiesFolder:
