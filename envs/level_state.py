@@ -10,7 +10,7 @@ booleans as int32, a text as its int32 length and its characters, in this order:
     game_generator      generator of random events in the game
     step                reward, end of the episode, time and other values of the step
     grid_size
-    entities            number of entities, then 31 fields each
+    entities            number of entities, then 31 fields per entity
     drawing             background, physics of the player
     picture_generator   generator of random images
     world               sizes and view
@@ -81,7 +81,7 @@ _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration 
 _MAX_DRAWN = 100  # largest absolute value of cells and image types
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
-_THEMES = {"maze": 1}  # games in which every image has fewer themes
+_THEMES = {"maze": 1}  # games in which every image has fewer than _MAX_THEMES themes
 _MAX_TILES = 100  # background tiles in the view
 _MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of entities, in cells and per step; Procgen hangs beyond
 _BACKGROUNDS = {

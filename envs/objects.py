@@ -29,14 +29,15 @@ class GameObject:
 
     Attributes:
         name: name such as ``saw``.
-        entity_types: types of its entities.
-        moving: ``left`` for entities that move to the left or stand still, ``right`` for entities
-            that move to the right, None for all entities.
-        cells: values of its cells in the grid.
-        hazard: whether it can end an episode.
-        trails: types of entities that its entities leave behind. A trail belongs to the nearest
-            entity of ``entity_types``, regardless of its direction.
-        mobile: whether it moves through the level; all kinds with ``moving`` do.
+        entity_types: types of the entities of this kind.
+        moving: restricts the kind to some of these entities: ``left`` to those that move to the
+            left or stand still, ``right`` to those that move to the right; None for all.
+        cells: values of the cells of this kind in the grid.
+        hazard: whether the kind can end an episode.
+        trails: types of entities that entities of this kind leave behind. A trail belongs to the
+            nearest entity of ``entity_types``, regardless of its direction.
+        mobile: whether the table marks the kind as moving through the level; kinds with ``moving``
+            need no mark, see ``changes_place``.
     """
 
     name: str
@@ -54,7 +55,8 @@ class GameObject:
 
     @property
     def changes_place(self) -> bool:
-        """Whether it moves through the level."""
+        """Whether objects of this kind move through the level: kinds with ``mobile`` or
+        ``moving``."""
         return self.mobile or self.moving is not None
 
 
@@ -139,8 +141,8 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """Add to a mask of entities the trails that belong to them: those to which a marked entity is
-    the nearest of its kind.
+    """Extend a mask of entities of a kind by their trails. A trail is marked if the nearest entity
+    of the types of the kind is marked.
 
     Args:
         kind: kind of object, with the entity types of objects and trails.

@@ -132,8 +132,8 @@ class ArmRuns:
 
 PatchedCondition = Condition[Sequence[Patch]]
 Runner = Callable[[Sequence[Patch], Mapping[str, Units]], ArmRuns]
-"""Plays with patches, perhaps none. The second argument is the standard deviations of the units of
-the layers in which ``moved`` is measured, by layer."""
+"""Function that plays all starts with a list of patches, which may be empty. Its second argument
+maps the layers in which ``moved`` is measured to the standard deviations of their units."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Testbed:
     Attributes:
         run: function that plays all starts under a condition.
         settings: settings of the runs, saved in the folder.
-        description: where runs take place, and how actions are chosen, for the report.
+        description: two texts for the report: where runs take place, and how actions are chosen.
         policy: agent to which patches are applied.
         env: configuration of the game; None in the simulator.
         levels: seeds of the levels to play; empty in the simulator.
@@ -306,7 +306,7 @@ def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, Arm
     Returns:
         One row per condition and step: ``arm``, ``label``, ``control``, ``step``, ``pairs`` (number
         of pairs for which the step counts), ``unaltered_going`` (number of unaltered runs that have
-        not ended) and ``share`` (share of these pairs that differ).
+        not ended) and ``share`` (share of the ``pairs`` that differ).
     """
     tables = []
     for condition in conditions:

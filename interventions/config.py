@@ -1,6 +1,5 @@
-"""Parameters of directions of the hidden state, and of swaps along them.
-
-They belong to the sections ``gen_model``, ``analysis.agent_h`` and ``analysis.saliency`` of
+"""Parameters of directions of the hidden state, and of swaps along them: parts of the sections
+``gen_model``, ``analysis.agent_h`` and ``analysis.saliency`` of
 ``hyperparams/interpreting_configs.yml``, as published.
 """
 
@@ -18,8 +17,8 @@ class SwapConfig:
 
     Attributes:
         swap_directions_from: directions to remove from each change of state; None for no swap.
-        swap_directions_to: for each removed direction, the direction that gets the same amount
-            instead, or None.
+        swap_directions_to: for each removed direction, the direction along which the same amount is
+            added instead, or None.
     """
 
     section: ClassVar[str] = "gen_model"

@@ -53,8 +53,8 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the size of the change of every random set of channels differs by at most
-            a quarter from that of the patch; unmatched sets are the most similar ones.
+        matched: whether the change by every random set of channels differs in size by at most a
+            quarter from the change by the patch; unmatched sets are the most similar others.
     """
 
     patches: tuple[Patch, ...]
@@ -98,7 +98,8 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
 def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                  seed: int | np.random.SeedSequence
                  ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
-    """Draw random sets of channels whose number and size of change match those of given channels.
+    """Draw random sets of channels, as many as the given channels and with a change of the same
+    size.
 
     Sets exclude the given channels if there are enough other channels.
 
@@ -109,9 +110,9 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
         seed: seed of the random draws.
 
     Returns:
-        The sets; the size of their changes (mean Euclidean norm over frames) divided by that of
-        ``channels`` (number,); and whether each size differs by at most a quarter, bool (number,).
-        If there are too few such sets, the most similar other sets follow.
+        The sets; the size of their changes (mean Euclidean norm over frames) divided by the size of
+        the change of ``channels`` (number,); and whether each size differs by at most a quarter,
+        bool (number,). If there are too few such sets, the most similar other sets follow.
 
     Raises:
         UserError: if there are fewer than ``number`` sets.

@@ -165,7 +165,8 @@ class _Step(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Trace each layer, including the memory, as one node; other parameters are constants."""
+    """Tracer in which each layer, including the memory, is one node, and other parameters are
+    constants."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, Memory) or not any(module.children())
@@ -175,7 +176,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Interpreter(fx.Interpreter):
-    """Run a graph, with the layers of the embedder in the precision of ``compute``."""
+    """Interpreter that runs the layers of the embedder in the precision of ``compute``."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph, compute: Compute):
         super().__init__(module, graph=graph)

@@ -10,8 +10,8 @@ The command-line syntax is::
     interchange@embedder.block2.res1.resadd:55,source=7/8
 
 A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
-the options. There, a list of values is a sweep, which defines one arm per value. A flat list of
-``channels`` is one set of channels, a list of lists a sweep.
+the options. In such a file, a list of values is a sweep, which defines one arm per value. A flat
+list of ``channels`` is one set of channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
 (from:to) and ``levels``. ``_TYPES`` lists the value and further options of each kind. Packages
@@ -312,8 +312,8 @@ class Opening:
 
 
 OpenOption = Callable[[Patch, str, Opening], Patch]
-"""Maps a patch, an option's text and the opening to the patch with the option applied. Raises
-UserError for a text, kind of patch or game that the option is not for."""
+"""Function that applies an option to a patch. It maps the patch, the text of the option and the
+opening to a new patch, and raises UserError if the option is not valid for them."""
 
 _registered: dict[str, OpenOption] = {}
 

@@ -74,7 +74,7 @@ class SetTo(Patch):
         return self.cells if self.others is None else None
 
     def overwrites(self, earlier: Patch, layer: Layer) -> bool:
-        # Conditions may be mutually exclusive.
+        # Patches with conditions do not count: their conditions may exclude each other.
         return (not self.override and isinstance(earlier, SetTo)
                 and not self.conditions and not earlier.conditions
                 and _meet(self.channels, earlier.channels)
@@ -285,7 +285,7 @@ class Project(Patch):
             return (entries * unit).sum(dim=dims, keepdim=True)
 
         to: float | Tensor
-        if isinstance(self.to, str):  # by linearity, the mean component is that of the mean
+        if isinstance(self.to, str):  # by linearity, the mean component is the mean's component
             mean = _require_reference(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
         else:

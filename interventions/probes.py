@@ -1,8 +1,8 @@
 """Linear probes: decode labels from a layer's activations with a linear function.
 
-A probe reads all entries of a layer, one channel, or the channels of one cell (each cell an
+A probe reads all entries of a layer, one channel, or the channels of one cell (then each cell is an
 example; "convolutional probing"). It is trained on some levels, its penalty is chosen on others,
-and it is tested on a third part. Its scores are compared with those of a constant prediction
+and it is tested on a third part. Its scores are compared with the scores of a constant prediction
 (``base``), and of probes whose labels were shuffled between levels (``shuffled``; the control tasks
 of Hewitt and Liang 2019).
 
@@ -203,7 +203,7 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
         bootstrap: bootstrap over the levels of the test part; None for no intervals.
 
     Returns:
-        Scores by name, and their intervals by name; the second is empty without a bootstrap.
+        Scores by name, and intervals of the scores by name, empty without a bootstrap.
     """
     entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
     _, level = np.unique(levels, return_inverse=True)

@@ -1,10 +1,10 @@
 """Causal scrubbing (Chan et al. 2022): does a set of channels matter only through a feature?
 
 The hypothesis is that, at one layer, the channels K matter only through a feature f of the frame.
-The forward pass of a target is resumed with the activations a[K] of a source whose feature is the
-same or different. If the hypothesis holds, sources with the same feature have no effect, and
-sources with another feature do. If K carries f, the latter effect exceeds that of random sets of as
-many channels with changes of the same size.
+The forward pass of a target is resumed with the activations a[K] of a source frame, in which f has
+the same value or another one. If the hypothesis holds, sources with the same value have no effect,
+and sources with another value do. If K carries f, the effect of sources with another value is
+larger for K than for random sets of as many channels with changes of the same size.
 
 Four conditions are paired by level: {same f, other f} x {K, random sets}. The claim is a double
 contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the change,
@@ -200,10 +200,11 @@ class Scrubbing:
 
         Returns:
             The table of ``stats.effects.compare_conditions``, with the set of the hypothesis as
-            the arm and the random sets as its controls: ``unaltered`` is (other - same) of the
-            random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. Each
-            random set is compared with the mean of the other random sets. An additional column
-            ``supported`` states whether the double contrast is claimed and above 0.
+            the arm and the random sets as its controls. ``unaltered`` is (other - same) for the
+            random sets, ``altered`` is (other - same) for the hypothesis, and ``effect`` is the
+            double contrast. As a control, each random set is compared with the mean of the others.
+            The additional column ``supported`` states whether the double contrast is claimed and
+            above 0.
         """
         contrast = self.chosen[OTHER] - self.chosen[SAME]  # (L, M)
         randoms = self.random[OTHER] - self.random[SAME]  # (S, L, M)

@@ -1,15 +1,16 @@
-"""Effect scans: the effect of patching every layer, channel or cell in turn on an outcome.
+"""Effect scans: the effect on an outcome of patching every layer, channel or cell in turn.
 
-The entries of a part are replaced by 0 (``zero``), by their mean over reference frames (``mean``),
-or by those of a paired frame (``interchange``: activation patching; cell by cell, the causal trace
-of Meng et al. 2022, "Locating and editing factual associations in GPT"). ``run_scan`` ranks the
-parts on some levels and tests the strongest on others, to avoid selection bias.
+The activations of a part are replaced by 0 (``zero``), by their mean over reference frames
+(``mean``), or by the activations in a paired frame (``interchange``, which is activation patching;
+cell by cell, it is the causal trace of Meng et al. 2022, "Locating and editing factual associations
+in GPT"). ``run_scan`` ranks the parts on some levels and tests the strongest on others, to avoid
+selection bias.
 
 Layout of ``analysis/scan/``::
 
     settings.json        settings of the study
     parts/<layer>.csv    effect of each part of a layer on the levels for ranking, see Scan.table
-    strongest.csv        effects of the strongest parts on other levels, see Scan.test
+    strongest.csv        effects of the strongest parts on the levels for testing, see Scan.test
     report.md, scan.png  report and figure
 
 Letters in shape comments: N frames, P patched passes, S parts, L levels, C H W a map, U units,
@@ -128,7 +129,7 @@ def parts_of(policy: Policy, layers: Sequence[str], unit: str) -> list[Part]:
 
     Args:
         layers: names of the layers.
-        unit: size of the parts, one of UNITS.
+        unit: kind of the parts, one of UNITS.
 
     Raises:
         UserError: if the policy has no such layer, or cells are requested of a layer without a map.
@@ -324,9 +325,9 @@ class ScanOptions:
     Attributes:
         kind: replacement of entries, one of KINDS.
         layer: name of a layer, or "all".
-        unit: size of the parts, one of UNITS.
+        unit: kind of the parts, one of UNITS.
         outcome: name of the outcome, one of OUTCOMES.
-        report: number of parts to report.
+        report: number of strongest parts to test and report.
     """
 
     kind: str

@@ -1,16 +1,16 @@
-"""Tracking scores: which channels of a map encode the position of an object?
+"""Tracking scores: which channels of a layer encode the position of an object?
 
-The object, such as the cheese, the mouse or a wall, is placed at many squares of many levels. For
-one channel, A_q is its map with the object at square q, A_0 its map without the object, and c(q)
-the cell of the map that shows q:
+The object, such as the cheese, the mouse or a wall, is placed at many squares of many levels. A_q
+is the map of a channel with the object at square q, A_0 the map without the object, and c(q) the
+cell of the map that shows q. Each channel has three scores:
 
 - hit rate: share of (level, q) for which the maximum of A_q - A_0 is within one row and one column
   of c(q). A map that does not change is not a hit.
-- contrast: mean of A_q at c(q) minus its mean at all other cells, in standard deviations of the
-  channel over all levels, squares and cells.
+- contrast: mean of A_q at c(q) minus the mean of A_q at all other cells, in standard deviations of
+  the channel over all levels, squares and cells.
 - specificity: share of the variance of A_q over (level, q) that is explained by the offset from
   c(q). Values of each cell, minus their mean over (level, q), are grouped by the cell's row and
-  column relative to c(q); the score is the between-group sum of squares over the total.
+  column relative to c(q); the score is the between-group sum of squares divided by the total.
 
 The threshold of a score is its maximum over channels and random permutations of the squares within
 each level.
@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 
 SCORES = ("hit_rate", "contrast", "specificity")
-NUM_PERMUTATIONS = 19  # their maximum is exceeded by chance with probability 1 / 20
+NUM_PERMUTATIONS = 19  # the maximum of their scores is exceeded by chance with probability 1 / 20
 NEAR = 1  # largest distance of a hit, in cells
 
 
 class Tracker:
-    """Accumulator of levels, which scores the channels of a layer.
+    """Accumulates the maps of a layer on many levels, and scores the layer's channels.
 
     Args:
         shape: shape (C, H, W) of the layer.
@@ -128,11 +128,12 @@ class Tracker:
 
 
 def _shifted(by_offset: np.ndarray, row: int, column: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the part of an array by offset that belongs to a map relative to one cell.
+    """Return the entries of an array by offset that correspond to the cells of a map, if the offset
+    of one given cell is (0, 0).
 
     Args:
         by_offset: array (…, 2 H - 1, 2 W - 1); offset (0, 0) is entry (H - 1, W - 1).
-        row, column: the cell.
+        row, column: the given cell.
         shape: shape (C, H, W) of the layer.
 
     Returns:

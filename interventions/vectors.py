@@ -57,7 +57,7 @@ class SteeringVector:
         kind: PAIRS, CLASS_MEANS or PROBE.
         agent: ``weights_sha256`` of the agent.
         about: the object or class of interest.
-        levels: seeds of all levels that it was computed from.
+        levels: seeds of all levels that the vector was computed from.
         modes: distribution modes of these levels.
         scale: one of SCALES, see ``scaled``.
         versions: versions of the packages that computed it.

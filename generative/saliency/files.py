@@ -175,7 +175,7 @@ class SaliencyFolder(ResultStore):
         return bool(stored)
 
     def forget(self, number: int, function: str) -> None:
-        """Delete the description, video and specificity of a function in a sample, so that its
+        """Delete the description, video and map similarity of a function in a sample, so that its
         saliency counts as unfinished."""
         self.remove("description", number, function)
         self.remove("video", number, number, function)

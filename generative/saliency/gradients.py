@@ -293,10 +293,11 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute Pearson correlation between the gradients of different functions.
+    """Compute the map similarity: the mean absolute Pearson correlation between the gradients of
+    different functions.
 
-    Maps are specific to their functions only if it is well below 1; if it is 1, all functions have
-    the same map, up to sign and scale.
+    Maps are specific to their functions only if the similarity is well below 1; if it is 1, all
+    functions have the same map, up to sign and scale.
 
     Args:
         gradients: gradients of F functions with respect to the images (F, T, C, H, W).
