@@ -249,8 +249,8 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the value, the index of the episode and the number of steps until its end, (N,) each,
-    for the N steps of all episodes that end within their trajectory."""
+    """Return value, index of the episode and number of steps until the end of the episode, (N,)
+    each, for the N steps of all episodes that end within their trajectory."""
     index, groups = np.arange(len(steps)), [steps.trajectory, steps.episode]
     ends = pd.Series(np.where(steps.ended, index, -1)).groupby(groups, sort=False)
     last = ends.transform("max").to_numpy()
