@@ -64,7 +64,7 @@ def test_every_block_of_python_runs_and_does_what_it_says(folder, capsys):
     assert names["state"].to_bytes() == stock_state("hard", 0).to_bytes()
     assert (names["moved"].grid.cheese, names["moved_frame"].shape) == ((6, 7), (64, 64, 3))
     assert (names["moved_frame"] != names["frame"]).any()
-    assert names["picture"].shape == (512, 512, 3)
+    assert names["image"].shape == (512, 512, 3)
     assert (names["frames"][0] == names["frame"]).all()
     assert (names["frames"][1] == names["moved_frame"]).all()
     assert names["mine"].grid.maze_dim == 5 and names["mine"].grid.world_dim == 25
