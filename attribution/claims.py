@@ -58,8 +58,8 @@ CLAIMS = ClaimsTable({
              "left)",
              "change of the share of levels failed, by cause, from the original to the edited "
              "agent on the same levels; the verdict is about failures caused by the hazard only"),
-    8: Claim("Edited agents are not entirely blind: with saws invisible, 32.20 % of levels are "
-             "failed because of saws (blindness 0.39)",
+    8: Claim("Edited agents are not entirely blind: with saws invisible, the agent fails 32.20 % "
+             "of levels because of saws (blindness 0.39)",
              "blindness, (edited - original) / (invisible - original). Each term is a share of "
              "levels failed because of the hazard; *invisible* is the share of the original "
              "agent with the hazard invisible"),

@@ -101,8 +101,8 @@ CLAIMS = ClaimsTable({
               "figures, no numbers",
               "change of the mean total variation between the field and the field without "
               "cheese, when the vector is subtracted"),
-    11: Claim("Subtraction works in every agent: it also works at all layers at once with "
-              "coefficient -0.05; results differ in the last layers",
+    11: Claim("Subtraction works in every agent: subtraction also works at all layers at once "
+              "with coefficient -0.05; results differ in the last layers",
               "the change of P(cheese) of claim 6, with the vector subtracted at one layer (the "
               "layer with the largest change is shown) or at all layers at once"),
     12: Claim("The vector to the corner draws the mouse there: P(corner) rises a little at "
@@ -119,8 +119,9 @@ CLAIMS = ClaimsTable({
               "number of channels chosen on 100 levels that also follow the cheese on 100 "
               "others; mean activation of the best channel at the cheese minus its mean "
               "elsewhere, which is the reference"),
-    15: Claim("Scaling the best channel changes P(cheese): slightly up for factors above 1, "
-              "slightly down for 0; below -1 the mouse avoids the cheese; figures, no numbers",
+    15: Claim("Scaling the best channel changes P(cheese): P(cheese) rises slightly for factors "
+              "above 1 and falls slightly for 0; below -1 the mouse avoids the cheese; figures, "
+              "no numbers",
               "change of P(cheese) at the decision square when the best channel of claim 14 is "
               "multiplied; controls: random channels"),
     16: Claim("One cell set to 5.5 draws the mouse to its square: success is about 0.9 for "
@@ -131,8 +132,8 @@ CLAIMS = ClaimsTable({
               "steps off the path to the corner. *With controls*: targets that were also run "
               "with other channels and other cells. *All channels*: the cell is set to 1 in all "
               "chosen channels. *Moved cheese*: the cheese is put on the target instead"),
-    17: Claim("The channels encode the square of the cheese: resampling them changes the field "
-              "by 0.88 if the source has the cheese on the same square, otherwise by 1.26; "
+    17: Claim("The channels encode the square of the cheese: resampling the channels changes the "
+              "field by 0.88 if the source has the cheese on the same square, otherwise by 1.26; "
               "random channels by 0.60 and 0.54 (published norm, %, 30 seeds)",
               "mean total variation between the fields before and after resampling channels "
               "(causal scrubbing), from sources with the cheese on the same or on another "
