@@ -43,8 +43,8 @@ CLAIMS = ClaimsTable({
              "largest entry of a feature's direction divided by the sum of the direction's "
              "entries, mean over features; object score (see R11) minus the object score of "
              "features found in activations"),
-    4: Claim("With a layer at zero, the value is about as large as the mean value: 8.9 and 9.56 "
-             "of 10",
+    4: Claim("With a layer at zero, the value is about as large as the mean value: 8.9 and 9.56, "
+             "where a coin is worth 10",
              "mean of G(0), which is the value with the layer at zero, and mean of the value V"),
     5: Claim("The agent fails for visible reasons: about 1 of 200 levels",
              "share of levels failed, by cause; causes are found by counterfactual replay"),

@@ -101,8 +101,8 @@ CLAIMS = ClaimsTable({
               "figures, no numbers",
               "change of the mean total variation between the field and the field without "
               "cheese, when the vector is subtracted"),
-    11: Claim("Subtraction works in every agent: subtraction also works at all layers at once "
-              "with coefficient -0.05; results differ in the last layers",
+    11: Claim("The cheese vector can be subtracted in every agent: subtraction also works at all "
+              "layers at once with coefficient -0.05; results differ in the last layers",
               "the change of P(cheese) of claim 6, with the vector subtracted at one layer (the "
               "layer with the largest change is shown) or at all layers at once"),
     12: Claim("The vector to the corner draws the mouse there: P(corner) rises a little at "
