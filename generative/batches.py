@@ -1,8 +1,8 @@
 """Batches of windows: order, prefetching, and alignment with simulated steps.
 
-The label of simulated step t is frame num_init_steps - 1 + t; its input is the action taken at the
-frame before. A stored hidden state is the agent's state before it sees the frame; its state after
-the frame is stored in the next row.
+The label of simulated step t is frame num_init_steps - 1 + t of the window, and the step's input is
+the action taken at the frame before. The hidden state in a row is the agent's state before it sees
+the row's frame; the state after this frame is in the next row.
 
 Letters in shape comments: N windows to choose from, W frames of a window, I initial frames, T
 simulated steps, B batch, C H W a frame, D agent hidden state.
@@ -71,7 +71,7 @@ class BatchReader:
         order: window numbers of the batches.
         first: number of the first batch.
         device: device of the batches.
-        part: positions in each batch of the windows to read; None for all.
+        part: slice of each batch that is read; None for all windows.
 
     Attributes:
         seconds_waiting: time that the consumer has waited for data, in seconds.
@@ -162,8 +162,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
         pixels_per_square: size of a square in pixels.
 
     Returns:
-        Motion in each step (2 numbers) and since the first step's label (2 numbers), in pixels to
-        the right and down (T, B, 4).
+        Motion in each step (2 numbers) and motion since the first step's label (2 numbers), in
+        pixels to the right and down (T, B, 4).
     """
     assert batch.positions is not None
     right, up = (pixels_per_square * torch.diff(batch.positions, dim=0)).nan_to_num().unbind(dim=-1)
@@ -173,8 +173,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
 
 
 def true_phase(batch: AlignedBatch) -> Tensor:
-    """Compute the phase, in the last initial frame, of a camera that follows the player: its
-    position within a square.
+    """Compute the phase of a camera that follows the player (its position within a square) in the
+    last initial frame.
 
     Returns:
         Cosine and sine of the phase to the right and down (B, 4), see ``generative.camera``; NaN

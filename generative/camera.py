@@ -1,9 +1,10 @@
 """The camera of the spatial architecture: its motion, and its position within a square.
 
-Games are drawn from sprites of one square each, whose size in pixels need not be whole. How a
-square appears depends on where the pixels lie within it, so a frame cannot be computed from an
-earlier one by interpolation alone. The *phase* describes the position of the camera within a
-square. It is estimated in the last initial frame and follows from the displacement afterwards.
+Games are drawn from sprites of one square each. The size of a square need not be a whole number of
+pixels, so the appearance of a square depends on where the pixels lie within it. A frame can
+therefore not be computed from an earlier one by interpolation alone. The *phase* describes the
+position of the camera within a square. It is estimated in the last initial frame and follows from
+the displacement afterwards.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, C H W an
 image, S pixels per side, A actions.
@@ -28,7 +29,7 @@ PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase dow
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
-_HARMONICS = 3  # multiples of the frequency of squares in which edges are measured
+_HARMONICS = 3  # number of multiples of the squares' frequency at which edges are measured
 _MOTION_WIDTH = 128
 
 
@@ -71,8 +72,8 @@ def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
 def motion_costs(before: Tensor, after: Tensor) -> Tensor:
     """Compare two consecutive frames at each candidate motion of the camera between them.
 
-    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion. The player,
-    in the middle, is excluded, because it does not move in the view.
+    The result is a cost volume (Fischer et al. 2015, "FlowNet", section 3) for one global motion.
+    The player, in the middle, is excluded, because it does not move in the view.
 
     Args:
         before: first frame (B, C, 64, 64).

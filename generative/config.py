@@ -1,7 +1,8 @@
 """Parameters of the simulator, its training, and simulations with it.
 
-Sections ``gen_model``, ``record``, ``analysis.loss_over_time`` and ``analysis.saliency`` of
-``hyperparams/interpreting_configs.yml``, which gives the meaning and unit of each value.
+They are the sections ``gen_model``, ``record``, ``analysis.loss_over_time`` and
+``analysis.saliency`` of ``hyperparams/interpreting_configs.yml``, which gives the meaning and unit
+of each value.
 """
 
 from __future__ import annotations
@@ -61,16 +62,17 @@ class SimulatorConfig:
         kl_balance: share of the KL loss that trains the prior.
         bottleneck_loss_weight: weight of the bottleneck loss.
         bottleneck_vec_size: V, size of the bottleneck vectors.
-        env_update_penalty_weight: weight of the norm of the change in h.
+        env_update_penalty_weight: weight of the penalty on the norm of the change of the
+            environment's deterministic state in a step.
         architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``).
             The fields below apply to the latter only.
-        patch_components: number of principal components of an image patch of 8 x 8 pixels.
+        patch_components: number of principal components that describe a patch of 8 x 8 pixels.
         canvas_channels: number of components of the last initial frame kept in each cell.
         memory_channels: number of memory channels of each cell.
         scene_channels: number of memory channels of each cell for objects that move through the
             level.
-        motion_dim: size of the memory of the camera's motion; canvas, memories and 9 numbers of the
-            camera add up to ``deter_dim``.
+        motion_dim: size of the memory of the camera's motion. Its size, the 9 other numbers of the
+            camera, and the channels of all cells add up to ``deter_dim``.
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
@@ -177,22 +179,22 @@ class TrainingConfig:
         lr_decay: ``none``; ``cosine`` for half a cosine from ``lr`` down to 0 at the end
             (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
             15 % of the batches.
-        image_rarity: exponent of the weights of pixels by the rarity of their colour, see
+        image_rarity: exponent with which pixels are weighted by the rarity of their colour, see
             ``losses.PixelWeights``; 0 for equal weights.
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
             from the first step on, as in a simulation, so that training reduces the errors that
             accumulate over steps.
         gradient_norm_limit: largest gradient norm; larger gradients are scaled down to it.
         average_decay: decay per batch of the exponential moving average of the weights; 0 for no
-            average. After n batches it is at most (1 + n) / (10 + n). Checkpoints store the
+            average. After n batches, the decay is at most (1 + n) / (10 + n). Checkpoints store the
             averaged weights, and the trained weights to resume from.
-        until_end: whether to mask the image loss from the terminal frame on, and the reward and
-            terminal losses after it.
+        until_end: whether the image loss is 0 from the terminal frame on, and the reward and
+            terminal losses are 0 after it.
         agent_every: n; the agent acts, and its state has a loss, in every n-th window of a batch.
         vector_noise: norm of the noise on the bottleneck vectors of every second window.
         true_camera_share: probability, in each step and window of training, that the recorded
-            motion of the camera replaces the predicted one. Where the camera is wrong, the image
-            loss rewards blur.
+            motion of the camera replaces the predicted one. This matters because the image loss
+            rewards blur where the camera is wrong.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -226,7 +228,7 @@ class TrainingConfig:
         _within(self, 0, 1 - 1e-9, "average_decay")
 
     def lr_at(self, batch: int, num_batches: int) -> float:
-        """Return the learning rate of batch number ``batch``, from 0, of ``num_batches``."""
+        """Return the learning rate of batch ``batch``, counted from 0, of ``num_batches``."""
         if self.lr_decay == "none":
             return self.lr
         if self.lr_decay == "tail":
@@ -272,7 +274,7 @@ class SaliencyConfig:
         direction_type: "ica" or "pca".
         direction_ids: directions of the hidden state; text that ``ids`` parses.
         func_type: names of the functions whose gradients are computed.
-        common_timesteps: steps at which the functions are read, from 0.
+        common_timesteps: steps, counted from 0, at which the functions are evaluated.
         sample_ids: samples to analyse; text that ``ids`` parses.
         difference_demo_sample_ids: samples for the comparison of gradients with and without the
             environment; text that ``ids`` parses.

@@ -18,7 +18,8 @@ _WARM_UP_STEPS = 3  # steps in which the libraries choose their algorithms and a
 
 
 class GraphedStep:
-    """Runner of steps: the first run eagerly; then one is captured as a CUDA graph and replayed.
+    """Runner of training steps. The first steps run eagerly; then one step is captured as a CUDA
+    graph, which is replayed from then on.
 
     The results equal those of eager steps.
 
@@ -36,8 +37,8 @@ class GraphedStep:
         """Run one step.
 
         Args:
-            step: function that maps windows on the GPU to a tensor, the same in every call; it may
-                only change data on the GPU, and must not synchronise.
+            step: the training step, the same function in every call. It maps windows on the GPU to
+                a tensor, may only change data on the GPU, and must not synchronise.
             windows: windows on the GPU, with the same shapes in every call.
 
         Returns:

@@ -90,9 +90,9 @@ class RolloutDataset:
     """Windows of a ``data`` folder; window i starts at row i of ``idx_to_episode.csv``.
 
     If the initial frames and the frame after them lie in one episode, the window holds the recorded
-    frames, padded after the episode's end. If they straddle two episodes, the window shows the next
-    episode instead: its first frame is the last initial frame, after padding. No window starts at
-    the last rows of the last episode, which has no next one.
+    frames, padded after the episode's end. If they straddle two episodes, the window shows only the
+    second: after padding, the first frame of this episode is the last initial frame. No window
+    starts at the last rows of the last episode, because no episode follows.
 
     Args:
         folder: ``data`` folder of this project or a published one.
@@ -186,7 +186,7 @@ class RolloutDataset:
         straddles = straddles[:self._length]
         self._window_episode = self._row_episode[:self._length] + straddles
         within = rows[:self._length] - self._first_rows[self._row_episode[:self._length]]
-        # Frame of the episode at position 0 of the window; negative where it starts later.
+        # Frame of the episode at position 0 of the window; negative if the episode starts later.
         self._offset = np.where(straddles, -last_initial, within)
 
     def _check_arrays(self) -> None:

@@ -187,9 +187,10 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
         num_actions: T, number of actions that the agent takes.
 
     Returns:
-        The agent's outputs at the given frames and after each action, T + 1 in all (after the end
-        of an episode, outputs on its last frame); the rewards of the preceding actions (T + 1, N);
-        and whether these actions ended the episode, bool (T + 1, N).
+        Three items, each for the given frames and after each action, T + 1 times in all: the
+        agent's outputs (after the end of an episode, its outputs on the last frame); the rewards of
+        the preceding actions (T + 1, N); and whether these actions ended the episode, bool
+        (T + 1, N).
 
     Raises:
         UserError: if a replay deviates from the recorded frames; the message names episode and
@@ -250,9 +251,9 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
         draw, reward: see ``live_in_dream``.
 
     Returns:
-        A row per start: ``episode``, ``frame``, ``near_end``; for each world (``real``, ``dream``)
-        the outcome within each horizon, the ``step`` of the first outcome and the ``actions``,
-        separated by spaces.
+        A table with a row per start. The columns are ``episode``, ``frame``, ``near_end`` and, for
+        each world: ``real_16`` and ``real_32``, the outcome within each horizon; ``real_step``, the
+        step of the first outcome; ``real_actions``, separated by spaces; likewise ``dream_…``.
 
     Raises:
         UserError: see ``play_from``.
@@ -280,11 +281,12 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         seed: seed of the bootstrap.
 
     Returns:
-        For each group of starts (``all``, ``near_end``, ``anywhere``): per horizon, the
-        ``confusion`` (rows are real outcomes, columns dreamt outcomes), and ``agreement`` and
-        ``kappa`` with 95 % intervals over episodes (None where undefined); ``actions``, the share
-        of each action in each world; and ``median_divergence``, the number of equal actions before
-        the first difference, None if more than half of the lives never differ.
+        A mapping from each group of starts (``all``, ``near_end``, ``anywhere``) to its summary.
+        ``within_16`` and ``within_32`` hold, for each horizon, the ``confusion`` (rows are real
+        outcomes, columns dreamt outcomes), and ``agreement`` and ``kappa`` with 95 % intervals over
+        episodes (None where undefined). ``actions`` is the share of each action in each world.
+        ``median_divergence`` is the median number of equal actions before the first difference;
+        None if more than half of the lives never differ. ``starts`` and ``episodes`` are numbers.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

@@ -30,7 +30,7 @@ MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = 
     "mse", "psnr", "ssim", "psnr_remembered", "psnr_revealed", "ssim_remembered", "psnr_moving")
 PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # only in the table
 REMEMBERED_SHARE = "remembered_share"
-# Prefixes of the kind of object.
+# Prefixes of measures of a kind of object, whose name follows.
 OBJECT_ERROR, OBJECT_SHOWN, KEPT = "object_", "shown_", "kept_"
 OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
     "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
@@ -46,8 +46,8 @@ def to_8_bits(images: Tensor) -> Tensor:
 
 
 def psnr(squared_error):
-    """Peak signal-to-noise ratio in dB of a mean squared error (array or tensor) of values from 0
-    to 1, floored at ``MIN_SQUARED_ERROR``."""
+    """Compute the peak signal-to-noise ratio, in dB, from mean squared errors (array or tensor) of
+    values from 0 to 1. Errors below ``MIN_SQUARED_ERROR`` are raised to it."""
     floored = squared_error.clip(min=MIN_SQUARED_ERROR)
     return -10 * (floored.log10() if isinstance(floored, Tensor) else np.log10(floored))
 
@@ -81,7 +81,7 @@ def ssim_map(images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _gaussian_rows(size: int) -> Tensor:
-    """Matrix (size - 10, size) that averages with the Gaussian window along one axis."""
+    """Return a matrix (size - 10, size) that averages with the Gaussian window along one axis."""
     offsets = torch.arange(-_SSIM_RADIUS, _SSIM_RADIUS + 1, dtype=torch.float64)
     weights = torch.exp(-offsets**2 / (2 * _SSIM_SIGMA**2))
     rows = torch.zeros(size - 2 * _SSIM_RADIUS, size, dtype=torch.float64)
@@ -91,7 +91,7 @@ def _gaussian_rows(size: int) -> Tensor:
 
 
 def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:
-    """Mask of the pixels that show a place that was in view in any of the initial frames.
+    """Return a mask of the pixels that show a place that was in view in any initial frame.
 
     Pixel (u, v) of a frame shows the place (u, v) + (x, -y) · scale of the level. The mask is
     eroded by one pixel; the frame's own edge does not erode it.
@@ -125,7 +125,7 @@ def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, T
         moving: pixels of moving objects, bool (T, B, H, W); None if objects are not measured.
 
     Returns:
-        Masks (T, B, H, W) by the kind of PSNR that is restricted to them.
+        Masks (T, B, H, W), by the name of the PSNR that is computed on their pixels only.
     """
     masks = {}
     if in_memory is not None:

@@ -189,8 +189,8 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw a bar chart: of each kind of object in view at the start, the share that is still shown
-    at the last step, for the simulators and the mean frame."""
+    """Draw a bar chart of the share of objects in view at the start that are still shown at the
+    last step, by kind of object, for the simulators and the mean frame."""
     rows = table[table["kind"].str.startswith(KEPT)]
     rows = rows[rows["step"] == rows["step"].max()]
     if not len(rows):

@@ -1,10 +1,10 @@
 """Train the camera of a spatial simulator alone, on many more windows per second.
 
 Predicting the camera's motion takes a small part of a simulator's computations. This script first
-stores the inputs of the camera's networks in many windows while the camera moves as recorded: the
-start, the image of the canvas, and in each step the memory near the player. Then it trains these
-networks on the stored windows; all other networks stay unchanged. Run it after a training, or
-between two parts of a training.
+runs the simulator on many windows, with the recorded motion of the camera, and stores the inputs of
+the camera's networks: the start, the image of the canvas, and the memory near the player in each
+step. Then it trains these networks on the stored inputs; all other networks stay unchanged. Run it
+after a training run, or between two parts of one.
 
     python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt
@@ -42,7 +42,7 @@ from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_
 _AT_A_TIME = 64  # windows per batch while they are stored
 _BATCH_SIZE = 128
 _HELD_OUT = 256  # windows on which the drift is measured
-_TRUE_CAMERA_SHARE = 0.3  # mean over windows
+_TRUE_CAMERA_SHARE = 0.3  # mean share of a window's steps after which the camera is corrected
 _LARGEST = 3.0  # pixels; larger errors have no gradient
 
 
@@ -82,11 +82,11 @@ class CameraWindows:
 
 
 class CameraTraining:
-    """Training of the networks of a simulator that estimate or predict the camera's motion.
+    """Training of those networks of a simulator that estimate or predict the camera's motion.
 
     Args:
         simulator: a spatial simulator whose camera moves; trained in place.
-        compute: device, and precision of the stored inputs' computation.
+        compute: device, and the precision in which the stored inputs are computed.
 
     Raises:
         UserError: if the simulator is not spatial, or its camera stands still.

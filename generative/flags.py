@@ -40,7 +40,7 @@ _PARAMETERS = (
     ("save_interval", "save_interval", count, "batches between checkpoints"))
 _LOSS_TERMS = {"obs": "the image", "hx": "the agent's state", "reward": "the reward",
                "done": "the terminal", "kl": "the KL"}
-# Flags without effect in most scripts that do not train.
+# Flags of training. Scripts that do not train accept them, but most have no effect there.
 TRAINING_FLAGS = ("gen_mod_exp_name", "log_dir_base", "epochs", "lr", "lr_decay",
                   "image_rarity", "open_loop_share", "log_interval", "save_interval",
                   *(f"loss_scale_{name}" for name in _LOSS_TERMS))
@@ -121,7 +121,7 @@ def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulato
 
 
 def samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Sample folder selected by the flags of ``add_samples_flags``."""
+    """Return the sample folder that the flags of ``add_samples_flags`` select."""
     return SampleFolder(args.samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[0])
 
@@ -133,6 +133,6 @@ def add_random_samples_flag(parser: Parser) -> None:
 
 
 def random_samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Sample folder selected by the flag of ``add_random_samples_flag``."""
+    """Return the sample folder that the flag of ``add_random_samples_flag`` selects."""
     return SampleFolder(args.random_samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[1])

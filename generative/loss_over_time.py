@@ -12,9 +12,9 @@ are trivial to predict; including them would make every later step look easier.
 
 Further measures compare the agent's policy, values and hidden states on the frames of each
 predictor with those on the recorded frames, starting from the same recorded hidden state. For each
-kind of object, on the pixels that it covers in the recorded frame, they report the squared error
-and whether the object is shown, that is, whether the squared error is less than half of the error
-of the recorded frame without the object.
+kind of object, the squared error is measured on the pixels that the object covers in the recorded
+frame. The object counts as shown if this error is less than half the error of the recorded frame
+without the object.
 
 A fidelity card (``generative.fidelity``) adds measures that are reported for other world models,
 and these predictors:
@@ -120,20 +120,23 @@ class LossOverTime:
         episodes: numbers of the episodes that the windows show (N,).
         counted: whether a step counts, bool (T, N).
         losses: losses and measures by predictor and kind, float32 (T, N), NaN where a step does not
-            count. Simulations by this simulator have all ``KINDS``, others only ``image``: 0.5
-            times the sum of squared errors of the clamped image, 0.5 times the squared error of the
-            reward, cross-entropy of the terminal, 0.5 times the sum of squared errors of the
-            agent's hidden state after the step, and KL divergence of posterior (given the true
-            frame and the imagined h) and prior, unweighted, in nats. All predictors have the KL
-            divergence between the agent's policies on recorded and predicted frames (nats), the
-            cosine similarity of its hidden states and, if objects are measured, for each kind the
-            mean squared error on its pixels and whether it is shown (1 or 0), NaN where it is not
-            in view.
-            The kind VALUES are the agent's values, also on the RECORDED frames.
+            count. See below.
         fidelity: measures of the fidelity card by predictor and kind, float32 (T, N), NaN where
-            they are not defined or the card excludes the frame. The kind OTHER_VALUES are the
-            values of an agent with which the simulator was not trained, also on the RECORDED
-            frames.
+            they are not defined or the card excludes the frame. The kind OTHER_VALUES holds the
+            values of an agent with which the simulator was not trained, also for RECORDED frames.
+
+    The kinds in ``losses`` are:
+
+    - ``image``: 0.5 times the sum of squared errors of the clamped image.
+    - For SIMULATOR and SHUFFLED_ACTIONS only: ``reward``, 0.5 times the squared error;
+      ``terminal``, the cross-entropy; ``agent_state``, 0.5 times the sum of squared errors of the
+      agent's hidden state after the step; ``kl``, the unweighted KL(posterior ‖ prior) in nats,
+      where the posterior is given the true frame and the imagined h.
+    - AGENT_MEASURES except the correlation: KL(policy on recorded ‖ on predicted frames) in nats,
+      and the cosine similarity of the agent's hidden states.
+    - VALUES: the agent's values, also for RECORDED frames.
+    - If objects are measured, for each kind of object: the mean squared error on its pixels, and
+      whether it is shown (1 or 0). Both are NaN where no such object is in view.
     """
 
     windows: np.ndarray
@@ -299,9 +302,9 @@ def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, m
         mean: mean frame (C, H, W).
 
     Returns:
-        By name of the predictor: simulations for which all losses are computed; images of all
-        predictors except ``ACTION_CONTROLS``; and images of ``ACTION_CONTROLS``, which only the
-        fidelity card uses, (T, B, C, H, W) each.
+        Three mappings by name of the predictor: simulations for which all losses are computed;
+        images (T, B, C, H, W) of all predictors except ``ACTION_CONTROLS``; and images of
+        ``ACTION_CONTROLS``, which only the fidelity card uses.
     """
     other, controls = {}, {}
     with compute.autocast():
@@ -372,9 +375,9 @@ def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, enterin
         truth: recorded images (T, B, C, H, W).
         entering: the agent's hidden state before the first step (B, D).
         images: predicted images by predictor (T, B, C, H, W).
-        names: kinds under which to return three measures: the KL divergence, in nats, of the policy
-            on recorded images from the policy on predicted images; the cosine similarity of the
-            hidden states; and the values.
+        names: kinds under which three measures are returned: KL(policy on recorded images ‖ policy
+            on predicted images) in nats; the cosine similarity of the hidden states; and the
+            values.
     """
     kl, cosine, value = names
     with compute.autocast():
@@ -432,11 +435,11 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
         ``predictor``, ``kind``, ``windows`` (number of windows in which the kind is measured at
         this step), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
         ``high_95``, the ends of the 95 % interval of the mean. Steps without such windows have no
-        row. For the kinds ``value_correlation`` and ``other_value_correlation``, ``mean`` is
-        Pearson's correlation over the windows; there is no row if one of the values is constant.
-        For ``psnr_of_mean_error`` it is the PSNR in dB of the mean squared error, and for
-        ``psnr_margin`` the mean difference in PSNR between the simulator with the recorded actions
-        and the predictor, on the same windows.
+        row. Some kinds have another ``mean``: ``value_correlation`` and
+        ``other_value_correlation``, Pearson's correlation over the windows (no row if the values on
+        recorded or on predicted frames are constant); ``psnr_of_mean_error``, the PSNR in dB of the
+        mean squared error; ``psnr_margin``, the mean difference in PSNR between the simulator with
+        the recorded actions and the predictor, on the same windows.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     pixel_errors = {(predictor, IMAGE_MSE): loss * 2 / np.prod(FRAME_SHAPE)
@@ -504,10 +507,10 @@ def comparisons(result: LossOverTime, seed: int) -> list[dict]:
         seed: seed of the bootstrap.
 
     Returns:
-        For each ``predictor``: ``steps``, the steps in COMPARED_STEPS that any window reaches;
-        ``better``, the number of steps at which the simulator's mean image loss is lower; and
-        ``clearly``, the number of steps at which the 95 % interval of the paired difference lies
-        entirely in the simulator's favour.
+        One dict for each of these predictors, with the keys ``predictor``; ``steps``, the steps in
+        COMPARED_STEPS that any window reaches; ``better``, the number of these steps at which the
+        simulator's mean image loss is lower; and ``clearly``, the number of these steps at which
+        the 95 % interval of the paired difference lies entirely in the simulator's favour.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     steps = [step for step in COMPARED_STEPS

@@ -73,9 +73,9 @@ class SimulatorLosses:
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: sum of squared errors of the agent's initial hidden state (B,).
         first_action: cross-entropy of the first step's input action (B,).
-        camera: smooth L1 error of the camera's displacement, 0 from the first terminal step on; in
-            the first step, of its velocity, and the squared error of its phase (T, B). None in the
-            vector architecture.
+        camera: smooth L1 error of the camera's displacement, 0 from the first terminal step on
+            (T, B). The first step has the error of the velocity instead, plus the squared error of
+            the phase. None in the vector architecture.
     """
 
     image: Tensor
@@ -97,8 +97,8 @@ class SimulatorLosses:
         return total if self.camera is None else total + self.camera
 
     def until_end(self, terminals: Tensor) -> SimulatorLosses:
-        """Mask the image loss from the first terminal step on, and the reward and terminal losses
-        after it.
+        """Set the image loss to 0 from the first terminal step on, and the reward and terminal
+        losses to 0 after it.
 
         Args:
             terminals: terminal labels, 0 or 1 (T, B).
@@ -147,9 +147,9 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers only
             some of its windows; None if it covers all windows.
         true_camera: velocity and displacement of the camera (T, B, 4); None sets its loss to 0.
-        agent_windows: windows in which the agent acted, every n-th window of the whole batch. The
-            loss of its state is divided by their share, so that its mean over the batch estimates
-            the mean over all windows.
+        agent_windows: slice of the windows in which the agent acted, which is every n-th window of
+            the whole batch. The agent-state loss is divided by the share of these windows, so that
+            its batch mean estimates the mean over all windows.
 
     Raises:
         ValueError: if the simulation has no posterior, or no camera although ``true_camera`` is

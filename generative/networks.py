@@ -2,8 +2,8 @@
 
 The cell is a recurrent state-space model with discrete latents (Hafner et al. 2021, "Mastering
 Atari with discrete world models", section 2) and a layer-norm GRU. Under autocast, matrix products
-run in its precision; their results are float32 again before they are normalised, accumulated over
-time or sampled from.
+run in the precision of autocast. Their results are converted to float32 before they are normalised,
+accumulated over time or sampled from.
 
 Letters in shape comments: I initial frames, B batch (or any leading dimensions), N frames or
 states, C H W a frame, V bottleneck vector, E frame embedding, S latent variables, K classes of
@@ -29,7 +29,7 @@ Draw = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LatentSampler:
-    """Sampler of z from its logits, or of its mode.
+    """Function that draws the latent variables z from their logits, or takes their mode.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most

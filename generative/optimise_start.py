@@ -72,7 +72,7 @@ def weight(text: str) -> float:
     return value
 
 
-# Flags of numbers: name, type, default and help.
+# Flags with one number as their value: name, type, default and help.
 _NUMBERS = (
     ("num_starts", count, 4, "starts per objective"),
     ("iterations", from_zero, 40, "optimiser steps"),
@@ -101,9 +101,9 @@ def parser() -> Parser:
     for name, kind, default, description in _NUMBERS:
         flags.add_argument(f"--{name}", type=kind, default=default, help=description)
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
-                       help="weights of the penalty on distance from the recorded starts and on "
-                            "the surprisal that the episode has not ended; each has its own "
-                            "output folder, 0 leaves the search unconstrained")
+                       help="one or several weights of the penalty, which grows with the distance "
+                            "from the recorded starts and with the probability that the episode "
+                            "has ended; each weight has its own output folder; 0: no penalty")
     flags.add_argument("--no_real_game", action="store_true",
                        help="do not replay the nearest recorded starts in the real game")
     add_direction_ids_flag(flags, "--direction_ids", "directions that hx_direction stands for")

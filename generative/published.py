@@ -96,8 +96,9 @@ class PublishedSimulator:
     Attributes:
         simulator: the simulator with its agent.
         unused: tensors of the file that no computation reads, by published key.
-        moments: ``state`` of the state dict of an Adam over ``simulator.trainable_parameters()``;
-            None if the file has no state for this number of parameters.
+        moments: ``state`` of the state dict of an Adam optimiser over
+            ``simulator.trainable_parameters()``; None if the file has no state for this number of
+            parameters.
         more: further entries of the file.
     """
 
@@ -188,8 +189,8 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
 
     Args:
         unused: see ``published_state``.
-        optimizer_state: state dict of an Adam over ``simulator.trainable_parameters()``; None
-            writes the state of a new Adam.
+        optimizer_state: state dict of an Adam optimiser over ``simulator.trainable_parameters()``;
+            None writes the state of a new optimiser.
         more: further entries of the file.
     """
     state = published_state(simulator, unused)
@@ -210,8 +211,8 @@ def _file_name(simulator: Simulator, name: str) -> str:
 
 
 def _trained_names(simulator: Simulator) -> list[str]:
-    """Return the names of all parameters except the agent's, in order; unlike
-    ``simulator.trainable_parameters()``, even if the simulator is frozen."""
+    """Return the names of all parameters except the agent's, in order. Unlike
+    ``simulator.trainable_parameters()``, the result is the same for a frozen simulator."""
     return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
 
 

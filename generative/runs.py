@@ -67,8 +67,8 @@ class SimulatorRunSettings:
         simulator: sizes and loss weights of the simulator.
         training: parameters of the training.
         loss_scales: weights of the losses.
-        num_episodes: number of recorded episodes, which determines the held-out ones; None before
-            the data has been opened.
+        num_episodes: number of recorded episodes, which determines the episodes that are held out;
+            None before the data has been opened.
     """
 
     exp_name: str

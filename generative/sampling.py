@@ -318,7 +318,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
         num_starts: number of starts.
         batch_size: number of starts per batch.
         recording: rollouts from which reference frames are drawn.
-        settings: further settings of the testbed.
+        settings: further settings of the runs, saved in the folder.
 
     Raises:
         UserError: if the dataset has fewer than ``num_starts`` windows.

@@ -1,9 +1,9 @@
 """The simulator: a learned environment together with the frozen agent.
 
-It has two forward passes. ``forward`` is the training pass: with true actions, frames do not feed
-back into the cell, so everything except the two recurrences runs for all steps at once.
-``imagine`` runs step by step, as required when the agent sees the simulated frames and its actions
-enter the environment.
+It has two forward passes. ``forward`` is the training pass. With true actions, frames do not feed
+back into the cell, so everything except the recurrences of cell and agent runs for all steps at
+once. ``imagine`` runs step by step, as required when the agent sees the simulated frames and its
+actions enter the environment.
 
 The networks have two implementations, selected by ``SimulatorConfig.architecture``: the published
 one, whose state is a vector (``generative.networks``), and one whose state is a grid

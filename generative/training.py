@@ -341,14 +341,14 @@ class SimulatorTraining:
         return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
-        """Mask of this process's windows that are simulated from the prior, in a batch of ``num``
-        windows; None if ``open_loop_share`` is 0."""
+        """Return a mask of this process's windows in a batch of ``num`` windows: True for windows
+        that are simulated from the prior. None if ``open_loop_share`` is 0."""
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)
 
     def _share(self, num: int) -> float:
-        """This process's share of a batch of ``num`` windows."""
+        """Return this process's share of a batch of ``num`` windows."""
         own = self.world.local_slice(num)
         return (own.stop - own.start) / num
 

@@ -426,7 +426,7 @@ def test_report_counts_the_rows_of_the_table(finished):
                          ("| shown", best["real_percentile"] >= evaluation.SHOWN)):
         (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]
         assert f"; {truth.sum()} of {len(best)})" in line.split("|")[2], line
-    assert "Nothing: fewer than 10 targets" in text
+    assert "Nothing: intervals need at least 10 targets" in text
     assert len(list((folder / "pictures").iterdir())) == 2 * len(TARGETS)
     films = list((folder / "penalty_1" / "videos").iterdir())
     assert len(films) == 2 * len(TARGETS) * NUM_STARTS

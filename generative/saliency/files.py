@@ -4,7 +4,7 @@ Layout, as published except for the files marked *; <function> is the name of a 
 
     sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
                  grad_processed_ims_<function>.npy      see SaliencyArrays
-    sample_00000/grad_processed_env_h_<function>.npy *  likewise; only with a spatial simulator
+    sample_00000/grad_processed_env_h_<function>.npy *  only with a spatial simulator
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
     sample_00000/specificity.json *                     see ``Specificity``
@@ -39,10 +39,12 @@ from generative.sample_files import SampleFolder, stack
 
 @dataclasses.dataclass(frozen=True)
 class Specificity:
-    """Similarity of the maps of different functions in one sample.
+    """Map similarity: similarity of the maps of different functions in one sample. It is stored as
+    "specificity", although a high similarity means that the maps are unspecific.
 
     Attributes:
-        functions: names of the functions in file names, all with the same kind of gradient.
+        functions: names of the functions in file names, either all with or all without gradients
+            through the environment.
         correlations: mean |r| between the functions' pixel gradients at each step (T,), see
             ``gradients.specificity``; None where fewer than two functions have gradients.
     """
@@ -175,8 +177,8 @@ class SaliencyFolder(ResultStore):
         return bool(stored)
 
     def forget(self, number: int, function: str) -> None:
-        """Delete the description, video and map similarity of a function in a sample, so that its
-        saliency counts as unfinished."""
+        """Mark the saliency of a function in a sample as unfinished: delete its description, its
+        video and the map similarity that was computed with it."""
         self.remove("description", number, function)
         self.remove("video", number, number, function)
         self.remove("specificity", number,

@@ -128,7 +128,7 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
 
 def checked_directions(functions: Sequence[SaliencyFunction],
                        projector: Projector) -> list[tuple[int, DirectionType]]:
-    """Return number and type of each direction among functions.
+    """Return the number and the type of each direction among the functions.
 
     Raises:
         UserError: if the projector does not have one of the directions.
@@ -265,8 +265,8 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 
 
 def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfig) -> np.ndarray:
-    """Norm of a gradient with respect to each cell of a spatial simulator's states, as maps over
-    the view.
+    """Compute the norm of a gradient with respect to each cell of a spatial simulator's states, as
+    maps over the view.
 
     Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
     displacement; cells out of view are not drawn. Gradients with respect to the canvas are several
@@ -293,17 +293,17 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
-    """Compute the map similarity: the mean absolute Pearson correlation between the gradients of
-    different functions.
+    """Compute the map similarity, which is stored as "specificity": the mean absolute Pearson
+    correlation between the gradients of different functions.
 
-    Maps are specific to their functions only if the similarity is well below 1; if it is 1, all
-    functions have the same map, up to sign and scale.
+    At 1, all functions have the same map, up to sign and scale. Maps are specific to their
+    functions only if the map similarity is well below 1.
 
     Args:
         gradients: gradients of F functions with respect to the images (F, T, C, H, W).
 
     Returns:
-        Correlation at each step, float64 (T,); NaN where fewer than two functions depend on the
+        Map similarity at each step, float64 (T,); NaN where fewer than two functions depend on the
         images.
     """
     correlations = np.full(gradients.shape[1], np.nan)

@@ -1,9 +1,9 @@
 """Compute and store the saliency of many samples.
 
-The saliency of a sample depends only on the seed, its number and its bottleneck vector, up to
-rounding that depends on the batch; so runs can be stopped, divided and repeated. The requested
-samples are always divided into the same batches, so a resumed run is bit-identical to an
-uninterrupted one.
+The saliency of a sample depends only on the seed, the sample's number and its bottleneck vector.
+Only rounding depends on the other samples of the batch. Runs can therefore be stopped, divided and
+repeated. The requested samples are always divided into the same batches, so a resumed run is
+bit-identical to an uninterrupted one.
 
 Letters in shape comments: G samples in a batch, T steps, C H W an image.
 """
@@ -62,7 +62,7 @@ class SaliencyPlan:
         functions: functions whose gradients are computed.
         common_timesteps: steps at which the functions are read.
         num_copies: number of copies of a sample; the first copy is the sample itself.
-        perturbation_scale: standard deviation of the noise on the vectors of all further copies.
+        perturbation_scale: standard deviation of the noise on the vectors of all other copies.
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
         without_env_grads: stop gradients at the action that enters the environment.
@@ -294,8 +294,8 @@ def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: in
 
 def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
                         without_env_grads: bool) -> None:
-    """Measure the similarity of the maps of different functions, store it with each sample's maps,
-    and print it.
+    """Measure the map similarity of different functions, store it with each sample's maps as
+    "specificity", and print it.
 
     Args:
         numbers: numbers of the samples. All their finished maps with this kind of gradient are

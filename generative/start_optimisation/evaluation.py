@@ -1,18 +1,18 @@
-"""Optimised starts compared with recorded starts, in the simulator and in the real game; report.
+"""Compare optimised with recorded starts, in the simulator and in the real game, and report.
 
 Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
-simulated target in standard deviations from its mean over recorded starts, with the sign of the
-objective. In the statistics of ``stats.effects``, each objective is a row, and objectives with the
-same target are resampled together. Outcomes:
+deviation of the simulated target from the mean over recorded starts, in standard deviations and
+with the sign of the objective. In the statistics of ``stats.effects``, each objective is a row, and
+objectives with the same target are resampled together. There are two outcomes:
 
-- ``score``: score minus the score of the best of ``best_of`` recorded starts from which no search
-  began. Each control is the best of as many recorded starts, redrawn from all recorded starts.
+- ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
+  search began. A control is the best of as many recorded starts, redrawn from all recorded starts.
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
-  nearest to the optimised start, then the agent continues; the outcome is the share of the recorded
+  nearest to the optimised start; then the agent continues. The outcome is the share of recorded
   values that the target at the step exceeds (in the objective's direction), minus 0.5. The arm
-  ``recorded`` uses the best recorded start instead. Each control swaps the starts of the same arm
-  between objectives: the target of objective i is read in the start of objective i + j, for every j
-  that gives each objective another target.
+  ``recorded`` uses the best recorded start instead. A control exchanges the starts of an arm
+  between objectives: the target of objective i is read in the start of objective i + j. There is a
+  control for every j that gives each objective another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, V vector,
 P plays, T steps, D agent hidden state.
@@ -47,7 +47,7 @@ from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 from stats.significance import LEVEL, share
 
 QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
-LEAST = 0.01  # smallest excess that counts, in deviations: saturated units differ by rounding
+LEAST = 0.01  # smallest difference of scores that counts; saturated units differ by rounding
 SHOWN = 0.95  # percentile from which the target counts as shown in the real game
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
 PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
@@ -62,7 +62,7 @@ _TITLES = {SCORE.name: "the best recorded start, in deviations",
 def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
              recording: RolloutFolder | None, batch_size: int, seed: int,
              ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read all targets in all optimised starts and compare these starts with recorded starts.
+    """Compute all targets in rollouts from the optimised starts, and compare with recorded starts.
 
     Args:
         context: inputs of the searches.
@@ -72,10 +72,11 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         seed: seed of the controls and of the statistics.
 
     Returns:
-        The table ``starts.csv``, with a row for each penalty, objective and start: ``best`` marks
-        the best start of an objective, and only this start has values in the columns about the real
-        game. And the table of ``compare_conditions`` for the outcomes ``score`` and ``percentile``;
-        None with fewer than ``MIN_STARTS`` targets, too few for an interval.
+        Two tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
+        Its column ``best`` marks the best start of an objective; the columns about the real game
+        are NaN for all other starts. The second is the table of ``compare_conditions`` for the
+        outcomes ``score`` and ``percentile``, or None with fewer than ``MIN_STARTS`` targets, which
+        are too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}
@@ -182,9 +183,10 @@ def compare_with_recorded(context: SearchContext, scores: dict[str, np.ndarray],
     """Estimate the effects of all arms on the outcomes ``score`` and ``percentile``.
 
     Args:
-        scores: scores of the best starts by arm (O, O): a row per start, a column per objective.
-        percentiles: percentiles in the real game (O, O), by arm and ``RECORDED``, in the same
-            layout.
+        scores: scores of the best starts, by arm. Each array (O, O) has a row per start and a
+            column per objective.
+        percentiles: percentiles in the real game, by arm, including the arm ``RECORDED``; arrays as
+            in ``scores``.
         seed: seed of the controls and of the statistics.
 
     Returns:
@@ -238,22 +240,24 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
         return [f"{rows[column].median():.2f}" for rows in by_penalty.values()]
 
     lines = [
-        "# Starts made to order", "",
-        f"{len(context.objectives)} orders, {context.num_starts} starts each, searched for "
-        f"{context.plan.iterations} iterations through {step + 1} simulated steps; a target is "
-        f"read at step {step}, counted from 0. Searches begin from the best of "
-        f"{number - context.best_of} recorded starts, and are compared with the best of "
-        f"{context.best_of} others. Scores are deviations of the target over all {number} recorded "
-        "starts, simulated, with the sign of the aim. Of each order the best start counts: score "
-        "less penalty, which grows where no recorded starts lie and with the probability that the "
-        "simulated episode has ended.", "",
-        "How noise is fixed: latents take their most likely class and the agent its likeliest "
-        "action, so that a start has one rollout; both pass straight-through gradients, which are "
-        "biased, so the best vector on the way is kept.", "",
-        "## Against recorded starts", "",
-        f"Beyond is by more than {LEAST} deviations, since units that saturate differ by rounding. "
-        f"A start is typical if its density among recorded start vectors is above that of "
-        f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
+        "# Optimised starts", "",
+        f"There are {len(context.objectives)} objectives with {context.num_starts} starts each, "
+        f"optimised for {context.plan.iterations} iterations through {step + 1} simulated steps. "
+        f"Targets are read at step {step}, counted from 0. Searches begin from the best of "
+        f"{number - context.best_of} recorded starts; their results are compared with the best of "
+        f"the {context.best_of} other recorded starts. A score is the deviation of the simulated "
+        f"target from its mean over all {number} recorded starts, in standard deviations, with the "
+        "sign of the aim. For each objective, only the start with the highest score minus penalty "
+        "counts. The penalty grows with the distance from recorded starts and with the probability "
+        "that the simulated episode has ended.", "",
+        "Nothing is sampled: latents take their most likely class, and the agent takes its most "
+        "likely action, so a start has one rollout. Both pass straight-through gradients, which "
+        "are biased, so the best vector of each search is kept, not the last.", "",
+        "## Comparison with recorded starts", "",
+        f"A score is beyond another if it is larger by more than {LEAST}, because saturated units "
+        "differ by rounding. A start is typical if its density among recorded start vectors is "
+        f"above that of {100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's 95 % "
+        "intervals.", "",
         *markdown_table(("", *titles), [
             (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
              *shares("beyond_simulated")),
@@ -273,9 +277,10 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
     if real_game:
         recorded = next(iter(by_penalty.values()))["recorded_percentile"]
         lines += ["## In the real game", "",
-                  "The recording of the nearest recorded start is replayed up to it, then the "
-                  f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
-                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "",
+                  "The recording is replayed up to the recorded start that is nearest to the "
+                  "optimised start; then the agent continues. A target counts as shown if its "
+                  f"value at step {step} is beyond {100 * SHOWN:.0f} % of the recorded values; "
+                  f"{100 * (1 - SHOWN):.0f} % would be by chance.", "",
                   *markdown_table(("", *titles, "best recorded start"), [
                       ("shown", *(_share(rows["real_percentile"] >= SHOWN)
                                   for rows in by_penalty.values()), _share(recorded >= SHOWN)),
@@ -294,13 +299,14 @@ def _share(values: pd.Series) -> str:
 
 def _effects(table: pd.DataFrame | None) -> list[str]:
     if table is None:
-        return ["## What may be claimed", "", f"Nothing: fewer than {MIN_STARTS} targets have no "
-                "interval.", ""]
+        return ["## What may be claimed", "", "Nothing: intervals need at least "
+                f"{MIN_STARTS} targets.", ""]
     return ["## What may be claimed", "",
-            "Mean and median over orders with 95 % bootstrap intervals over targets. **Claimed** "
-            f"is what leaves 0 out of its interval and has p (Holm) and p (controls) <= {LEVEL}. "
-            f"Controls of the score: the best of other {NUM_SUBSETS} draws of recorded starts. "
-            "Controls of the percentile: the starts of other orders.", "", *markdown_table(
+            "Means and medians over objectives, with 95 % bootstrap intervals over targets. An "
+            "effect is **claimed** if its interval excludes 0 and both p (Holm) and p (controls) "
+            f"are at most {LEVEL}. Controls of the score: the best start of each of {NUM_SUBSETS} "
+            "other draws of recorded starts. Controls of the percentile: the starts of other "
+            "objectives.", "", *markdown_table(
                 ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
                  "verdict"),
                 [(RECORDED + " start" if row.arm == RECORDED else row.arm, _TITLES[row.outcome],
@@ -323,8 +329,8 @@ def _objectives(best: pd.DataFrame) -> list[str]:
                      f"{row.recorded_score:.2f}", "yes" if row.typical else f"{row.excess:.2f}",
                      f"{row.nearest_episode}, {row.nearest_frame} ({row.nearest_cosine:.2f})",
                      "" if np.isnan(real) else f"{real:.2f}"))
-    return ["## Orders", "", *markdown_table(
-        ("order", "penalty", "film", "target", "score", "best recorded", "typical, or excess",
+    return ["## Objectives", "", *markdown_table(
+        ("objective", "penalty", "video", "target", "score", "best recorded", "typical, or excess",
          "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
 
 

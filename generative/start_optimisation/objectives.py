@@ -60,8 +60,8 @@ class Rollouts:
         values: the agent's values (T, B).
         log_probs: log-probabilities of the agent's actions (T, B, A).
         hidden_states: the agent's hidden states after each step (T, B, D).
-        units: units of each layer by name; of a feature map, the spatial mean of each channel
-            (T, B, U).
+        units: units (T, B, U) by name of the layer; for a feature map, the spatial mean of each
+            channel.
     """
 
     values: Tensor
@@ -113,13 +113,13 @@ def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A scalar of rollouts at a step.
+    """A scalar that is read from the agent at one step of a rollout.
 
     Attributes:
         name: name on the command line.
         read: function that maps rollouts and a step to the values of the target (B,).
-        layers: names of the layers whose units it reads.
-        first_step: first step at which it is defined.
+        layers: names of the layers whose units ``read`` needs.
+        first_step: first step at which the target is defined.
     """
 
     name: str
@@ -230,14 +230,14 @@ def _read_unit(layer: str, number: int, rollouts: Rollouts, step: int) -> Tensor
 
 @dataclasses.dataclass(frozen=True)
 class RecordedStarts:
-    """Recorded starts, in a random order, and the targets in them.
+    """Recorded starts, in a random order, and the values of the targets for each start.
 
     Attributes:
         windows: numbers of the recorded windows, int64 (N,).
         episodes, frames: episode and frame that the first simulated step shows, int64 (N,).
         vectors: bottleneck vectors, float32 (N, V).
-        simulated: targets in a rollout from the vector, float32 (N, G).
-        real: targets when the agent sees the recorded frames, float32 (N, G).
+        simulated: values of the targets in a rollout from the vector, float32 (N, G).
+        real: values of the targets when the agent sees the recorded frames, float32 (N, G).
     """
 
     windows: np.ndarray
@@ -249,7 +249,7 @@ class RecordedStarts:
 
 
 def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) -> np.ndarray:
-    """Draw windows whose initial frames belong to one episode that has not ended by a step.
+    """Draw windows whose initial frames lie in one episode that has not ended at a given step.
 
     Args:
         dataset: the recorded windows.
@@ -313,12 +313,12 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
 
 
 def layers_of(targets: Sequence[Target]) -> tuple[str, ...]:
-    """Names of the layers whose units the targets read."""
+    """Return the names of the layers whose units the targets read."""
     return tuple(dict.fromkeys(layer for target in targets for layer in target.layers))
 
 
 def read(targets: Sequence[Target], rollouts: Rollouts, step: int) -> np.ndarray:
-    """Read targets at a step, float32 (B, G)."""
+    """Return the values of targets at a step, float32 (B, G)."""
     return torch.stack([target.read(rollouts, step) for target in targets],
                        dim=1).detach().float().cpu().numpy()
 

@@ -12,8 +12,9 @@ the simulator's vectors in training. Nothing is sampled: latents take their most
 agent takes its most likely actions, and both pass straight-through gradients. These are biased, so
 the vector with the best forward pass is kept, not the last vector.
 
-Objectives are optimised separately and their starts have fixed places in a batch, so results do not
-depend on other objectives, nor on which files existed when the search was started.
+Objectives are optimised separately, and their starts have fixed places in a batch. Results
+therefore depend neither on other objectives nor on the files that existed when the search was
+started.
 
 Layout of the output folder::
 
@@ -306,7 +307,7 @@ def _recorded_frames(context: SearchContext, rows: np.ndarray) -> tuple[np.ndarr
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
     """Write an image strip with one start per row: the best start of an objective for each penalty,
-    then the recorded starts nearest to the first of them.
+    then the recorded starts nearest to the first of these best starts.
 
     Args:
         path: image to write.
