@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
             for cause in causes_of(config.env_name)}}
         if unknown_hazards(config.env_name):
             print(unknown_hazards(config.env_name))
-        print("failed by        levels  % (95 % interval)")
+        print("cause of failure levels  % (95 % interval)")
         for cause, row in failures["causes"].items():
             low, high = row["interval"]
             print(f"{cause:16} {row['failures']:6}  {100 * row['rate']:.2f} ({100 * low:.2f} to "

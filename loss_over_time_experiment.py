@@ -212,8 +212,8 @@ def describe_file(path: Path | None, name: str) -> dict[str, str]:
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
-    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``; (None, None), after
-    printing the reason, if the camera's motion is not known.
+    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``. If the camera's motion is
+    not known, print the reason and return (None, None).
 
     Args:
         dataset: the recorded windows.
@@ -261,8 +261,8 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Return a renderer of recorded frames without each kind of object, which uses the real game;
-    None, after printing the reason, if that is not possible."""
+    """Return recorded frames without each kind of object, to be rendered by the real game. If this
+    is not possible, print the reason and return None."""
     try:
         config = recorded_game(dataset.folder)
     except UserError as error:

@@ -72,7 +72,7 @@ def parser() -> Parser:
     flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
                        help="action that is taken at every step: one or several of "
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
-                            "a video that places each action where it points")
+                            "a video that arranges the samples by the direction of the action")
     add_swap_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",

@@ -182,8 +182,9 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
         plan: settings of the saliency.
         folder: folder of the samples.
         numbers: numbers of the samples.
-        demonstration, demonstrated: folder, and numbers of its samples, in which saliency with and
-            without gradients through the environment is compared.
+        demonstration: folder of the comparison of saliency with and without gradients through the
+            environment.
+        demonstrated: numbers of the compared samples.
         batch_size: number of samples per forward pass.
     """
     files = [SaliencyFolder(folder).file_of("description", number, plan.file_name(function))

@@ -36,10 +36,10 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
                    exp_name: str) -> list[Stage]:
     """Return the attribution stages of a preset.
 
-    They record the agent without action noise, extract features, compute attributions, check them
-    and saliency maps through the simulator, export the page, count causes of failures with and
-    without a feature, and write the table of the article. Features, edits and failure causes use
-    levels of three different seeds.
+    They record the agent without action noise, extract features, compute attributions, check the
+    attributions and saliency maps through the simulator, export the page, count causes of failures
+    with and without a feature, and write the table of published claims. Features, edits and failure
+    causes use levels of three different seeds.
 
     Args:
         preset: preset of the experiment.
@@ -167,7 +167,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
 
 def failed(output: Path) -> str:
-    """Summarise the failures of the unedited agent; a ``Stage.result``."""
+    """Summarise the failures of the unedited agent; used as ``Stage.result``."""
     rates = ResultStore(output / CAUSES, FAILURES).read("rates")
     own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
     return f"the agent fails {own['failures']} of {own['levels']} levels"

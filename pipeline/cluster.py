@@ -50,7 +50,7 @@ class Resources:
         memory_gb: memory in GB.
         cores: number of CPU cores.
         gpus: number of GPUs.
-        processes: number of processes of a training.
+        processes: number of processes of a training run.
         shards: number of jobs that the stage is divided into.
     """
 
@@ -218,10 +218,10 @@ class Scheduler:
         program: program that submits a job.
         options: options of a job, in groups. A group is omitted if one of its fields among
             ``_OPTIONAL`` is empty.
-        user_options: name of the cluster file's field with further options.
-        conditions: dependency on the success of job ``{}``, dependency on its end, and separator
-            of several dependencies.
-        log_names: suffix of the log's name, for a job and for an array task.
+        user_options: name of the field of the cluster file that holds further options.
+        conditions: three texts: a dependency on the success of job ``{}``, a dependency on the end
+            of job ``{}``, and the separator of several dependencies.
+        log_names: suffixes of the names of logs, for a job and for an array task.
         wrap: prefix of the last argument, which contains the job's command line.
         number: pattern of the job number in the output of ``program``.
         queue: command that lists the user's jobs, including ended ones: job, task, state, time,
@@ -229,7 +229,7 @@ class Scheduler:
         waiting: names of the states of pending jobs.
         running: names of the states of running jobs; jobs in any other state have ended.
         cancel: program that cancels jobs.
-        requeue: command that requeues job ``{}``; empty if the exit status does so.
+        requeue: command that requeues job ``{}``; empty if ``requeue_status`` is enough.
         requeue_status: exit status of a job that is requeued.
         job_variables: environment variables with the job's number; the first that is set counts.
         task_variable: environment variable with the index of the array task.

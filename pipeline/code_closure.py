@@ -30,9 +30,10 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
         scripts: module names, such as "analysis.causal_stories"; symbolic links are resolved.
 
     Returns:
-        For each script, the SHA-256 of the syntax tree of each module of the repository that it
-        runs, by dotted name; and the versions of Python and of the packages affecting numerical
-        results that these modules import, directly or indirectly.
+        A pair of mappings for each script. The first maps the dotted name of each module of the
+        repository that the script runs to the SHA-256 of the module's syntax tree. The second holds
+        the versions of Python and of the packages that these modules import, directly or
+        indirectly, as far as the packages affect numerical results.
 
     Raises:
         UserError: if a file is not valid Python.
@@ -57,8 +58,8 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
 def _module(name: str) -> tuple[str | None, set[str]]:
     """Return the checksum of a module, and the names that it imports.
 
-    The checksum is None for names that are not modules of the repository: third-party packages,
-    and attributes of a module, which import that module.
+    The checksum is None for names that are not modules of the repository. They are third-party
+    packages, or attributes of a module; an attribute counts as importing its module.
     """
     parent, _, _ = name.rpartition(".")
     imported = {parent} - {""}  # the __init__ of the parent package runs first

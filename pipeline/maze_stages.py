@@ -18,7 +18,7 @@ COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
 CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")
 EVERYWHERE = "-0.05"  # coefficient at all layers at once
 OFFSETS = ("1", "2", "3", "5")
-ALL_CHANNELS_VALUE = "1"  # value of the set cell in all chosen channels; the strongest alone: 5.5
+ALL_CHANNELS_VALUE = "1"  # value of a cell set in all chosen channels; 5.5 in the strongest alone
 EXACT_FORKS = 20  # number of forks with exact probabilities for the vector to the corner
 CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
 REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")
@@ -44,8 +44,8 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
 
 
 def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
-    """Return the stages of the main experiment on a maze agent: fields of a few mazes, and the maze
-    page.
+    """Return the stages of the main experiment that study a maze agent: fields of a few mazes, and
+    the maze page.
 
     Args:
         preset: agent and number of mazes; None for no stages.

@@ -49,7 +49,7 @@ class SimulatorTrainingPreset:
     """Training of the simulator: values that override the parameter set.
 
     Attributes:
-        max_batches: number of batches; 0 for the number of epochs of the parameter set.
+        max_batches: maximum number of batches; 0 to train for the parameter set's epochs.
         batch_size, num_sim_steps: batch size and number of simulated steps; None for the value of
             the parameter set.
     """
@@ -65,7 +65,8 @@ class Interventions:
 
     Attributes:
         num_episodes: number of levels, played once with each direction removed.
-        directions: numbers of the directions, such as "0 to 3"; None for the parameter set's.
+        directions: numbers of the directions, such as "0 to 3"; None for those of the parameter
+            set.
         num_controls: number of random directions.
     """
 
@@ -79,7 +80,7 @@ class OptimisedStarts:
     """Latent optimisation of start vectors of the simulator.
 
     Attributes:
-        targets: names of the objectives.
+        targets: names of the targets.
         num_starts: number of starts per objective.
         iterations: number of optimisation steps.
         num_recorded: number of recorded starts; half of them are used for comparison.
@@ -93,7 +94,7 @@ class OptimisedStarts:
 
 @dataclasses.dataclass(frozen=True)
 class MazePieces:
-    """Part of the main experiment on a maze agent.
+    """Settings of the part of the main experiment that studies a maze agent.
 
     Attributes:
         agent_file: file of the maze agent.
@@ -127,7 +128,7 @@ class Preset:
         manual_action_starts: number of recorded starts that are simulated with nine fixed actions.
         optimised_starts: latent optimisation of start vectors.
         interventions: interventions on the hidden state.
-        mazes: part on a maze agent; None to leave it out.
+        mazes: study of a maze agent; None to leave it out.
     """
 
     parameters: str
@@ -164,11 +165,13 @@ class MazePreset:
         agent_files: files of the agents, relative to the repository.
         distribution_mode: mode of the maze game.
         seed: seed of all stages.
-        region: rows and columns of the cheese region in the training of the confined agent.
+        region: number of rows and columns of the region in which the cheese lay when the agent was
+            trained.
         evaluated_levels: number of levels for each position of the cheese.
-        behaviour_forks, steering_forks: number of mazes with a fork for behaviour and steering.
+        behaviour_forks, steering_forks: numbers of mazes with a fork for the studies of behaviour
+            and of steering.
         num_controls: number of controls of each kind.
-        source_forks: number of forks for vectors of other levels.
+        source_forks: number of forks for the study of vectors of other levels.
         layer_forks: number of forks for patching each layer alone.
         field_forks: number of forks whose entire fields are compared.
         channel_mazes: number of mazes for choosing channels.
@@ -205,7 +208,8 @@ class MazePreset:
 
     @property
     def agents(self) -> dict[str, Path]:
-        """Agent files by name: the name of the folder for ``model.pth``, else of the file."""
+        """Agent files by name. An agent is named after its file, or after its folder if the file is
+        called ``model.pth``."""
         files = [ROOT / file for file in self.agent_files]
         return {file.parent.name if file.name == "model.pth" else file.stem: file
                 for file in files}

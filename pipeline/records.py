@@ -1,4 +1,4 @@
-"""Records of the stages of an experiment: reader and writer.
+"""Read and write the records of an experiment's stages.
 
 Files in the output folder::
 
@@ -355,7 +355,8 @@ class Experiment:
         save_json(self.folder / f"stage_{stage}.json", dataclasses.asdict(record))
 
     def recorded_outputs(self) -> set[Path]:
-        """Return all files in the records, including those of stages that no longer exist."""
+        """Return all output files named in records, even in records of stages that no longer exist.
+        """
         names = (path.stem.removeprefix("stage_") for path in self.folder.glob("stage_*.json"))
         return {self.path / name for record in filter(None, map(self.record, names))
                 for name in record.outputs}
@@ -386,7 +387,7 @@ class Experiment:
         Args:
             stage: name of the stage.
             shards: number of shards that the stage is divided into.
-            key: digest of the cache key; shards completed for another one are excluded.
+            key: digest of the cache key; shards that were completed with another key are excluded.
         """
         attempts = {part.shard: self.attempt(part) for part in Part(stage, shards).of_shards()}
         return frozenset(shard for shard, attempt in attempts.items() if attempt is not None and (

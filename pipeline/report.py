@@ -199,7 +199,8 @@ class _OwnMarkup(InlineProcessor):
 
 
 class _Links(Treeprocessor):
-    """Convert links of a document to those of its page, and external links to text."""
+    """Convert links of a document to links of the page that shows it, and external links to text.
+    """
 
     def __init__(self, output: Path, document: Path):
         super().__init__()

@@ -110,11 +110,11 @@ class Pipeline:
             elif source is not None:
                 decision = Decision(
                     RUN, NOT_RUN if self.experiment.record(stage.name) is None else
-                    f"it reads what {source} writes, which would be {unsettled[source]}")
+                    f"it reads the output of {source}, which would be {unsettled[source]}")
             else:
                 decision = self.decide(stage)
             if decision.action in (RUN, CONTINUE):
-                unsettled[stage.name] = "made again" if decision.action == RUN else "completed"
+                unsettled[stage.name] = "written again" if decision.action == RUN else "completed"
             yield stage, decision
 
     def run(self) -> Iterator[tuple[Stage, Decision, int]]:
@@ -307,8 +307,9 @@ class Pipeline:
         for source, patterns in stage.needs.items():
             record = self.experiment.record(source)
             if record is None or record.status != DONE:
-                raise UserError(f"{stage.name} reads what {source} writes, which is not finished; "
-                                f"run {source} first, for example with --from {source}")
+                raise UserError(
+                    f"{stage.name} reads the output of {source}, which is not finished; run "
+                    f"{source} first, for example with --from {source}")
             missing = _unmatched(folder, patterns)
             if missing:
                 raise UserError(f"{stage.name} reads {missing} in {folder}, but no file matches; "
@@ -445,8 +446,7 @@ class Pipeline:
                                 "delete it when it runs again; move it elsewhere")
 
     def _set_aside(self, stage: Stage) -> None:
-        """Rename the folder of a complete training, so that the next training does not delete it.
-        """
+        """Rename the folder of a complete training run, so that the next run does not delete it."""
         for path in matches(self.experiment.path, stage.clears):
             aside = path.with_name(f"{path.name}_until_{datetime.datetime.now():%Y%m%d_%H%M%S}")
             os.rename(path, aside)

@@ -41,7 +41,7 @@ class Section:
         anchor: fragment of the section in the page's URL.
         title: the question.
         text: description of the method, in one or two sentences.
-        answer: sentence with placeholders for results of stages: their names in braces.
+        answer: sentence in which the name of a stage, in braces, stands for the stage's result.
         figure: files that answer the question.
         look_for: instructions for reading the figure.
         full_size: results of the full-size run; "" if those of a small run are enough.
@@ -112,7 +112,7 @@ SECTIONS = (
         more=(Files("render", ("videos/*_strip.png",), "Moments of an episode, with the actions."),
               Files("render", ("videos/*_person.mp4",), "Episodes on unseen levels.", 3),
               Files("plot_agent", ("agent/**/plot_for_fig.png",),
-                    "Training curve of the training in this run."))),
+                    "Training curve of the agent that was trained in this run."))),
     Section(
         "simulator", "Does the simulator show the game?",
         "A differentiable copy of the environment, with the frozen agent inside, is trained on "
@@ -164,25 +164,25 @@ SECTIONS = (
         "Gradients through the simulator say which pixels would have raised a function of the "
         "agent some steps later: its value, the log-probability of its action, a direction of its "
         "hidden state. Blue raises, red lowers.",
-        "{saliency}; 1 would mean one map for all functions.",
+        "{saliency}; 1 would mean that all functions have the same map.",
         Files("saliency", ("report/saliency_*.png",),
               "From top to bottom: what the agent sees, then the saliency of its value, of its "
               "action and of one direction."),
         "Look for colour on what matters in the game, such as obstacles and rewards, and for rows "
-        "that differ: what all maps share is a property of no function.",
-        "The mean absolute correlation is 0.79 at the first step and 0.42 at the step that is "
-        "read. From 62 % of the searched starts the agent shows the target in the real game "
-        "(chance 5 %).",
+        "that differ: what all maps share says nothing about a single function.",
+        "The map similarity is 0.79 at the first step and 0.42 at the step at which the functions "
+        "are evaluated. For 62 % of the optimised starts, the agent shows the target in the real "
+        "game (chance: 5 %).",
         (Files("saliency", ("report/saliency_*.png",), "Further samples.", STRIP_SAMPLES),
          Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
-               "Saliency of the value, as films. Purple, with a spatial simulator: cells of its "
+               "Saliency of the value, as videos. Purple, with a spatial simulator: cells of its "
                "state on which the value depends.", 3),
          Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
                "Next to the frames: saliency with gradients through the environment, without, and "
                "the difference.", 2),
          Files("optimise_start", ("samples/made_to_order/penalty_1/videos/*.mp4",),
-               "Starts that were searched for a target: from left to right, the searched start, "
-               "the nearest recorded start simulated, and as it was recorded.", 4),
+               "Starts that were optimised for a target. From left to right: the optimised start, "
+               "and the nearest recorded start, simulated and as recorded.", 4),
          Files("optimise_start", ("samples/made_to_order/targets.png",
                                   "samples/made_to_order/report.md"),
                "Score of each target compared with the best recorded start, and what the real game "
@@ -297,7 +297,7 @@ def page_of(preset: AnyPreset) -> Page:
         f"Analysed: {_which('agent', preset.agent_file)}, in "
         f"{_which('simulator', preset.model_file)}.",
         SECTIONS if preset.mazes is None else (*SECTIONS, MAZES), OPENING, preset.agent_file,
-        # The set's sizes are too small for claims; the full-size results are of this agent.
+        # This parameter set is too small for claims; the full-size results are of this agent.
         preset.parameters == "demo-minutes"
         and "pretrained/coinrun_hard/" in (preset.agent_file or ""))
 

@@ -401,14 +401,15 @@ def _optional_flag(flag: str, value: object | None) -> tuple[str, ...]:
 
 
 def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
-    """Return a ``Stage.result``: number of saliency maps, and correlation between functions."""
+    """Return a ``Stage.result`` that reports the number of saliency maps and the map similarity,
+    which is stored as "specificity"."""
     def result(output: Path) -> str:
         files = find(output, patterns)
         maps = sum(path.match("saliency_*.json") for path in files)
         steps = [step for path in files if path.match("specificity*.json")
                  for step in read_json(path)["correlations"] if step is not None]
         return f"{maps} saliency maps" + (
-            f"; mean |r| of {np.mean(steps):.2f} between those of different functions"
+            f"; map similarity (mean |r| between functions) {np.mean(steps):.2f}"
             if steps else "")
     return result
 

@@ -99,14 +99,14 @@ class StagePlan:
     Attributes:
         name: name of the stage.
         decision: decision of the pipeline about the stage.
-        sources: stages whose output it reads.
+        sources: stages whose output this stage reads.
         shards: number of shards to divide it into; 0 or 1 for an undivided stage.
         done: numbers of the shards that are already complete.
         submitted: jobs of an earlier submission; None if there are none.
-        action: SETTLED: complete and valid; KEPT: its jobs are already queued or running; LEFT: not
-            selected; SUBMIT: to be submitted.
+        action: SETTLED (complete and valid), KEPT (its jobs are already queued or running), LEFT
+            (not selected) or SUBMIT (to be submitted).
         why: reason for the action.
-        after: stages whose last job it waits for.
+        after: stages whose last job this stage waits for.
         tasks: numbers of the shards to compute.
         cancels: numbers of jobs to cancel first, because they would wait forever.
     """
@@ -205,7 +205,7 @@ class Submitter:
             shards, done = self._resources[stage.name].shards, frozenset[int]()
             if decision.action == CONTINUE:
                 if submitted and self._experiment.shard_files(stage.name):
-                    shards = submitted.shards  # of which partial results exist
+                    shards = submitted.shards  # the partial results are divided in this way
                 done = self._experiment.shards_done(stage.name, shards, decision.key)
             stages.append(StagePlan(stage.name, decision, tuple(self._pipeline.sources(stage)),
                                     shards, done, submitted))

@@ -198,7 +198,7 @@ def test_a_recordings_failures_have_the_causes_that_playing_found(tmp_path, caps
     values = list(found.values())
     assert {cause: row["failures"] for cause, row in counted.items()} == {
         cause: values.count(cause) for cause in causes_of("coinrun")}
-    assert values and "failed by" in capsys.readouterr().out
+    assert values and "cause of failure" in capsys.readouterr().out
 
     path = folder.steps_file(0)
     steps = pd.read_csv(path)

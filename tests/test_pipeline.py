@@ -183,7 +183,7 @@ def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, chang
                                                             changes, expected):
     change_parameters(**changes)
     found = planned(run(finished, "--dry_run"))
-    direct = {name: why for name, why in found.items() if not why.startswith("it reads what")}
+    direct = {name: why for name, why in found.items() if not why.startswith("it reads the output")}
     assert direct == expected
     readers = set(expected)
     for stage in STAGES:  # whoever reads what these write, and so on
@@ -413,8 +413,8 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
     (["--preset", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
     (["--exp_name", "a/b"], "--exp_name is part of folder names"),
     (["--only", "evaluate"], "run train_agent first"),
-    (["--only", "simulate"], "simulate reads what record writes, which is not finished; run record "
-                             "first")])
+    (["--only", "simulate"], "simulate reads the output of record, which is not finished; run "
+                             "record first")])
 def test_mistakes_are_one_sentence(refused, tmp_path, more, sentence):
     assert sentence in refused(tmp_path / "new", *more)
 
@@ -593,8 +593,8 @@ def test_report_has_the_numbers_of_the_stages(finished):
             *better, len(losses)),
         "hidden_states": f"{enough} components hold 95 % of the variance",
         "env_states": "3 clusters",
-        **{f"saliency{kind}": "36 saliency maps; mean |r| of {:.2f} between those of different "
-           "functions".format(np.mean([step for path in find(finished, [
+        **{f"saliency{kind}": "36 saliency maps; map similarity (mean |r| between functions) "
+           "{:.2f}".format(np.mean([step for path in find(finished, [
                f"samples/informed_init/sample_*/specificity{kind}.json"])
                for step in json.loads(path.read_text())["correlations"] if step is not None]))
            for kind in ("", WITHOUT_ENV_GRADS)},
