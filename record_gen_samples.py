@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
                  arm: Sequence[Patch]) -> list[str]:
-    """Return the names of the requested sample folders: unaltered, with a swap, with patches."""
+    """Return the names of the requested folders of unaltered, swapped and patched samples."""
     swapped = configured_name(parameters.get(SwapConfig), args.random_directions)
     return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
             *([f"{plan.folder_name}_patched_{arm_name(arm)}"] if arm else [])]

@@ -169,7 +169,7 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     Returns:
         Entry ``state`` of the state dict of an Adam optimiser over ``policy.parameters()``. It maps
         each parameter's position to ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``,
-        which have the parameter's shape. If the file lacks ``init_hx``, it has no entry.
+        which have the parameter's shape. ``init_hx`` has no entry if the file lacks it.
 
     Raises:
         UserError: if the file has no optimiser state, or one that does not fit its weights.

@@ -25,7 +25,8 @@ _DEPENDENT = 1e-5  # singular values below this fraction of the largest count as
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """Edit a' = a - s P a at every cell, where P is the projection onto the span of the directions.
+    """Edit of a layer's output a, which becomes a' = a - s P a at every cell. P is the projection
+    onto the span of the directions.
 
     A direction for a layer with C channels has C or 2 C entries, called slots. With 2 C slots, the
     first C stand for max(a, 0) and the last C for max(-a, 0). In this case P acts on the slots, and
@@ -66,7 +67,7 @@ class Edit:
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:
-        """Return the columns of the basis mapped from slots to channels (C, R)."""
+        """Return the columns of the basis, mapped from slots to channels, (C, R)."""
         if self.signed(channels):
             return self.basis[:channels] - self.basis[channels:]
         return self.basis

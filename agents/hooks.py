@@ -154,7 +154,7 @@ class _BoundPatch:
 
 
 class ActivePatches:
-    """Patches of one ``patched`` block, in order.
+    """Patches of one ``with patched(...)`` block, in the order in which they are applied.
 
     Attributes:
         layers: names of the patched layers.
@@ -292,13 +292,13 @@ class _HookStack:
 
     @classmethod
     def of(cls, policy: Policy) -> _HookStack | None:
-        """Return the stack of a policy, or None if no block is active."""
+        """Return the stack of a policy, or None outside of ``patched`` and ``cached`` blocks."""
         return policy.__dict__.get(_ATTRIBUTE)
 
     @classmethod
     @contextlib.contextmanager
     def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
-        """Add a block to the policy's active blocks inside the ``with`` statement."""
+        """Context manager: activate the patches or the cache of one block."""
         stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
         stack.blocks.append(block)
         for layer in block.layers:
@@ -344,8 +344,8 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
 
     Args:
         patches: mapping from layer names to functions, which map the layer's output (R, *shape),
-            float32, to values of the same shape; or a list of ``Patch`` objects. Patches of one
-            output are applied in the given order.
+            float32, to values of the same shape; or a list of ``Patch`` objects. Patches of the
+            same output are applied in the given order.
         std: standard deviations of the layers' units, by layer name, as arrays that broadcast to
             the layer's shape. ``ActivePatches.changes`` reports sizes in these units. See
             ``ReferenceSet.std``.
@@ -418,7 +418,7 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
         batch_size: number of rows of the whole batch.
 
     Raises:
-        UserError: if the attached metadata has another number of frames than the batch.
+        UserError: if the attached metadata does not have one row per row of the batch.
     """
     stack = _HookStack.of(policy)
     info = None if stack is None else stack.info
@@ -429,12 +429,13 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
 
 
 def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
-    """Disable the surrounding blocks inside the ``with`` block; nested blocks still work."""
+    """Disable patches and caches of surrounding ``with`` blocks; those of nested blocks work."""
     return _temporarily(policy, blocks=[], info=None, is_continued=False)
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:
-    """Return the active patches of a policy, one entry per enclosing ``patched`` block."""
+    """Return the active patches of a policy, one entry per enclosing ``with patched(...)`` block.
+    """
     stack = _HookStack.of(policy)
     return [] if stack is None else [block for block in stack.blocks
                                      if isinstance(block, ActivePatches) and block.layers]

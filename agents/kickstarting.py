@@ -51,8 +51,8 @@ def kickstart_losses(output: PolicyOutput, teacher_log_probs: Tensor,
 
     Returns:
         Means over frames, each (): ``distillation_loss``, the cross-entropy from the teacher's
-        policy to the student's; ``teacher_kl``, their KL divergence in nats, without gradient;
-        and ``value_distance``, half the squared difference between their values.
+        policy to the student's; ``teacher_kl``, KL(teacher ‖ student) in nats, without gradient;
+        and ``value_distance``, half the squared difference between the two values.
     """
     probabilities = teacher_log_probs.exp()
     distillation_loss = -(probabilities * output.log_probs).sum(dim=-1).mean()

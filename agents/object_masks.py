@@ -51,7 +51,7 @@ class ObjectPainter:
         self._view = StateView(config)
 
     def draw(self, state: LevelState) -> ObjectPictures:
-        """Render a state with and without each kind; kinds out of view reuse the frame."""
+        """Render a state completely, and without each kind of object that is in view."""
         frame = self._view.draw(state.to_bytes())
         return ObjectPictures(frame, np.stack([
             self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame

@@ -75,7 +75,7 @@ def _rows(x: Tensor) -> np.ndarray:
 
 @njit(inline="always", **_JIT)
 def _key(bits):
-    """Map the bits of a bfloat16 to an int16 that has the same order; NaN is the highest."""
+    """Map the bits of a bfloat16 to an int16 such that order is preserved; NaN is the highest."""
     if bits & np.int16(0x7FFF) > np.int16(0x7F80):
         return np.int16(HIGHEST)
     return np.int16(bits ^ ((bits >> np.int16(15)) & np.int16(0x7FFF)))

@@ -177,7 +177,7 @@ def _reference(steps: Iterable[tuple[Episode | EpisodeArrays, int]],
     """Create a reference set from one step of each episode.
 
     Args:
-        steps: episodes, each with the number of the step.
+        steps: pairs of an episode and the number of a step.
         description: settings that the reference set depends on.
     """
     frames, hidden_states = zip(*((episode.frames[step], episode.hidden_states[step])

@@ -46,10 +46,10 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
         slot: number of the slot.
         folder: the recording.
         episode: number of the episode.
-        last: last row to replay, before the terminal row.
+        last: last row to replay; it must precede the terminal row.
 
     Yields:
-        Number of each row up to ``last``; at this moment the slot shows the row's frame.
+        Number of each row up to ``last``, at the moment when the slot shows the row's frame.
 
     Raises:
         UserError: if a frame or the end of the episode differs from the recording (the message

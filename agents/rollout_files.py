@@ -169,8 +169,9 @@ class RolloutFolder(ResultStore):
 
         Args:
             numbers: numbers of the episodes.
-            stored: stored digests. An episode's digest is used if its size is unchanged and none of
-                its files is newer than ``stored_at``; otherwise its files are read.
+            stored: stored digests. An episode's stored digest is returned if the total size of its
+                files is unchanged and no file is newer than ``stored_at``; otherwise the files are
+                read.
             stored_at: time in nanoseconds; -1 to read all files.
         """
         result: dict[str, list[int | str]] = {}

@@ -143,7 +143,7 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Load the teacher if its losses still have a weight at the time step of ``state``.
+        """Load the teacher, unless the weights of its losses are 0 from ``state`` on.
 
         Raises:
             UserError: if the file is missing, not an agent file, or has changed during the run.
@@ -367,7 +367,7 @@ class TrainingRun:
 
 
 def _recent_mean(name: str, mean: float, statistics: EpisodeStatistics) -> str:
-    """Format a mean over recent episodes, with their number if the window is not full."""
+    """Format a mean over the last episodes, with their number while the window is not full."""
     number = len(statistics.recent_returns)
     return f"{name} {mean:.2f}" + (f" ({number} episodes)" if number < statistics.WINDOW else "")
 

@@ -107,7 +107,7 @@ def measure(script: str, work: Path) -> None:
 
     Args:
         script: name of the script, a key of STAGES.
-        work: folder with the inputs, for new output folders.
+        work: folder that contains the inputs, and in which output folders are created.
     """
     stage = STAGES[script]
 

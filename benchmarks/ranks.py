@@ -50,12 +50,12 @@ BATCHES = 5  # batches of the simulator's training per measurement
 
 
 class TrainingProcess:
-    """One process of a training run. A call does a unit of work, first without and then with
-    measurement, and returns the measured duration in seconds.
+    """One process of a training run. A call runs the work several times, first unmeasured and then
+    measured, and returns the duration of the measured runs in seconds.
 
     Args:
-        make: maps a world (the connected processes) to the function that does a unit of work.
-        unmeasured, measured: number of calls of this function before and in a measurement.
+        make: maps a world (the connected processes) to the function that does the work.
+        unmeasured, measured: numbers of unmeasured and of measured runs per call.
         rank: rank of the process.
         size: world size.
         port: port of the rendezvous.
@@ -110,12 +110,12 @@ def slowest(calls: list[Callable[[], Future]]) -> float:
 
 def measure(name: str, make: Callable[[Distributed], Callable], repeats: tuple[int, int],
             unit: str, amount: int) -> None:
-    """Measure and print the speedup of a training by two processes.
+    """Measure and print the speedup of training by two processes.
 
     Args:
-        name: name of the training, for the output.
+        name: name of what is trained, for the output.
         make: see ``TrainingProcess``.
-        repeats: number of calls of the work before and in a measurement.
+        repeats: number of calls of the work before a measurement, and number in it.
         unit: name of the items processed, in the plural.
         amount: number of items per measurement.
     """

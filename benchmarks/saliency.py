@@ -3,8 +3,8 @@
 The plain variant is a direct transcription of the definition. For every function, it runs a forward
 pass over all steps and computes the gradients of the function's scalar. The agreement of both
 variants is checked first. Durations are per map, where a map belongs to one function and one
-sample; at the published sizes, it takes 9 perturbed copies of the sample and 10 steps. Variants are
-measured alternately in one process, because the speed of a machine drifts.
+sample; at the published sizes, a map takes 9 perturbed copies of the sample and 10 steps. Variants
+are measured alternately in one process, because the speed of a machine drifts.
 
     python -m benchmarks.saliency      about a minute on two cores
 """

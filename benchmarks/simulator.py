@@ -2,8 +2,8 @@
 
 The plain variant is a direct transcription of the algorithm: it computes in float32 on contiguous
 tensors, one time step at a time, and uses the default memory settings of the C library. The
-agreement of both variants is checked. They are measured alternately, because the speed of a machine
-drifts, and in separate processes.
+agreement of both variants is checked. The variants are measured alternately, because the speed of a
+machine drifts, and in separate processes.
 
     python -m benchmarks.simulator           about three minutes on two cores
 """

@@ -1,4 +1,4 @@
-"""Reading of YAML files into dataclasses with checked keys and types, and storage of settings."""
+"""Read YAML files into dataclasses, checking keys and types, and store the settings of a run."""
 
 from __future__ import annotations
 

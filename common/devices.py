@@ -81,8 +81,8 @@ def num_jobs(num_rows: int | None = None) -> int:
     cores.
 
     Args:
-        num_rows: number of rows of the data. Below ROWS_FOR_THREADS, one thread is returned, which
-            is then faster.
+        num_rows: number of rows of the data. With fewer than ROWS_FOR_THREADS rows, the result is
+            1, because one thread is faster.
     """
     if num_rows is not None and num_rows < ROWS_FOR_THREADS:
         return 1

@@ -42,7 +42,7 @@ _times_connected = itertools.count()
 
 
 class LostProcess(UserError):
-    """Raised if another process of the training has ended or cannot be reached."""
+    """Raised if another process of the training run has ended or cannot be reached."""
 
     def __init__(self):
         super().__init__("another process of this training has ended or cannot be reached, so "
@@ -172,7 +172,7 @@ class Distributed:
         """Sum the gradients of parameters over all ranks, in place.
 
         Processes on the CPUs of one machine use shared memory; all others send messages. A missing
-        gradient counts as 0. If no rank has a gradient of a parameter, it remains None.
+        gradient counts as 0. If no rank has a gradient of a parameter, this gradient stays None.
         """
         if not self.is_distributed:
             return
@@ -305,7 +305,7 @@ def _barrier() -> None:
 
 @contextlib.contextmanager
 def init_distributed() -> Iterator[Distributed]:
-    """Connect this process to the other ranks of the training until the end of the block.
+    """Connect this process to the other ranks of the training run until the end of the block.
 
     In the block, only rank 0 logs messages. An error raised by all ranks is reported once; an error
     of a single rank ends the other ranks silently. If torchrun is killed, all ranks receive

@@ -66,8 +66,8 @@ def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
 
     Args:
         path: file to write.
-        through: folder for the temporary file, on the same file system, if several processes may
-            write ``path`` at the same time; by default the folder of ``path``.
+        through: folder for the temporary file, by default the folder of ``path``. Processes that
+            may write ``path`` at the same time need different folders, on the same file system.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def remove_folder(path: Path) -> None:
 
     Raises:
         UserError: if it is a symbolic link.
-        PermissionError: if part of its contents may not be deleted; nothing is deleted then.
+        PermissionError: if a part of the contents may not be deleted; then nothing is deleted.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "

@@ -80,8 +80,8 @@ class ResultStore:
         schema: schema of the folder.
 
     Attributes:
-        is_open: whether the folder was opened and items may be missing; False for a shard if all
-            shards are joined already.
+        is_open: whether the folder was opened for writing; stays False for a shard if the results
+            of all shards exist already.
     """
 
     def __init__(self, path: Path, schema: Schema):

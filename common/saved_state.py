@@ -1,4 +1,4 @@
-"""Validation of a run's saved state before it is resumed."""
+"""Validation of a run's saved state before the run is resumed."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class CameraState:
 
 
 def near_player(memory: Tensor) -> Tensor:
-    """Concatenate the memory in the four cells around the player with its mean over all cells.
+    """Concatenate the memory of the four cells around the player and the mean over all cells.
 
     Args:
         memory: memory of the cells (B, memory_channels, 8, 8).
@@ -277,7 +277,7 @@ def near_player(memory: Tensor) -> Tensor:
 
 
 class CameraMotion(nn.Module):
-    """Predictor of the camera's motion in a step from the centre of the view, memory and action.
+    """Predictor of the camera's motion, from the centre of the view, the memory and the action.
 
     In training mode, the motion memory is the only input that has a gradient.
 

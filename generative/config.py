@@ -71,8 +71,8 @@ class SimulatorConfig:
         memory_channels: number of memory channels of each cell.
         scene_channels: number of memory channels of each cell for objects that move through the
             level.
-        motion_dim: size of the memory of the camera's motion. Its size, the 9 other numbers of the
-            camera, and the channels of all cells add up to ``deter_dim``.
+        motion_dim: size of the memory of the camera's motion. It adds up to ``deter_dim`` with the
+            9 other numbers of the camera and the channels of all cells.
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.

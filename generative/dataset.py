@@ -79,7 +79,7 @@ class WindowPlace:
 
     Attributes:
         episode: number of the episode on disk.
-        frame: number of the frame in the episode; for a window, of its last initial frame.
+        frame: number of a frame in the episode; for a window, its last initial frame.
     """
 
     episode: int

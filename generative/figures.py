@@ -147,8 +147,8 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
-    """Plot, for each kind of object that was in view, the share shown (top) and the squared error
-    on its pixels (bottom).
+    """Plot, for each kind of object that was in view, the share of objects that the simulator shows
+    (top) and the squared error on their pixels (bottom).
 
     Args:
         table: table from ``loss_over_time.table_of``.

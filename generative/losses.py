@@ -146,7 +146,7 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         pixel_weights: weights of the squared errors of the images (T, B, H, W); None for 1.
         all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers only
             some of its windows; None if it covers all windows.
-        true_camera: velocity and displacement of the camera (T, B, 4); None sets its loss to 0.
+        true_camera: velocity and displacement of the camera (T, B, 4); None for no camera loss.
         agent_windows: slice of the windows in which the agent acted, which is every n-th window of
             the whole batch. The agent-state loss is divided by the share of these windows, so that
             its batch mean estimates the mean over all windows.
@@ -281,8 +281,8 @@ def _entropy(logits: Tensor) -> Tensor:
 def vector_crowding(vectors: Tensor) -> Tensor:
     """Measure the crowding () of vectors (B, V) on the unit sphere.
 
-    log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 off the diagonal and 1 on it; smallest when the
-    vectors are spread over the whole sphere.
+    The crowding is log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 if i ≠ j, and mᵢᵢ = 1. It is
+    smallest when the vectors are spread over the whole sphere.
     """
     unit = functional.normalize(vectors, dim=-1)
     closeness = 2 * unit @ unit.T - 2  # (B, B)

@@ -175,7 +175,7 @@ def published_state(simulator: Simulator,
 
 
 def _in_published_order(layout: dict) -> dict:
-    """Sort a mapping by published keys in the order of a published file."""
+    """Return a mapping whose keys are sorted as in a published file."""
     def place(key: str) -> list[int]:
         return [int(part) if part.isdigit() else _ORDER.index(part) if part in _ORDER else 0
                 for part in key.split(".")]

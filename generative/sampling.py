@@ -286,7 +286,7 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
 
 def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
                   plan: SamplingPlan) -> None:
-    """Write the missing videos of a start and its samples."""
+    """Write the missing videos of the samples from one start, and of the start itself."""
     for number in numbers:
         if not folder.has("video", number):
             write_video(folder.file_of("video", number), film(folder.sample(number)),

@@ -147,8 +147,8 @@ class Simulator(nn.Module):
     """The generative model: a learned environment and a frozen agent.
 
     Args:
-        config: settings of the simulator. If ``agent_hidden_size`` is None, the attribute
-            ``config`` has the agent's size instead.
+        config: settings of the simulator. If their ``agent_hidden_size`` is None, the attribute
+            ``config`` has the hidden size of the agent instead.
         policy: a trained agent; its parameters are frozen in place.
 
     Raises:
@@ -229,7 +229,8 @@ class Simulator(nn.Module):
                 vector_noise: Tensor | None = None,
                 true_camera: tuple[Tensor, Tensor] | None = None,
                 agent_windows: slice = ALL_WINDOWS) -> Simulation:
-        """Run the training pass: z from the posterior, true actions, true initial agent state.
+        """Run the training pass, with z from the posterior and recorded actions. The agent starts
+        from its recorded hidden state.
 
         Args:
             batch: recorded windows, aligned with simulated steps.
@@ -240,8 +241,8 @@ class Simulator(nn.Module):
                 again.
             true_camera: velocity and displacement of the camera in each step (T, B, 4), and a mask
                 of the steps in which they replace the predicted ones, bool (T, B).
-            agent_windows: windows in which the agent acts. Its states, log-probabilities, values
-                and actions are returned for these windows only.
+            agent_windows: windows in which the agent acts. The agent's states, log-probabilities,
+                values and actions are returned for these windows only.
 
         Raises:
             UserError: if any patch is active.

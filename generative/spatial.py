@@ -1,8 +1,8 @@
 """The spatial architecture: encoder, cell and decoder whose state is a grid.
 
 The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pixels, and a few
-global numbers. Part of the grid is the *canvas*: an image of what was in view in the last initial
-frame, which never changes. The cell predicts the motion of the camera and accumulates it in the
+global numbers. Part of the grid is the *canvas*: an image of the last initial frame. The canvas
+stays the same in all steps. The cell predicts the motion of the camera and accumulates it in the
 *displacement*. The canvas, shifted by the displacement, shows the part of the view that was visible
 in the last initial frame, so static objects keep their shape. The rest of the grid is the memory of
 two convolutional GRUs. The *scene* has the coordinates of the canvas, and changes the canvas before
@@ -189,7 +189,7 @@ class ConvGRU(nn.Module):
 
 
 class SpatialEncoder(nn.Module):
-    """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
+    """Encoder of initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
     The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
     recovers the norm that is lost in normalisation. The camera's velocity and phase are added to
@@ -259,7 +259,7 @@ class SpatialEncoder(nn.Module):
 
 
 class SpatialStart(nn.Module):
-    """Maps bottleneck vectors to the state before the first step.
+    """Network that maps bottleneck vectors to the state before the first step.
 
     The code is divided by the mean of its last channel. Vectors that do not come from the encoder
     can have any mean there, so the divisor has a lower limit.
@@ -331,7 +331,7 @@ class NoEmbedding(nn.Module):
 
 
 class SceneFeatures(nn.Module):
-    """Computes features (N, W / 2, 8, 8) of the canvas and the scene."""
+    """Network that computes features (N, W / 2, 8, 8) of the canvas and the scene."""
 
     def __init__(self, config: SimulatorConfig):
         super().__init__()
@@ -448,7 +448,7 @@ class Refinement(nn.Module):
 
 
 class SpatialDecoder(nn.Module):
-    """Decodes image, reward and terminal from the state.
+    """Decoder of image, reward and terminal from the state.
 
     Args:
         config: sizes of the networks.

@@ -70,8 +70,8 @@ class SimulatorTraining:
 
     Args:
         folder: the run's folder. If it holds checkpoints, the run resumes from the newest one;
-            otherwise the run is new, and the attribute ``folder`` has a number appended if another
-            run has this name.
+            otherwise the run is new, and the attribute ``folder`` has a number appended if the
+            folder belongs to another run.
         settings: settings of the run.
         compute: device and precision.
         world: the group of training processes; each creates its own ``SimulatorTraining`` with the
@@ -466,7 +466,7 @@ def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
 
 
 class _Speed:
-    """Measures training speed: frames per second, and the share of time spent waiting for data."""
+    """Meter of training speed: frames per second, and the share of time spent waiting for data."""
 
     def __init__(self, reader: BatchReader, frames_per_batch: int):
         self._reader, self._frames_per_batch = reader, frames_per_batch

@@ -70,7 +70,7 @@ class ClusterConfig:
         stop_lead: time between the stop signal and the end of a job, such as "10 min".
         max_sittings: maximum number of starts of a job, which is requeued when its time is up.
         slurm_options, lsf_options: further options of sbatch and bsub for every job.
-        training: requests for the trainings of agent and simulator.
+        training: requests for training the agent and the simulator.
         gpu: requests for other stages that can use a GPU.
         cpu: requests for all remaining stages.
         stages: values that override those of the group, by stage.
@@ -94,7 +94,7 @@ class ClusterConfig:
         """Return the resource requests of a stage's jobs, with at most ``max_shards`` shards.
 
         Raises:
-            UserError: if several processes are requested for a stage other than a training.
+            UserError: if several processes are requested for a stage that is not in TRAINING.
         """
         group = (self.training if stage.name in TRAINING else
                  self.gpu if takes_device(stage.script) else self.cpu)
@@ -224,8 +224,8 @@ class Scheduler:
         log_names: suffixes of the names of logs, for a job and for an array task.
         wrap: prefix of the last argument, which contains the job's command line.
         number: pattern of the job number in the output of ``program``.
-        queue: command that lists the user's jobs, including ended ones: job, task, state, time,
-            host and reason, separated by |.
+        queue: command that lists the user's jobs, including ended ones. It prints a line per job:
+            job, task, state, time, host and reason, separated by |.
         waiting: names of the states of pending jobs.
         running: names of the states of running jobs; jobs in any other state have ended.
         cancel: program that cancels jobs.

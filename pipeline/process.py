@@ -26,8 +26,8 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
-    """Return the arguments of torchrun, which stand between the Python executable and the module of
-    a distributed training.
+    """Return the arguments that start a distributed training run by torchrun. They stand between
+    the Python executable and the module of the script.
 
     Args:
         number: number of processes on this machine, one per GPU.
@@ -50,7 +50,7 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
         hyperparams: contents of the parameter files, passed to the script.
         preload: modules to import once in a fork server, from which the process is forked. None in
             a cluster job, where signals would end the fork server first.
-        torchrun: arguments that start a distributed training; None for a single process.
+        torchrun: arguments from ``torchrun_arguments``; None for a single process.
 
     Returns:
         The exit status (128 + signal number if a signal ended the process), and the signals that

@@ -150,7 +150,7 @@ class Pipeline:
 
         Args:
             job: number of the job in the scheduler.
-            torchrun: arguments that start a distributed training; None for a single process.
+            torchrun: arguments from ``torchrun_arguments``; None for a single process.
 
         Raises:
             UserError: if shards cannot be joined because some are incomplete, or an input is

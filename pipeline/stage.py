@@ -163,7 +163,8 @@ def object_parameters(game: str) -> dict[str, object]:
 def recording_parameters(preset: Preset | AttributionPreset) -> dict[str, object]:
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
-    They are the action noise of the game, swaps, and the number of episodes played at a time.
+    They are the action noise of the game, the swap of directions in the agent's hidden state, and
+    the number of episodes played at a time.
     """
     return {**flattened(vars(load_action_noise(preset.env_name)), "action_noise."),
             **ParameterSet(preset.parameters).named(SwapConfig),

@@ -337,10 +337,10 @@ def status_of(record: Record | None, submitted: Submitted | None,
     Args:
         record: record of the stage; None if there is none.
         submitted: submitted jobs of the stage; None if there are none.
-        attempts: last attempts of its jobs, shards first.
-        entries: its submitted jobs in the scheduler's list.
-        line: last line of its log.
-        waits: whether a stage whose output it reads is unfinished.
+        attempts: last attempts of the stage's jobs, shards first.
+        entries: submitted jobs of the stage in the scheduler's list.
+        line: last line of the stage's log.
+        waits: whether the stage reads the output of an unfinished stage.
     """
     alive = [entry for entry in entries if entry.state != ENDED]
     if record is not None and record.status == DONE and not alive:

@@ -234,7 +234,8 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """Format the effects of each intervention, then the range of the controls of each pattern.
+    """Format the effect of each intervention, then the range over the controls of each pattern
+    (kind of intervention).
 
     Args:
         table: effects table of interventions and controls.

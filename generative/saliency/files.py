@@ -115,8 +115,8 @@ class SaliencyFolder(ResultStore):
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
         """Functions whose saliency is finished, by sample number.
 
-        Published saliency has no description files. If none of these samples has any, a function
-        with all its arrays counts as finished.
+        Published saliency has no description files. Therefore, if no sample has such a file,
+        the functions whose arrays are complete count as finished.
         """
         described = {number: self._functions(number, "description") for number in numbers}
         if any(described.values()):

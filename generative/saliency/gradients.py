@@ -71,7 +71,7 @@ class SaliencyFunction:
         """Return the number of steps that must be simulated to compute the function.
 
         Args:
-            common_timesteps: steps at which functions are read.
+            common_timesteps: steps at which functions are evaluated.
             num_steps: number of steps of the sample.
         """
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
@@ -83,7 +83,7 @@ class SaliencyFunction:
 
         Args:
             steps: simulated steps of the batch.
-            common_timesteps: steps at which the function is read.
+            common_timesteps: steps at which the function is evaluated.
             coordinates: maps hidden states to coordinates along directions; None if the function is
                 not a direction.
         """
@@ -185,15 +185,15 @@ def combined_vector(vectors: Tensor) -> Tensor:
 class SaliencyPass:
     """One forward pass, shared by all functions.
 
-    Samples share the batch. Its rows do not interact, so the gradients of the sum of their scalars
-    equal the gradients of each scalar. The simulation ends at the last step that a function needs;
-    later steps have zero gradients.
+    Several samples share a batch. The rows of the batch do not interact, so a single backward pass
+    from the sum of all scalars gives the gradients of each scalar. The simulation ends at the last
+    step that a function needs; later steps have zero gradients.
 
     Args:
         simulator: simulator on the device of ``compute``; its weights need no gradients.
         copies: bottleneck vectors of the samples' copies (G, N, V).
         functions: functions whose gradients will be computed.
-        common_timesteps: steps at which the functions are read.
+        common_timesteps: steps at which the functions are evaluated.
         num_steps: T, number of steps of the samples.
         without_env_grads: detach the action before it enters the environment.
         coordinates: function that maps hidden states to coordinates along directions; None if no
@@ -269,8 +269,8 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
     maps over the view.
 
     Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
-    displacement; cells out of view are not drawn. Gradients with respect to the canvas are several
-    times as large as those with respect to the memory, which therefore has a map of its own.
+    displacement; cells out of view are not drawn. The memory has a map of its own, because
+    gradients with respect to the canvas are several times as large.
 
     Args:
         gradients: gradients with respect to the environment's deterministic states, float32 (T, E).
@@ -353,7 +353,7 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float,
 
 def film(number: int, frames: np.ndarray, actions: np.ndarray,
          renderings: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the frames of a sample next to its renderings, below their titles.
+    """Yield the frames of a sample next to its renderings, each below a title.
 
     Args:
         number: number of the sample.

@@ -60,7 +60,7 @@ class SaliencyPlan:
 
     Attributes:
         functions: functions whose gradients are computed.
-        common_timesteps: steps at which the functions are read.
+        common_timesteps: steps at which the functions are evaluated.
         num_copies: number of copies of a sample; the first copy is the sample itself.
         perturbation_scale: standard deviation of the noise on the vectors of all other copies.
         gaussian_kernel_size: size of the smoothing kernel, in pixels.

@@ -5,11 +5,12 @@ the scale on which optimised starts are scored.
 
 The encoder gives one vector per window, so the aggregate posterior of the starts (Hoffman and
 Johnson 2016; Tomczak and Welling 2018) is a set of points on the unit sphere. Its density is
-estimated by the mean of von Mises-Fisher kernels around those points, the analogue of Gaussians on
-the sphere; their concentration maximises the likelihood of left-out episodes. A Gaussian with the
-vectors' mean and covariance would assign a high density to the space between clusters, where no
-recorded start lies. Activation maximisation in the latent space of a generator needs such a bound:
-without one, it leaves the region that the generator was trained on (Nguyen et al. 2016, 2017).
+estimated by the mean of von Mises-Fisher kernels, the analogue of Gaussians on the sphere, around
+these points. The concentration of the kernels maximises the likelihood of left-out episodes. A
+Gaussian with the vectors' mean and covariance would assign a high density to the space between
+clusters, where no recorded start lies. Searches are penalised where the density is low, because
+unconstrained activation maximisation in the latent space of a generator leaves the region that the
+generator was trained on (Nguyen et al. 2016, 2017).
 
 Letters in shape comments: T steps, B rollouts or vectors, A actions, D agent hidden state, U units
 of a layer, N recorded starts, G targets, V bottleneck vector.

@@ -94,7 +94,7 @@ class SearchPlan:
     """Settings of a search.
 
     Attributes:
-        step: step of the rollout, from 0, at which the target is read.
+        step: step of the rollout, from 0, at which the target is evaluated.
         iterations: number of Adam steps.
         learning_rate: learning rate of Adam, for the entries of the vectors.
         diversity: weight of the crowding penalty.
