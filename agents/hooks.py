@@ -429,7 +429,7 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
 
 
 def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
-    """Disable patches and caches of surrounding ``with`` blocks; those of nested blocks work."""
+    """Disable patches and caches of surrounding ``with`` blocks, but not those of nested blocks."""
     return _temporarily(policy, blocks=[], info=None, is_continued=False)
 
 
