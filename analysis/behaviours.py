@@ -179,7 +179,8 @@ def add_env_flags(parser: Parser) -> None:
 
 
 def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
-    """Compute the features of all steps of the samples of a run, and print their numbers.
+    """Compute the features of all steps in the samples of a run, and print the numbers of steps,
+    samples and features.
 
     Returns:
         Features (M * T, F), and the path and checksum of the file with the environment's

@@ -222,7 +222,7 @@ def compute(run: SampleRun) -> None:
 
 
 def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
-    """Summarise samples in a table with one row each: ``sample`` (its number), ``sum_of_reward``,
+    """Summarise samples in a table with one row each: ``sample`` (number), ``sum_of_reward``,
     ``ends`` (1 if the terminal probability exceeds ENDED at any step, else 0) and ``mean_value``
     (mean value estimate over the steps)."""
     return pd.DataFrame({

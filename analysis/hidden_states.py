@@ -92,7 +92,7 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
 
     Args:
         results: precomputed results; simulated states are drawn if there are any.
-        steps: steps of the same episodes, from ``read_recorded_steps``.
+        steps: steps of the episodes that the results cover, from ``read_recorded_steps``.
         num_paths: number of episodes whose trajectories are drawn.
         seed: seed of the order in which states are drawn and of the choice of trajectories.
 

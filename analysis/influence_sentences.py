@@ -19,7 +19,7 @@ from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from generative.sample_files import SampleArrays
 
 MOST_LISTED = 10  # largest number of influences in one list on a page
-STEADY = 0.9  # share of samples with the median's sign below which "on average" is added
+STEADY = 0.9  # "on average" is added if fewer of the samples have the sign of the median gradient
 
 
 def target_words(target: str) -> str:

@@ -239,7 +239,7 @@ def _opening_sample(content: PanelContent) -> int:
 
 
 def _strip(images: np.ndarray, quality: int) -> str:
-    """Encode images (T, H, W, C) side by side as one WebP file, in the encoding of ``letters``."""
+    """Encode images (T, H, W, C) side by side as one WebP file, as text from ``letters``."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(images), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)

@@ -2,8 +2,8 @@
 the same size as controls.
 
 A control permutes the channels of the edit's directions, with the same permutation for all
-directions. Its strength is chosen such that the norm of its change, averaged over frames, equals
-that of the edit.
+directions. The strength of a control is chosen such that control and edit change the layer by the
+same norm, averaged over frames.
 
 Letters in shape comments: N frames, C channels of the layer, M channels by sign, F directions, R
 rank of an edit, O output channels of a module, P cells.
@@ -30,8 +30,8 @@ _NUM_DRAWN = 500  # number of tried permutations of the channels
 def pool_behind(policy: Policy, layer: str) -> str:
     """Return the path of the L2 pool that reads a layer.
 
-    The published edits project directions out of the pool's output, because they change the weights
-    of the convolution after it.
+    The published edits project directions out of the output of this pool, because they change the
+    weights of the convolution after the pool.
 
     Raises:
         UserError: if another module reads the layer.
@@ -94,8 +94,8 @@ class RandomEdit:
 
     Attributes:
         edit: the random edit.
-        relative: size of the control's change, divided by that of the original edit's change, both
-            at the same strength; the control's strength was divided by this ratio.
+        relative: size of the change by the permuted edit, divided by the size of the change by the
+            original edit at the same strength; the strength of ``edit`` was divided by this ratio.
     """
 
     edit: Edit
@@ -124,7 +124,7 @@ class ChangeSizes:
         self._products = cells @ cells.mT  # (N, M, M)
 
     def of(self, edit: Edit) -> float:
-        """Compute the Euclidean norm of an edit's change, averaged over frames."""
+        """Compute the Euclidean norm of the change by an edit, averaged over frames."""
         basis, back = edit.basis.double(), edit.back(self.channels).double()
         along = basis.T @ self._products @ basis  # (N, R, R)
         squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)

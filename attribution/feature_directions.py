@@ -4,8 +4,8 @@ dataset examples of each feature.
 Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
 al. 2020, "Understanding RL vision", "Feature directions"). Examples are, as in their interface, one
-observation per position of the frame, and the observations in which a feature is strongest. Stored
-are only the number of the observation, a box in it, and the strength of the feature in the box.
+observation per position of the frame, and the observations in which a feature is strongest. Only
+the number of the observation, a box in it, and the strength of the feature in the box are stored.
 
 Letters in shape comments: O observations, C H W channels and grid of a layer, N rows (or patches of
 a thumbnail), M slots, F features, R C positions in the frame.

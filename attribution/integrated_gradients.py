@@ -139,8 +139,8 @@ class Paths:
 
     def at(self, path: np.ndarray, positions: np.ndarray
            ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Return the points at positions (P, S) in [0, 1] of paths (P,), as one batch (P S, …),
-        with the network's other inputs and the actions."""
+        """Return the points at ``positions`` (P, S), from 0 to 1, on the paths with the indices
+        ``path`` (P,): a batch (P S, …), with the network's other inputs and the actions."""
         rows = torch.from_numpy(path).to(self.line.device)
         shares = torch.from_numpy(positions).to(self.line).reshape(
             *positions.shape, *[1] * (self.line.ndim - 1))

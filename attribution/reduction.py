@@ -18,7 +18,8 @@ from sklearn.utils import gen_batches
 from common.devices import give_numba_torchs_threads
 
 _ROWS_PER_BATCH = 2**16
-_DEPENDENT = 1e-10  # unspanned share of a squared length up to which a direction is dependent
+# A direction is dependent if other directions span all but this share of its squared length.
+_DEPENDENT = 1e-10
 
 
 def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
@@ -97,7 +98,8 @@ def nnls(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """Solve non-negative least squares exactly for each row: t >= 0 that minimises |t V - x|.
 
     Lawson and Hanson (1974), "Solving least squares problems", chapter 23, on the normal equations.
-    SciPy's solver takes 0.2 ms per row with eight directions; a layer of 512 frames has a million.
+    SciPy's solver takes 0.2 ms per row with eight directions, and 512 frames can have a million
+    rows.
 
     Args:
         rows: x (N, M).

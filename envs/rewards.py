@@ -43,7 +43,7 @@ class RewardNormalizer:
     def scale(self) -> float | None:
         """Current factor from raw to normalised rewards; None before the first reward.
 
-        Normalised rewards are clipped, so a reward of 10 in CoinRun never exceeds 10.
+        The factor never raises the largest reward above CLIP.
         """
         return (clipped_scale(np.sqrt(self.variance + self.EPSILON), self.largest)
                 if self.largest else None)

@@ -236,7 +236,7 @@ def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Calla
         The new vector, or a function of the same kind as ``vector``.
 
     Raises:
-        UserError: if the patch changes a single entry.
+        UserError: if the patch changes only one entry.
     """
     if callable(vector):
         return lambda rows: _changed(vector(rows), change, patch, layer, seed)

@@ -385,11 +385,11 @@ class Interchange(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChangeState(Patch):
-    """Change the hidden state that leaves a step by a function of the states before and after it.
+    """Replace the hidden state after a step by a function of the states before and after the step.
 
     Attributes:
-        change: function of the states that enter and leave the step, (R, D) each, to the new
-            state (R, D).
+        change: function that maps the states before and after the step, (R, D) each, to the new
+            state after the step (R, D).
     """
 
     kind: ClassVar[str] = "state"

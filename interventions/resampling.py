@@ -40,13 +40,13 @@ Source = TypeVar("Source")
 def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] | None],
                  feature: object, same: bool, num: int, tries: int,
                  rng: np.random.Generator) -> list[Source]:
-    """Draw sources with the same feature as a target, or with another one.
+    """Draw sources whose feature has the same value as in a target, or another value.
 
     Args:
-        propose: function that draws a source and returns its feature and the source; or None if
-            the draw gives no source, such as a level in which the square is a wall.
-        feature: feature of the target, compared by ``==``.
-        same: whether the sources must have the same feature, rather than another one.
+        propose: function that draws a source, and returns the value of its feature and the source;
+            or None if the draw gives no source, such as a level in which the square is a wall.
+        feature: value of the feature in the target, compared by ``==``.
+        same: whether the sources must have the same value, rather than another one.
         num: number of sources.
         tries: maximum number of draws.
         rng: random number generator, passed to ``propose``.
@@ -72,10 +72,10 @@ class Target:
 
     Attributes:
         level: seed of the level.
-        activations: activations of its frames at the layer (B, C, H, W).
-        same: activations of the sources with the same feature (k, C, H, W), or (k, B, C, H, W) if
-            each frame has its own sources.
-        other: activations of the sources with another feature, of the same shape.
+        activations: activations of the layer in the frames of the level (B, C, H, W).
+        same: activations of the sources whose feature has the same value (k, C, H, W), or
+            (k, B, C, H, W) if each frame has its own sources.
+        other: activations of the sources whose feature has another value, of the same shape.
         measure: function that maps resampled activations (k, B, C, H, W) to the level's outcomes
             with each source (k, M), for example with ``Prefix.run_from``.
     """

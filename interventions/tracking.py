@@ -81,9 +81,9 @@ class Tracker:
     def table(self) -> pd.DataFrame:
         """Return the scores of all levels that were added, one row per channel.
 
-        Columns: ``channel``, the scores (0 for constant channels), mean activation ``at`` the
-        object's cell and ``elsewhere``, ``<score>_threshold`` per score, ``tracks``: whether all
-        three scores exceed their thresholds, ``num_levels`` and ``num_squares``.
+        Columns: ``channel``; the scores (0 for constant channels); mean activation ``at`` the
+        object's cell and ``elsewhere``; ``<score>_threshold`` per score; ``tracks``, whether all
+        three scores exceed their thresholds; ``num_levels`` and ``num_squares``.
         """
         scores = self._scores()  # (3, R, C)
         at, size = self._at_cell[0], self._shape[1] * self._shape[2]

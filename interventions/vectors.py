@@ -132,9 +132,9 @@ class SteeringVector:
 def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
     """Write the vectors of one or several layers to a file ``<name>.npz``.
 
-    Equal vectors give identical bytes. The arrays are ``vector``, ``pairs`` and ``norms``, with the
-    suffix ``@<layer>`` of ``vector`` and ``norms`` for several layers, and ``text``, a JSON object
-    with all other attributes; its ``layer`` is "all" for several layers.
+    Equal vectors give identical bytes. The arrays are ``vector``, ``pairs``, ``norms``, and
+    ``text``, a JSON object with all other attributes. For several layers, the names ``vector`` and
+    ``norms`` have the suffix ``@<layer>``, and ``layer`` in ``text`` is "all".
     """
     first, several = vectors[0], len(vectors) > 1
     arrays = {"pairs": first.pairs}

@@ -38,8 +38,8 @@ def parser() -> Parser:
     flags.add_argument("--dry_run", action="store_true",
                        help="print the levels, and write nothing")
     flags.add_argument("--view", default="person", choices=("person", "agent"),
-                       help="images in the contact sheet: the game as rendered for people, or the "
-                            "64 x 64 pixels that an agent sees")
+                       help="images in the contact sheet: the large images that people play with, "
+                            "or the 64 x 64 pixels that an agent sees")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/levels"),
                        help="folder for the level files, levels.csv and levels.png")
     flags.add_argument("--overwrite", action="store_true",
@@ -51,8 +51,9 @@ def parser() -> Parser:
 def row_of(state: MazeState) -> dict[str, object]:
     """Return a level's row of ``levels.csv`` by column, with squares in world coordinates.
 
-    Undefined columns are missing: kind and cheese unless there is one reachable cheese; the
-    decision square and the features unless the level is a fork.
+    Undefined columns are missing. Kind and cheese are missing unless there is exactly one cheese,
+    and cheese and corner can be reached from the start; the decision square and the features are
+    missing unless the level is a fork.
     """
     grid = state.grid
     row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,
@@ -89,7 +90,8 @@ def labelled(state: MazeState, person_view: bool) -> np.ndarray:
 
     Args:
         state: the level.
-        person_view: whether to render the game as for people instead of the agent's frame.
+        person_view: whether to render the person view, the large image that people play with,
+            instead of the agent's frame.
     """
     picture = Image.fromarray(draw([state], person_view)[0])
     picture = picture.resize((_PICTURE_SIZE, _PICTURE_SIZE), Image.Resampling.BOX if person_view

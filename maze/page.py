@@ -110,8 +110,8 @@ def choose_start(policy: Policy, levels: Sequence[tuple[str, MazeState]]) -> Sta
     """Choose the level that the page opens on, and the patch that it opens with.
 
     Candidates are the first ``MAX_CANDIDATES`` forks in the first level's mode. The choice is the
-    fork with the largest change of the exact probability of reaching the cheese when its own cheese
-    vector is subtracted. Without forks, the page opens on the first level, without a patch.
+    fork with the largest change of the exact probability of reaching the cheese when the fork's own
+    cheese vector is subtracted. Without forks, the page opens on the first level, without a patch.
 
     Args:
         policy: the first agent of the page.

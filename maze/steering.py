@@ -215,8 +215,9 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
         policy: the agent.
 
     Returns:
-        Kinds of the vectors, empty for a file or a pair of levels; and the vectors of a file or a
-        pair, by the name "given" and then by layer.
+        Kinds of the vectors, empty for a file or a pair of levels; and a nested dict, in which
+        ``["given"][layer]`` is the vector of the file or the pair at a layer, empty if there are
+        kinds.
 
     Raises:
         UserError: if flags are incompatible, a file or level does not exist, or a vector does not
@@ -296,10 +297,12 @@ def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKi
 
 def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
                ) -> tuple[list[MazeState], int]:
-    """Find the forks among the levels of the flags that have room for the vectors.
+    """Return the forks, among the levels that the flags select, on which the vectors can be
+    computed. The top right vector needs a maze that does not fill the world.
 
     Args:
-        args: the parsed flags; if no levels are given, they are changed to draw only forks.
+        args: the parsed flags. Without ``--levels``, the filters in ``args`` are changed such that
+            only suitable forks are drawn.
         kinds: kinds of the vectors.
 
     Returns:

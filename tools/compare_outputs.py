@@ -70,7 +70,7 @@ def _digest(path: Path, places: list[str]) -> str:
 
 
 def _comparable(value: object) -> bytes:
-    """Encode nested values, with the digests of tensors and without times."""
+    """Encode nested values as bytes, with digests in place of tensors and without times."""
     def plain(value):
         if isinstance(value, dict):
             return {str(key): plain(item) for key, item in value.items() if key not in TIMES}

@@ -105,7 +105,7 @@ class Agreement:
         gradients: mean gradients over the samples, in standard deviations of the recorded states.
         medians: median gradients over the samples, in the same unit.
         outliers: share of the samples whose gradient is an outlier, see ``outlier_share``.
-        outlier_samples: share of the samples whose norm of all gradients is an outlier (K,).
+        outlier_samples: share of the samples in which the norm of all gradients is an outlier (K,).
         steadiness: share of the samples whose gradient has the sign of the median gradient; 0 where
             the median is 0.
         correlations: mean products over all pairs of steps at this lag.

@@ -119,7 +119,8 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return 1 for each level that was failed by a cause and 0 otherwise, float64 (N, K)."""
+    """Return 1 for each level that was failed because of a cause and 0 otherwise, float64
+    (N, K)."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
@@ -394,8 +395,8 @@ def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) 
 
 
 def first_failures(episodes: pd.DataFrame, number: int = NUM_FAILURES) -> pd.DataFrame:
-    """Select at most ``number`` failed episodes: the first by each cause, then further ones, both
-    in the order of the levels.
+    """Select at most ``number`` failed episodes: the first failure by each cause, then further
+    failures, both in the order of the levels.
 
     Args:
         episodes: table of episodes of a condition.

@@ -3,7 +3,8 @@
 Fields can be subtracted, for example with and without a patch, or with the two facings.
 
 Symbols in shapes: n squares, A = 15 actions, D units of the hidden state, F facings, R = F n frames
-(facing by facing), P resumed forward passes, C H W dimensions of a layer's output.
+(all squares with the first facing, then all with the next), P resumed forward passes, C H W
+dimensions of a layer's output.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ class Field:
         squares: free squares without cheese, world (row, column), int64 (n, 2).
         log_probs: log-probabilities of the actions, float32 (n, A).
         values: outputs of the value head, float32 (n,).
-        facing: facing of the mouse: 0, or 1 as after an action to the right.
+        facing: facing of the mouse: 0 for left, 1 for right.
         memory: recurrent state at each square: ``start``, the state at an episode's first step;
-            ``walked``, the state after walking there from the mouse; ``none`` without memory.
+            ``walked``, the state after walking there from the mouse's square of ``grid``; ``none``
+            for agents without memory.
     """
 
     grid: Grid
@@ -107,7 +109,8 @@ class Field:
 
     @property
     def components(self) -> np.ndarray:
-        """Arrow (right, up) of each direction, as long as its probability, float64 (n, 4, 2)."""
+        """Arrows (right, up), one per direction, float64 (n, 4, 2). The length of an arrow is the
+        probability of moving in its direction."""
         directions = np.array([(column, row) for row, column in STEPS])
         return self.probs[:, :STAY, None] * directions
 
@@ -183,7 +186,7 @@ def difference(original: Field, patched: Field) -> Difference:
     """Subtract ``original`` from ``patched``.
 
     Raises:
-        UserError: if the fields differ in memory.
+        UserError: if the attribute ``memory`` of the fields differs.
     """
     if original.memory != patched.memory:
         raise UserError("fields whose agents saw the squares with different memories "
@@ -225,7 +228,8 @@ def frame_source(state: MazeState) -> FrameSource:
 
 
 def frames_at(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndarray:
-    """Return a frame of each level with the mouse on its square, facing 0, uint8 (n, 64, 64, 3)."""
+    """Return a frame of each level, with the mouse on the level's square in ``squares`` and with
+    facing 0, uint8 (n, 64, 64, 3)."""
     return np.concatenate([frame_source(state)(np.array([square]), np.zeros(1, np.int64))
                            for state, square in zip(states, squares, strict=True)])
 
@@ -234,14 +238,14 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
                  memory: str = START, frames: FrameSource | None = None) -> Field:
     """Compute the field of an agent on a level.
 
-    Active patches apply. In the batch metadata, the step of a square is its distance from the
-    mouse, and its episode is its index among the squares.
+    Active patches apply. In the batch metadata that they read, the step of a square is the distance
+    from the mouse, and the episode is the index of the square.
 
     Args:
         policy: agent, on the device of ``compute``.
         compute: device, precision and memory layout.
         state: the level; episodes start at its mouse's square.
-        facing: facing of the mouse, 0 or 1.
+        facing: facing of the mouse: 0 for left, 1 for right.
         memory: memory of recurrent agents: ``start``, or ``walked``, which leaves out unreachable
             squares, such as squares behind the cheese.
         frames: source of the frames; by default :func:`frame_source` of the level.
@@ -281,8 +285,9 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
     Args:
         grid: the level.
         squares: squares of each field, world (row, column), (n, 2).
-        log_probs: log-probabilities of the actions, facing by facing, float32 (F n, A).
-        values: values, facing by facing, float32 (F n,).
+        log_probs: log-probabilities of the actions, float32 (F n, A): all squares with the first
+            facing, then all with the next.
+        values: values in the same order, float32 (F n,).
         facings: facings of the fields.
         memory: memory of the fields, as in :class:`Field`.
     """
@@ -326,8 +331,9 @@ class ResumedField:
         """Resume the forward passes; return log-probabilities (P, A) and values (P,), float32.
 
         Args:
-            activations: replacement of the layer's output (P, C, H, W); by default it is kept.
-            rows: frame of each resumed pass (P,); by default all frames in order.
+            activations: replacement of the layer's output (P, C, H, W); by default the output
+                itself.
+            rows: index of the frame of each resumed pass (P,); by default all frames in order.
         """
         output = self.prefix.run_from(activations, None if rows is None else torch.as_tensor(rows))
         return output.log_probs.float().cpu().numpy(), output.values.float().cpu().numpy()
@@ -348,7 +354,7 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
         squares: squares to walk to, world (row, column), (n, 2).
         steps: number of steps from the mouse to each square (n,), -1 if unreachable.
         entering: recurrent states on arrival (n, D), modified in place.
-        run: function of indices of squares, facings and recurrent states that runs the agent.
+        run: function that runs the agent, given indices of squares, facings and recurrent states.
     """
     passable = _without_cheese(grid)
     rows = {tuple(square): row for row, square in enumerate(squares.tolist())}

@@ -96,7 +96,8 @@ class Chain:
         return cls(grid, csr_array(entries, shape=(2 * half, 2 * half)), numbers)
 
     def _states(self, squares: Iterable[Square]) -> np.ndarray:
-        """Return the rows of the states of k free squares with facing 0 and 1, int64 (2, k)."""
+        """Return the indices in ``transition`` of k free squares with facing 0 and with facing 1,
+        int64 (2, k)."""
         numbers = np.array([self.numbers[square] for square in squares], np.int64)
         return np.stack([numbers, numbers + self.transition.shape[0] // 2])
 

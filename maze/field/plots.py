@@ -45,8 +45,8 @@ class Style:
     """Options for drawing fields.
 
     Attributes:
-        components: whether to draw an arrow per direction, as long as its probability, instead of
-            net arrows.
+        components: whether to draw one arrow per direction, with the probability of the direction
+            as its length, instead of net arrows.
         margin: whether to draw the walls around the maze, too.
         marked: squares to mark, such as squares where a patch acts.
     """
@@ -236,11 +236,11 @@ def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:
-    """Return maps (W, W) of the value, of the path probability of each square, and, with both
-    facings, of the exact probability of reaching it, by title.
+    """Return maps (W, W) by title: the value and the path probability of each square and, with both
+    facings, the exact probability of reaching the square.
 
-    The path probability is left out for states after walking, the exact probability for agents with
-    memory.
+    The path probability is left out if the memory of the field is WALKED, the exact probability if
+    the agent has a memory.
     """
     field = sides[0]
     reached = field.grid.distances(field.grid.mouse) >= 0
@@ -283,7 +283,7 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
     Args:
         files: agent files.
         state: the level.
-        options: options for computing fields; its agent is replaced.
+        options: options for computing fields, whose agent is replaced by the agent of each file.
         view: person view of the level, uint8 (512, 512, 3).
         style: options for drawing.
     """

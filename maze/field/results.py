@@ -6,7 +6,7 @@ Layout::
 
     settings.json                       settings of the run
     differences.csv                     a row of outcomes per arm and level, see outcomes.py
-    moved.csv                           a row per patch of an arm: mean size of its change
+    moved.csv                           a row per patch of an arm: mean size of the change by it
     <arm>/patches.json                  metadata of the arm's patches
     <arm>/field_<level>.npz             field of a level; <level> is its seed
     <arm>/field_<level>_facing_1.npz    field with facing 1, if requested
@@ -19,8 +19,9 @@ An ``.npz`` file contains ``squares`` (n, 2) int16, inner row and column; ``log_
 ``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
 top to bottom, one string per row as in a level file, with the mouse where the episode starts;
 ``maze_dim``; ``level_facing``, at the episode's start; ``facing`` and ``memory`` of the field;
-``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), the layer of each of p
-patches, the number of frames on which it acted, and the mean sizes of its change.
+``moved_layers`` (p,), the layer of each of p patches; and ``moved`` (p, 4), for each patch the
+number of frames on which it acted, and the mean sizes ``in_std``, ``norm`` and ``relative`` of its
+change.
 
 Levels can be divided among shards. Each shard writes its fields; tables, figures and settings are
 written when the shards are joined.
@@ -202,7 +203,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """Return a row per patch of an arm with the mean sizes of its change over all frames.
+    """Return a row per patch of an arm with the mean sizes of the change by the patch over all
+    frames.
 
     Args:
         moved: sizes of changes, from :func:`fields_of_arm`.
@@ -225,9 +227,9 @@ def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[st
         region: rows and columns of the top right region.
 
     Returns:
-        A row per arm and level: ``arm``, ``level`` (its name), ``seed``, ``maze_dim``, ``kind``,
-        ``squares`` (their number), OUTCOMES, and ``facing_variation``, the mean total variation
-        between both facings, NaN for one facing.
+        A row per arm and level: ``arm``, ``level`` (name of the level), ``seed``, ``maze_dim``,
+        ``kind``, ``squares`` (number of squares), OUTCOMES, and ``facing_variation``, the mean
+        total variation between both facings, NaN for one facing.
     """
     rows = []
     for arm, by_level in fields.items():

@@ -93,7 +93,8 @@ class Stamps:
         Args:
             grid: a maze of this mode; its own mouse is ignored.
             squares: squares of the mouse, world (row, column), (n, 2).
-            facing: facing of the mouse, 0 or 1, for all squares or per square (n,).
+            facing: facing of the mouse, 0 for left and 1 for right; one number or one per square
+                (n,).
 
         Returns:
             Frames, uint8 (n, 64, 64, 3).
@@ -150,7 +151,7 @@ def _render(config: EnvConfig) -> Stamps:
         nothing, walls = np.full((side, side), FREE), np.full((side, side), WALL)
 
         def draw(cells: np.ndarray, mouse: tuple[int, int], facing: int = 0) -> np.ndarray:
-            """Render other cells, with the mouse at (row, column), even on a wall, (P, 3)."""
+            """Render the given cells, with the mouse at (row, column), even on a wall, (P, 3)."""
             entities = state.entities.copy()
             entities["y"], entities["x"] = mouse[0] + 0.5, mouse[1] + 0.5
             entities["is_reflected"] = facing
@@ -165,7 +166,7 @@ def _render(config: EnvConfig) -> Stamps:
                 enumerate(_CONTENTS), enumerate(places)):
             cells = nothing.copy()
             cells[row, column] = content
-            far = 0 if row + column >= side else -1  # a corner off the cell's pixels
+            far = 0 if row + column >= side else -1  # a corner whose mouse does not touch the cell
             shown[kind, number] = draw(cells, places[far]) - on_black[far, 0]
     numbers = np.array([row * side + column for row, column in places])
     cells, colours = _by_pixel(numbers, shown)

@@ -89,7 +89,7 @@ EDIT_FLAGS: dict[str, dict[str, Any]] = {
         "help": "move the cheese to one or several squares; none: remove it; row 0 of the world is "
                 "at the bottom"},
     "mouse": {**_SQUARE, "help": "move the mouse to this square"},
-    "facing": {"type": int, "choices": (0, 1), "help": "facing of the mouse; 1: mirrored"},
+    "facing": {"type": int, "choices": (0, 1), "help": "facing of the mouse; 0: left, 1: right"},
     "wall": {**_SQUARES, "help": "squares to turn into walls"},
     "open": {**_SQUARES, "help": "squares to turn into free squares"},
     "top_right_path": {
@@ -181,7 +181,7 @@ def open_store(schema: Schema, args: argparse.Namespace, compute: Compute, setti
         compute: device and precision.
         settings: settings of the script, in addition to those of agent, levels and computation.
         more: further arguments of ``ResultStore.open``.
-        states: all levels of the run, unless the folder can grow by further levels.
+        states: all levels of the run; empty if a later run can add levels to the folder.
 
     Raises:
         UserError: if the folder holds other results, two levels have the same seed, or their modes

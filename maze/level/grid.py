@@ -5,8 +5,8 @@ along a side of the maze, which lies in the centre of the world. Row 0 is at the
 frame, column 0 at the left. Inner coordinates start at the maze's first row and column, which are
 row and column m = (W - d) / 2 of the world.
 
-Source of the features: *Behavioural statistics for a maze-solving agent* (2023). They are distances
-between the cheese C, the decision square D, the corner T and the top right region of 5 x 5:
+Source of the features: *Behavioural statistics for a maze-solving agent* (2023). Features are the
+distances between the cheese C, the decision square D, the corner T and the top right 5 x 5 region:
 Euclidean (``euc``), taxicab (``taxi``) and in steps along the shortest path (``steps``). The
 distance to a region is the distance to its nearest free square. Names consist of measure and end
 points: ``euc_C_D``, ``steps_D_5x5``.
@@ -53,7 +53,7 @@ class Grid:
         cells: WALL, FREE or CHEESE, int32 (W, W), read-only; the mouse's square is FREE.
         maze_dim: number of rows and columns of the maze, d.
         mouse: square of the mouse, free and without cheese.
-        facing: 0 as at the start of a level, 1 mirrored, as after an action to the right.
+        facing: facing of the mouse: 0 for left, as at the start of a level; 1 for right.
 
     Raises:
         UserError: if a cell has another value, the sizes do not fit, or the mouse is not on a free
@@ -278,7 +278,8 @@ class Grid:
         return next(number for number, (one, other) in enumerate(zip(*self._paths)) if one != other)
 
     def steps_off_corner_path(self, target: Square) -> int:
-        """Count the squares on the path from the start to a target that are off the corner's path.
+        """Count the squares on the path from the start to a target that are not on the path from
+        the start to the corner.
 
         Raises:
             UserError: if the target or the corner cannot be reached.
@@ -326,7 +327,7 @@ class Grid:
         Args:
             rows: one string per row, from top to bottom.
             maze_dim: number of rows of the maze, d; by default W.
-            facing: facing of the mouse, 0 or 1.
+            facing: facing of the mouse: 0 for left, 1 for right.
 
         Raises:
             UserError: if the rows do not form a square of these letters with exactly one mouse;

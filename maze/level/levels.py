@@ -38,7 +38,7 @@ from maze.level.state import WORLD_DIMS, MazeState, stock_state
 
 FORMAT, VERSION = "procgen maze", 1
 MAX_SEEDS = 10_000_000  # largest number of seeds in a list such as 0-99,795
-MAX_TRIED = 1000  # seeds tried to find a maze size; a mode has at most 15, all equally frequent
+MAX_TRIED = 1000  # seeds tried to find a maze size; each of at most 15 sizes is equally frequent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class LevelEntry:
         distribution_mode: ``easy``, ``hard`` or ``memory``.
         level_seed: seed of the level.
         use_backgrounds: whether the game draws background images; optional.
-        facing: facing of the mouse, 0 or 1; optional.
+        facing: facing of the mouse: 0 for left (the default), 1 for right.
         rows: rows of the world, from top to bottom; see the module docstring.
     """
 

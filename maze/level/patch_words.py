@@ -5,7 +5,7 @@
     squares=12.20/13.20   active while the mouse is on one of these squares
     at=decision_square    active while the mouse is on the decision square; at=path, at=off_path:
                           on the shortest path from the start to the cheese, or off it
-    facing=0              active while the mouse has this facing, 0 or 1
+    facing=0              active while the mouse faces left (0), or right (1)
     condition=same_cheese for resample: sources are other levels with the cheese moved to the same
                           square; other_cheese: levels whose cheese is on another square
 
@@ -35,7 +35,7 @@ from maze.level.grid import CHEESE, FREE, Grid, Square
 from maze.level.levels import after_edit
 from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 
-# Values of the options that have only a few.
+# Allowed values of the options that accept only a few.
 CHOICES = {"mapping": ("published", "centred"), "facing": ("0", "1"),
            "at": ("decision_square", "path", "off_path"),
            "condition": ("same_cheese", "other_cheese")}

@@ -31,7 +31,7 @@ class CheeseRegion:
     The cheese is drawn uniformly from the free squares of the region except the start, inner
     (0, 0). The draw depends on the level seed and the size alone, so the cheese of a level is
     always at the same square. The rest of the state is unchanged. The edit parses ``LevelState``
-    rather than ``MazeState``, which takes half the time; training pays it in every episode.
+    rather than ``MazeState``, because that halves the time per episode of training.
 
     Attributes:
         size: region size R, at least 1, clipped to the size of the maze. 1 is the corner; with the

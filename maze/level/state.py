@@ -155,7 +155,7 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, mouse=square))
 
     def with_facing(self, facing: int) -> MazeState:
-        """Set the facing of the mouse: 0, or 1 for mirrored.
+        """Set the facing of the mouse: 0 for left, 1 for right.
 
         Raises:
             UserError: if ``facing`` is neither 0 nor 1.
@@ -166,7 +166,7 @@ class MazeState:
         """Turn squares into walls or free squares.
 
         Args:
-            cells: WALL or FREE by square. Cheese and mouse are moved by other edits.
+            cells: WALL or FREE by square. Other methods move cheese and mouse.
 
         Raises:
             UserError: if a square is outside the world, holds cheese, or would become a wall under
@@ -258,7 +258,8 @@ def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
 
     Args:
         states: the states.
-        person_view: whether to render the game as for people instead of the agent's frames.
+        person_view: whether to render person views, the large images that people play with,
+            instead of the agent's frames.
 
     Returns:
         Frames, uint8 (N, 64, 64, 3), or person views, uint8 (N, 512, 512, 3).
@@ -289,11 +290,12 @@ def check_seeds(states: Collection[MazeState]) -> None:
 
 
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:
-    """Return the state bytes of the level that is played instead of a stock level.
+    """Return the state bytes of the level that is played instead of a stock level with the same
+    seed.
 
     Args:
         states: levels to choose from.
-        data: state bytes of the stock level, whose seed is looked up.
+        data: state bytes of the stock level.
 
     Raises:
         UserError: if several levels have that seed.

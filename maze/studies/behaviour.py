@@ -13,8 +13,7 @@ A result folder contains::
 (N,), and the concatenated paths, ``squares``, int16 (S, 2): the inner row and column of the mouse
 in each frame of an episode, followed by those of the cheese if the mouse got it.
 
-Rows 1 to 5 of the table of claims are computed from such folders. Row 3, on agents trained with
-other regions, consists of rows 1 and 2 of each of these agents.
+Claims 2, 4 and 5 of the table of claims are computed from such folders.
 """
 
 from __future__ import annotations

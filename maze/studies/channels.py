@@ -1,8 +1,8 @@
 """Channels that follow the cheese: tracking scores, effects of scaling them, and layer probes.
 
 Channels are chosen by their tracking scores on one set of levels and reported on another. The
-positive and negative parts of the chosen channels are multiplied at the decision squares of forks;
-the effect is compared with that of random channels whose change is as large.
+positive and negative parts of the chosen channels are multiplied at the decision squares of forks.
+The effect is compared with the effect of multiplying random channels whose outputs change as much.
 
 Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions of a layer's output.
 """
@@ -92,9 +92,9 @@ CHANNEL_FILES = Schema(
 def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, list[Square]]:
     """Render a level with an object on each of its squares, and without the object.
 
-    The cheese is placed on every free square except the mouse's, in a level without other cheese;
-    so is a wall. The mouse is placed on every free square; since there is no frame without a mouse,
-    its frames are compared with their mean.
+    The cheese or a wall is placed on every free square except the mouse's, in a level without other
+    cheese. The mouse is placed on every free square. There is no frame without a mouse, so frames
+    with the mouse are compared with their mean.
 
     Args:
         thing: one of OBJECTS.
@@ -351,9 +351,10 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
     levels.
 
     The mouse is on a random free square, except for "will get the cheese", where it is at the
-    start. SQUARES_PER_LEVEL squares of each maze are examples for the three targets of cells: the
-    cheese's square, the mouse's, and random others. These probes read the channels of the cell that
-    shows the square; probes of coordinates (R²) and "will get the cheese" read the whole layer.
+    start. Three targets are properties of a square: whether it is free, has the cheese, or has the
+    mouse. Their examples are SQUARES_PER_LEVEL squares of each maze: the cheese's square, the
+    mouse's square, and random others. Their probes read the channels of the cell that shows the
+    square; probes of coordinates (R²) and "will get the cheese" read the whole layer.
 
     Args:
         policy: the agent.

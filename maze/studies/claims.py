@@ -1,7 +1,7 @@
 """Published claims on maze agents, and the findings of an agent's studies on each of them.
 
-``analysis/maze/<agent>/`` contains a folder per study. Every row with a test has one primary
-number; p-values of primary numbers are corrected together over the whole table.
+``analysis/maze/<agent>/`` contains a folder per study. Every tested claim has one primary number
+per agent. The p-values of an agent's primary numbers are corrected together by Holm's method.
 
 Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
 2310.08043), "Add a top-right vector" (2023), "Behavioural statistics for a maze-solving agent"
@@ -154,10 +154,11 @@ CLAIMS = ClaimsTable({
     "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares, otherwise a "
     "bootstrap over levels. A number with a sign is a change caused by the intervention; "
     "*reference* is the number without intervention, or the base rate. An effect is *claimed* if "
-    "its interval excludes 0, and *p* (paired sign flips, Holm's correction over the agent's "
-    "column) and *controls* (share of controls with as large an effect) are at most 0.05. A tested "
-    "claim *holds* if its effect is claimed. Claim 7 says that there is no effect, so it does not "
-    "hold if its effect is claimed.",
+    "its interval excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of "
+    "paired sign flips, after Holm's correction over the agent's column. *controls* is (1 + n) / "
+    "(K + 1), where n of K controls have an effect at least as large. A tested claim *holds* if "
+    "its effect is claimed. Claim 7 predicts no effect, so it does not hold if an effect is "
+    "claimed.",
     "Agents with a common teacher are not independent; their model cards measure how similar they "
     "are."))
 
@@ -312,7 +313,8 @@ def _without_cheese(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _layers(folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of row 11 for single layers; the count and the strongest are shown."""
+    """Yield the findings of row 11 for single layers: the number of layers with a claimed fall of
+    P(cheese), and the effect at each layer, of which the strongest is shown."""
     table, num = folder.steering(LAYERS)
     own = _own_rows(table)
     own = own[own["outcome"] == P_CHEESE]

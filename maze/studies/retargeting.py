@@ -1,4 +1,4 @@
-"""Retargeting: set a cell of some channels as if the cheese were at the square that it shows.
+"""Retargeting: set a cell of some channels as if the cheese were at the square that the cell shows.
 
 The level's cheese is removed. Every square is a separate target, even if several squares share a
 cell of the map. The outcomes of a target are the normalised path probability and, for agents
@@ -250,8 +250,8 @@ class RetargetedLevel:
 def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return means over targets with 95 % intervals over levels; see PART_COLUMNS.
 
-    The parts are all targets, groups by squares off the corner's path, and groups by rows of the
-    maze.
+    The parts are all targets; targets grouped by their number of squares off the path to the
+    corner; and targets grouped by the number of rows of the maze.
 
     Args:
         targets: measurements of the targets, see TARGET_COLUMNS.
@@ -280,7 +280,8 @@ def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 
 def compare_controls(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Compare the effect on path probabilities with both kinds of controls at the same targets.
+    """Compare the patch's effect on path probabilities with the effects of both kinds of controls
+    at the same targets.
 
     Targets of a level are resampled and flipped together.
 

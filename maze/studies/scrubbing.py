@@ -1,7 +1,8 @@
 """Causal scrubbing in mazes: channels resampled from levels with the same or another cheese square.
 
-The cheese of a source level is moved to its square, and its mouse to a random free square. The
-outcomes measure the change of the target level's field on a sample of its squares.
+In a source level, the cheese is moved to the same square as in the target level or to another one,
+and the mouse to a random free square. The outcomes measure the change of the target level's field
+on a sample of its squares.
 
 Symbols in shapes: B squares of a level, k sources, P forward passes, M outcomes.
 """
@@ -73,7 +74,7 @@ class SourcePool:
 
         Args:
             cheese: square of the target's cheese.
-            same: whether the sources have their cheese at this square, or at other squares.
+            same: whether the cheese of the sources is at this square, rather than at other squares.
             num: number of frames, one per source level.
             rng: random generator.
 

@@ -15,8 +15,8 @@ A result folder contains::
     decisions.csv                     a row per arm and fork
     effects.csv, field_effects.csv    a row per arm and outcome
 
-Symbols in shapes: N forks, n forks per batch, B frames, D draws (the vectors, then their controls),
-A arms, K outcomes; dots (…) stand for a layer's shape.
+Symbols in shapes: N forks, n forks per batch, B frames, D sets of vectors (the steering vectors,
+then each control), A arms, K outcomes; dots (…) stand for a layer's shape.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
     """Return the outcomes that are measured over fields.
 
     Args:
-        kind: optional kind of vector; adds the distance from the field of its changed level.
+        kind: if given, include the distance from the field of the changed level of this kind of
+            vector, such as the level without cheese.
         exact: whether to include exact probabilities, which need fields with both facings.
     """
     other = () if kind is None else (Outcome(
@@ -152,8 +153,8 @@ class Arms:
         layer: name of a layer, or ALL.
         sources: sources of the vectors that are added together.
         conditions: conditions whose values are the coefficients of the vectors.
-        contrast: optional condition for the interaction, if the conditions are the first vector,
-            the second vector and both.
+        contrast: optional condition for the interaction of two vectors; ``conditions`` are then the
+            first vector, the second vector, and both.
     """
 
     name: str
@@ -169,7 +170,7 @@ class Measurements:
 
     Attributes:
         before: outcomes without vectors, float64 (N, K).
-        after: outcomes of each draw and arm, float64 (D, A, N, K).
+        after: outcomes with each set of vectors and arm, float64 (D, A, N, K).
         sizes: sizes of the change of the layer's output, see SIZES, float64 (D, A, N, 3).
     """
 
@@ -331,7 +332,8 @@ class Experiment:
 
     def _draws(self, arms: Arms, states: Sequence[MazeState]
                ) -> Iterator[list[Mapping[str, np.ndarray]]]:
-        """Yield the vectors of all sources (n, …) by layer, then the vectors of each control."""
+        """Yield sets of vectors: the steering vectors, then each control. A set is a list with one
+        dict per source of the arms, which holds the vectors (n, …) by layer."""
         own = [self._vectors(source, arms.layer, states) for source in arms.sources]
         yield [*own]
         for kind in self.control_kinds:
@@ -350,7 +352,7 @@ class Experiment:
 
     def _vectors(self, source: VectorSource, layer: str, states: Sequence[MazeState],
                  draw: int = 0) -> dict[str, np.ndarray]:
-        """Return the vectors of a source for each fork (n, …) by layer."""
+        """Return the vectors of a source, one per fork (n, …), by layer."""
         names = [named.name for named in layers_named(self.policy, layer)]
         if source.kind is None or source.source in (MEAN, FIXED):
             fixed = self.fixed[source.fixed_name]
@@ -369,22 +371,22 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
                  num_controls: int, chosen: Sequence[Outcome], seed: int) -> pd.DataFrame:
     """Compute the effect of each arm and control on each outcome.
 
-    An arm is compared with each kind of controls separately. It is claimed if it is claimed in
-    every comparison, and its ``p_control`` is the largest of them.
+    An arm is compared with each kind of controls separately. Its effect is claimed if every
+    comparison claims it, and its ``p_control`` is the largest p-value of these comparisons.
 
     Args:
         arms: the arms.
-        measured: measurements of each of ``arms``; the first draw has the vectors, the others have
-            ``num_controls`` controls of each kind.
+        measured: measurements of each of ``arms``; the first set of vectors are the steering
+            vectors, the others are ``num_controls`` controls of each kind.
         kinds: kinds of controls.
         num_controls: number of controls of each kind.
         chosen: outcomes to compare.
         seed: seed of bootstrap and sign flips.
 
     Returns:
-        The table of ``stats.effects.compare_conditions``, with the columns ``controls`` (the kind,
-        for controls), ``norm`` and ``relative`` (mean sizes of the change), and ``p_<kind>`` for
-        arms.
+        The table of ``stats.effects.compare_conditions`` with additional columns: ``controls``, the
+        kind of a control; ``norm`` and ``relative``, mean sizes of the change; and ``p_<kind>``,
+        the ``p_control`` of an arm in the comparison with one kind of controls.
 
     Raises:
         UserError: if there are fewer than 10 forks, or fewer than 2 controls.
@@ -419,13 +421,14 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
 
 def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
              ) -> list[tuple[Condition, np.ndarray, np.ndarray]]:
-    """Return the conditions of a draw, then the contrast if there is one, with their results.
+    """Return the conditions of one set of vectors, then the contrast if there is one, with their
+    results.
 
     Args:
         arms: the arms.
-        measured: their measurements.
-        draw: index of the draw; 0 for the vectors themselves.
-        control: name of the control; empty for the vectors themselves.
+        measured: measurements of the arms.
+        draw: index of the set of vectors; 0 for the steering vectors.
+        control: name of the control; empty for the steering vectors.
 
     Returns:
         Conditions with their outcomes (N, K) and the mean sizes of their change (3,), see SIZES.

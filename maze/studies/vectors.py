@@ -1,9 +1,9 @@
 """Steering vectors for mazes, and the levels from which they are computed.
 
 A vector is the difference of a layer's output between two versions of a maze, with the mouse at the
-start: with and without the cheese, or with and without a path from the maze's corner to the
-world's. It is used on the same level, or on other levels with the cheese or corner at a given
-position relative to it.
+start: with and without the cheese, or with and without a path from the maze's corner to the corner
+of the world. The vector is added on the same level, or on other levels, whose cheese or corner is
+at the same square or at a given distance from it.
 
 Sources: *Understanding and controlling a maze-solving policy network* (2023), *Add a top-right
 vector* (2023).
@@ -38,7 +38,7 @@ LAYER = "embedder.block2.res1.resadd"  # the published layer
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # source of a given vector, which is the same for all levels
-OFFSET = "offset_"  # prefix of sources: levels with the cheese or corner that many squares off
+OFFSET = "offset_"  # prefix of sources, before a distance in squares between cheeses or corners
 Pair = tuple[MazeState, MazeState]
 """Two versions of a level, whose outputs are subtracted."""
 
@@ -126,7 +126,7 @@ def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
     """Compute the mean vector over levels, by layer.
 
     Levels without room for the vector are left out: mazes that fill the world have no room for a
-    path to its corner.
+    path to the world's corner.
 
     Args:
         policy: the agent.
@@ -193,8 +193,9 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
 
     Args:
         kind: kind of the vector.
-        source: OWN, SAME_SQUARE, OTHER (any other square), or OFFSET and a number of squares, in
-            rows or columns, whichever is larger.
+        source: place of the cheese or corner relative to that of the target: OWN (the target
+            itself), SAME_SQUARE, OTHER (any other square), or OFFSET followed by a distance in
+            squares, which is the larger of the distances in rows and in columns.
         target: level on which the vector is used.
         pool: levels to draw from.
         seed: seed of the draw, combined with the target's seed and ``draw``.
@@ -258,7 +259,7 @@ def own_vectors(args: argparse.Namespace, policy: Policy,
 
 def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],
                coefficient: float) -> Add:
-    """Return a patch that adds its own vector to the layer's output on each level.
+    """Return a patch that adds to the layer's output, on each level, the level's own vector.
 
     Args:
         policy: the agent.
