@@ -127,11 +127,11 @@ CLAIMS = ClaimsTable({
     16: Claim("One cell set to 5.5 draws the mouse to its square: success is about 0.9 for "
               "squares on the way to the corner, below 0.3 at 25 squares from it, 0.2 at 50; "
               "moving the cheese works best",
-              "change of the path probability when the target's cell is set, in mazes without "
-              "cheese. Every free square is a target; rows group the targets by their number of "
-              "steps off the path to the corner. *With controls*: targets that were also run "
-              "with other channels and other cells. *All channels*: the cell is set to 1 in all "
-              "chosen channels. *Moved cheese*: the cheese is put on the target instead"),
+              "change of the path probability when the cell of the target (any free square) is "
+              "set, in mazes without cheese, by number of steps off the path to the corner. "
+              "*With controls*: targets that were also run with other channels and other cells. "
+              "*All channels*: the cell is set to 1 in all chosen channels. *Moved cheese*: the "
+              "cheese is put on the target instead"),
     17: Claim("The channels encode the square of the cheese: resampling the channels changes the "
               "field by 0.88 if the source has the cheese on the same square, otherwise by 1.26; "
               "random channels by 0.60 and 0.54 (published norm, %, 30 seeds)",
