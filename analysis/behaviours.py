@@ -151,7 +151,7 @@ def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None
         state_map: computes and stores PCA, t-SNE and clusters.
 
     Raises:
-        UserError: if there are too few steps of samples for PCA, t-SNE or the clusters.
+        UserError: if there are too few steps for PCA, t-SNE or the clusters.
     """
     _, _, leading = state_map.principal(features, state_map.scale(features, "feature"))
     labels = state_map.clusters(state_map.tsne(leading)).reshape(num_samples, -1)

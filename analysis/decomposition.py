@@ -171,7 +171,7 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
 def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
               seed: int) -> StepResult:
     """Fit a non-negative matrix factorisation (Lee and Seung 1999) by coordinate descent (Cichocki
-    and Phan 2009), initialised by SVD: states are about ``nmf @ nmf_components + nmf_min``.
+    and Phan 2009), initialised by SVD. ``nmf @ nmf_components + nmf_min`` approximates the states.
 
     scikit-learn warns if the fit has not converged.
 

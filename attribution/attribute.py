@@ -245,8 +245,8 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs to a layer at each of the last ``lags`` steps, and write the
-        results."""
+        """Attribute all outputs to a layer at each of the last ``lags`` steps up to a frame, and
+        write the results."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(

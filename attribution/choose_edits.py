@@ -210,8 +210,8 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
             each, or SOLVED (N,).
 
     Returns:
-        The trial of the best edit, and all trials: columns of ``candidates.csv`` by name, with
-        ``features`` as a tuple.
+        The trial of the best edit, and all trials. A trial is a dict with the columns of
+        ``candidates.csv``, in which ``features`` is a tuple.
     """
     tried, before = levels.levels, play(original, levels.levels)
     if not hazard.cells:  # hazards drawn from cells cannot be made invisible

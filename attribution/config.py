@@ -13,7 +13,7 @@ class AttributionConfig:
 
     Attributes:
         num_episodes: number of recorded episodes.
-        num_observations: number of frames in which features are found.
+        num_observations: number of frames from which features are found.
         nmf_features: number of features per layer.
         num_trajectories, num_steps: number of trajectories, and of steps per trajectory.
         layers: short names of the layers; None for all.

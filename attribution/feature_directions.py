@@ -326,8 +326,8 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
 
 
 def thumbnail_examples(activations: np.ndarray, bottleneck: Bottleneck) -> Examples:
-    """Choose at most 16 observations in which each feature is strongest, each at its strongest
-    cell.
+    """Choose, for each feature, at most 16 observations in which the feature is strongest. Each is
+    shown at the cell in which the feature is strongest.
 
     At most four observations are shown at one cell; weaker ones move to their next best cell.
     Observations are ordered by the rows of their cells, and within each row of the thumbnail by the

@@ -401,7 +401,7 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
         layer, output: indices of the layer and the output in the content.
         peaks: largest |cell| of each step and feature (N, F).
         gaps: completeness error of each step (N,); None if the maps are not attributions.
-        totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is.
+        totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is None.
 
     Returns:
         - ``layer``, ``output``: as given

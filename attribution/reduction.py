@@ -63,7 +63,7 @@ class Reducer:
     signed: bool
 
     def attributions(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
-        """Reduce attributions to channels to attributions to features.
+        """Convert attributions to channels into attributions to features.
 
         Positive and negative parts are reduced separately. Since a direction has sum 1, its
         coefficient has the unit of the output.
@@ -86,7 +86,7 @@ class Reducer:
         return coefficients
 
     def activations(self, activations: np.ndarray) -> np.ndarray:
-        """Reduce activations (N, C) to activations of the features, float64 (N, F)."""
+        """Convert activations of channels (N, C) into activations of features, float64 (N, F)."""
         coefficients = np.empty((len(activations), len(self.directions)))
         for rows in gen_batches(len(activations), _ROWS_PER_BATCH):
             coefficients[rows] = nnls(split_activations(activations[rows], self.signed),

@@ -1,7 +1,7 @@
 """Features and attributions on disk: ``analysis/attribution/features/`` and
 ``analysis/attribution/attribution/``.
 
-Features, a folder per layer, by its short name::
+Features are stored in one folder per layer, named after the short name of the layer::
 
     features/<layer>/settings.json             settings; once finished also "found", see below
     features/<layer>/directions.npy            (F, M), non-negative, each with sum 1
@@ -14,12 +14,13 @@ Features, a folder per layer, by its short name::
 The entry "found" holds facts about the layer, the fit and the features::
 
     grid, channels                 H and W; C
-    stride, first_pixel            of cells, in pixels; null for units
+    stride, first_pixel            distance between cells and centre of the first cell, in pixels;
+                                   null for units
     signed                         whether features distinguish positive and negative activations
     partial                        whether a part of the network bypasses the layer
     observations                   O
     rows, fitted_rows              numbers of non-zero rows, and of rows used in the fit
-    iterations, converged          of the factorisation
+    iterations, converged          number of iterations of the factorisation; whether it converged
     change                         only if not converged: relative reduction of the error by further
                                    iterations
     explained                      share of squared attribution explained in held-out rows
@@ -33,7 +34,8 @@ The entry "found" holds facts about the layer, the fit and the features::
                                    the value, and of the value at the baseline
     gap_median, gap_99, gap_largest    median, 99 % quantile and maximum of the completeness errors
 
-Attributions, in T steps of each trajectory, with the F features of a layer and the residual::
+Attributions are stored for the T steps of each trajectory, the F features of a layer and the
+residual::
 
     attribution/settings.json                  settings that all layers and outputs share
     attribution/trajectories.npz               see trajectories.Trajectories

@@ -292,9 +292,9 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
     """Estimate the factor between rewards and values from a recording.
 
-    At the last step of an episode, only the reward of this step is still to come, so its value is
-    the reward in the unit of values. The estimate is the median ratio of value to reward over
-    rewarded last steps. With fewer than ``MIN_ENDS`` such steps, it is 1 or
+    At the last step of an episode, only the reward of this step is still to come, so the value at
+    this step is the reward in the unit of values. The estimate is the median ratio of value to
+    reward over rewarded last steps. With fewer than ``MIN_ENDS`` such steps, it is 1 or
     :func:`normalising_scale`, whichever brings the slope of returns on values closer to 1.
 
     Args:

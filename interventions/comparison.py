@@ -106,9 +106,10 @@ class ArmRuns:
         actions: actions of the agent, int64 (S,).
         values: value estimates of the agent, float32 (S,).
         rewards: rewards of the actions, float32 (S,).
-        moved: size of the patches' change per step: mean Euclidean norm of the change of a layer's
-            output, in standard deviations of its units, summed over patches, float64 ().
-        norm: the same norm in the units' own scale, float64 (); None if it was not measured.
+        moved: size of the change by the patches, per step: mean Euclidean norm of the change of a
+            layer's output, in standard deviations of its units, summed over patches, float64 ().
+        norm: the same norm in the scale of the activations, float64 (); None if it was not
+            measured.
         relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
             not measured.
     """

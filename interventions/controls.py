@@ -345,7 +345,7 @@ def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSeque
 
 def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSequence,
               what: str) -> np.ndarray:
-    """Draw ``number`` distinct random sets of ``size`` entries of a pool (number, size).
+    """Draw ``number`` distinct random sets, each of ``size`` entries of a pool: (number, size).
 
     Args:
         what: name of the entries, for the message.

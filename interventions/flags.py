@@ -264,7 +264,8 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
 
     Args:
         taken: numbers of the directions to remove.
-        put: direction that gets the amount of each removed one, or None.
+        put: for each removed direction, the direction along which the same amount is added, or
+            None.
     """
     return "_".join(map(str, (*taken, "to", *put)))
 

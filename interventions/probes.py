@@ -146,8 +146,8 @@ class _Fitted:
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
     def errors(self, entries: np.ndarray, target: np.ndarray, trained: np.ndarray) -> np.ndarray:
-        """Return squared errors of the probe, and of the mean of the targets that it was trained on
-        (2, N).
+        """Return squared errors (2, N) of the probe, and of a constant prediction: the mean of the
+        targets in training.
 
         Args:
             entries: activations (N, F).
@@ -258,8 +258,8 @@ def _one_minus_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
 
 def _wins(scores: np.ndarray, positive: np.ndarray,
           level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the pairs in which a positive example of one level scores above a negative example of
-    another, ties as half.
+    """Count the pairs in which a positive example of one level has a higher score than a negative
+    example of another level; ties count half.
 
     Args:
         scores: scores of the examples (N,).

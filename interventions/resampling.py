@@ -153,7 +153,7 @@ class Scrubbing:
         outcomes: names of the M outcomes.
         levels: seed of the level of each target (L,).
         chosen: outcomes with the channels of the hypothesis resampled, by ``SAME`` and ``OTHER``
-            feature of the sources, float64 (L, M) each.
+            value of the feature in the sources, float64 (L, M) each.
         random: outcomes with the random sets resampled, by ``SAME`` and ``OTHER``, float64
             (S, L, M) each.
         sets: sets of channels, first the hypothesis, then the random sets.
@@ -234,7 +234,8 @@ def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[i
         draw: see ``resampled``.
 
     Returns:
-        Outcomes with sources of the same feature, then of another feature, float64 (2, sets, M).
+        Outcomes with sources whose feature has the same value, then with sources whose feature has
+        another value, float64 (2, sets, M).
     """
     return np.stack([[
         target.measure(resampled(target.activations, sources, channels, draw,

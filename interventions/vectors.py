@@ -183,9 +183,9 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
                      modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
     """Compute the mean difference between paired frames at several layers.
 
-    Rows with the same pair of seeds are frames of the same levels, with the player on several
-    squares. They are averaged first, so that every pair of levels has the same weight. An agent
-    with a memory is in its initial state.
+    Rows with the same pair of seeds are frames of the same levels, with the player on different
+    squares. Such rows are averaged first, so that every pair of levels has the same weight. An
+    agent with a memory is in its initial state.
 
     Args:
         policy: the agent.
@@ -229,7 +229,7 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
         policy: the agent.
         layers: names of the layers; results are named after the innermost modules.
         frames: uint8 (B, 64, 64, 3).
-        entering: hidden states that enter the agent at these frames, float32 (B, D).
+        entering: hidden states of the agent before these frames, float32 (B, D).
         is_in: whether each state is in the class, bool (B,); see ``check_classes``.
         levels: seed of the level of each frame (B,).
         about: description of the class.
@@ -293,7 +293,7 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
         policy: the agent.
         layers: names of the layers.
         frames: uint8 (B, 64, 64, 3).
-        entering: hidden states that enter the agent (B, D); by default initial states.
+        entering: hidden states of the agent before these frames (B, D); by default initial states.
 
     Yields:
         Slice of the frames in the batch, and each layer's outputs for them, float32

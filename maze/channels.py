@@ -2,8 +2,8 @@
 
 Channels are chosen on one half of the levels and reported on the other. The positive and negative
 parts of the chosen channels of one layer are multiplied, and the effect at decision squares is
-compared with that of random channels. Linear probes test what can be read from each layer. A killed
-run resumes after its last finished step.
+compared with the effect of multiplying random channels. Linear probes test what can be read from
+each layer. A killed run resumes after its last finished step.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def choose_start(policy: Policy, levels: Sequence[tuple[str, MazeState]]) -> Sta
 
 
 def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str, MazeState]]:
-    """Return the levels of seeds in each mode, and of level files, as pairs of name and level.
+    """Load levels given by seeds, in each mode, and by level files; return pairs of name and level.
 
     The name is the level seed, followed by ``_2``, ``_3`` and so on for further levels of the same
     mode with the same seed.

@@ -108,9 +108,9 @@ class SignAgreementTable:
     """Agreement of gradients and correlations in all groups, as tables.
 
     Args:
-        agreements: agreement of each group, by kind of gradient: WITH gradients through the
-            environment, and optionally WITHOUT them.
-        influences: influences that were compared, for the names of ICs and outputs and the lags.
+        agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group. The kinds
+            of gradient are WITH gradients through the environment and, optionally, WITHOUT them.
+        influences: compared influences, which hold the lags and the names of ICs and outputs.
     """
 
     def __init__(self, agreements: Mapping[str, Mapping[Group, Agreement]],

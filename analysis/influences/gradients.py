@@ -63,7 +63,7 @@ def outlier_share(sizes: np.ndarray) -> np.ndarray:
     """Compute the share of samples whose gradient is larger than ``OUTLIER`` times the median.
 
     In a few samples, gradients explode on their way through the simulator and dominate the mean.
-    Means are therefore stored, as published, but claims are based on medians.
+    Claims are therefore based on medians; means are stored only because they are published.
 
     Args:
         sizes: magnitude of the gradient in each sample, non-negative; the first axis runs over the
@@ -355,7 +355,8 @@ class Inputs:
 
     @property
     def groups(self) -> dict[int | str, np.ndarray]:
-        """Row indices of the samples of each behaviour, by its number; empty without behaviours."""
+        """Row indices of the samples of each behaviour, by number of the behaviour; empty without
+        behaviours."""
         return {} if self.labels is None else members(self.labels)
 
     def description(self) -> dict:

@@ -127,7 +127,7 @@ class Batch:
     """A batch of frames with the activations of a layer.
 
     Attributes:
-        rows: positions of the batch among all checked frames (B,).
+        rows: positions of the batch's frames among all checked frames (B,).
         prefix: activations of the layer, and the other inputs of the network after it.
         actions: actions taken (B,).
     """
@@ -239,7 +239,7 @@ class Check(abc.ABC):
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        """Yield each layer and output with the results per frame."""
+        """Yield each pair of layer and output with its results per frame."""
         for subject in subjects:
             yield subject, self.compute(context, subject)
 

@@ -159,8 +159,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
                   seed: int) -> pd.DataFrame:
     """Compare changes of an output with its attributions to the cells that objects touch.
 
-    The chance level uses the cells that the kind touches in another frame: the masks are cyclically
-    shifted by half of the frames that show the kind.
+    The chance level uses the cells that the kind touches in another frame: among the frames that
+    show the kind, masks are cyclically shifted by half the number of these frames.
 
     Args:
         masks: masks of the objects, bool (N, K, 64, 64).

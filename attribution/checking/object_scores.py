@@ -15,14 +15,14 @@ files of ``analysis/attribution/objects/``.
                                 ``difference``, object score minus object score of the other
                                 features in the same frames, with ``low_95`` and ``high_95``
 
-``names.json`` holds these entries for the layer, and an entry ``features`` with the others::
+``names.json`` holds the following entries; ``features`` has an entry for each feature::
 
     layer, features_sha256      path of the layer; checksum of the features, as in the settings of
                                 attributions
     score                       object score: mean score over the features, with score_low_95 and
                                 score_high_95; null if a feature has no score
     score_chance                object score with the masks of other frames; null like ``score``
-    features                    list with one dictionary per feature:
+    features                    list of one dictionary per feature, with these keys:
         name                    kind of object that the feature is named after; null if its score is
                                 not above chance
         kind, score             kind of object with the best score, and this score, with low_95,
@@ -314,11 +314,11 @@ def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
 
 def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
                    seed: int) -> tuple[np.ndarray, pd.DataFrame]:
-    """Find frames in which a feature is strongly active away from its object.
+    """Find frames in which a feature is strongly active away from the object it is named after.
 
     Args:
         activations: activations of the feature, float (O, H, W).
-        touched: cells that the masks of its object touch, bool (O, H, W).
+        touched: cells that the masks of this object touch, bool (O, H, W).
         observations: episode and row of each frame (O, 2).
         seed: seed of the bootstrap over episodes.
 

@@ -15,7 +15,7 @@ simulator against attributions in the same frames. Controls are the maps of othe
 cyclic shift.
 
 Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
-map, C image channels, D hidden state, L lags, R renderings of a frame, P points of a curve.
+map, C image channels, D hidden units, L lags, R renderings of a frame, P points of a curve.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         simulator: the simulator with its agent.
         compute: device and precision.
         dataset: dataset of the recording.
-        windows: index of the dataset window whose last initial frame is the frame (N,).
+        windows: for each of the N frames, index of the dataset window with this frame as its last
+            initial frame (N,).
         function: output to differentiate.
         lags: numbers of steps after the frame at which the output is read.
         kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
@@ -304,7 +305,7 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
     Returns:
         The table of ``stats.effects.compare_conditions`` with all comparisons in one family.
         Additional columns are ``map``, ``compared_with``, ``lag``, and the shares ``right`` and
-        ``other`` of correct signs of the two. ``altered`` is the difference ``right`` - ``other``,
+        ``other`` of correct signs of both. ``altered`` is the difference ``right`` - ``other``,
         and ``unaltered`` is 0. A control is the same difference with the maps of other frames.
     """
     shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))

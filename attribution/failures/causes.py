@@ -146,7 +146,7 @@ class FailureAttributor(StateView):
 
 class StateSampler:
     """``watch`` callback of ``play_episodes`` that reads the states of levels at some steps, keeps
-    the last one of each episode, and counts steps with hazards in view.
+    the last state of each episode, and estimates the number of steps with hazards in view.
 
     Args:
         game: name of the game.

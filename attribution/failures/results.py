@@ -25,7 +25,7 @@ Layout::
                            condition, but not under both
 
 Conditions are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
-``control_<number>_<label>``. They can be divided among shards.
+``control_<number>_<label>``. Conditions can be divided among shards.
 
 Conditions share levels and random draws, so differences are paired by level: the indicator of a
 failure by a cause under a condition, minus the indicator for the original. Intervals are 95 %:

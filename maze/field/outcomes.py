@@ -54,7 +54,7 @@ class Chain:
         grid: the level; episodes start with its mouse's square and facing.
         transition: sparse transition matrix, from states (rows) to next states (columns), float64
             (2 m, 2 m); all squares with facing 0, then all with facing 1.
-        numbers: numbers of the free squares by row, then column (W, W); -1 elsewhere.
+        numbers: map with the number of each free square, counted row by row (W, W); -1 elsewhere.
     """
 
     grid: Grid

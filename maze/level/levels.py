@@ -48,8 +48,10 @@ class Filters:
     Attributes:
         size: smallest and largest number of rows of the maze.
         kind: one of KINDS; levels of undefined kind are rejected.
-        cheese_inside: rows of the top right region that must contain the cheese.
-        cheese_outside: rows of the top right region that must not contain the cheese.
+        cheese_inside: number of rows and columns of the top right region in which the cheese must
+            be.
+        cheese_outside: number of rows and columns of the top right region outside which the cheese
+            must be.
         cheese_at: square of the cheese, in world coordinates.
         free_at: square that must be free, in world coordinates.
     """

@@ -11,7 +11,7 @@ A result folder contains::
 
 ``paths.npz`` contains the ``seeds`` of N levels, int64 (N,), the ``lengths`` of their paths, int64
 (N,), and the concatenated paths, ``squares``, int16 (S, 2): the inner row and column of the mouse
-in each frame of an episode, followed by those of the cheese if the mouse got it.
+in each frame of an episode, and at last the row and column of the cheese if the mouse got it.
 
 Claims 2, 4 and 5 of the table of claims are computed from such folders.
 """

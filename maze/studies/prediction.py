@@ -77,8 +77,8 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
           with an interval from fits to RESAMPLINGS bootstrap resamples of levels.
         - ``vif``: variance inflation factor of a feature given the other features of its set; NaN
           if the feature is a linear function of these.
-        - ``share_positive``, ``share_negative``: among those of NUM_SUBSETS random subsets that
-          contain the feature, the share in which its coefficient has this sign.
+        - ``share_positive``, ``share_negative``: share of random subsets in which the coefficient
+          of the feature has this sign, among those of NUM_SUBSETS that contain the feature.
 
     Raises:
         UserError: if there are fewer than MIN_LEVELS levels of one outcome.
@@ -121,7 +121,7 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
 
 def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turn each level into two weighted examples, one of each outcome, without those of weight 0.
+    """Turn each level into two weighted examples, one per outcome; weights of 0 are left out.
 
     Args:
         values: features (N, F).

@@ -178,8 +178,8 @@ class RetargetedLevel:
                          others: Sequence[CellPatch], rng: np.random.Generator) -> pd.DataFrame:
         """Measure path probabilities under controls; see CONTROL_COLUMNS.
 
-        There are two kinds, equally many of each: patches of other channels at the target's cell,
-        and the same patch at cells of other squares.
+        There are two kinds of controls, equally many of each: patches of other channels at the
+        target's cell, and the same patch at cells of other squares.
 
         Args:
             targets: target squares.

@@ -105,7 +105,8 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
         forward: forward pass of the agent, split at the layer of the channels.
         state: the level.
         pool: levels from which sources are drawn.
-        num_sources: number of sources with the same cheese square, and of sources with other ones.
+        num_sources: number of sources with the cheese at the same square, and number of sources
+            with the cheese at other squares.
         num_squares: number of random squares of the field; None for all. The published norm of the
             whole field is estimated from these squares.
         seed: seed of sources and squares, combined with the level's seed.
