@@ -166,7 +166,7 @@ def play(store: ResultStore, levels: Levels, condition: Condition[Run],
         store: open store of episodes.
         levels: settings for playing levels.
         condition: the condition.
-        some: number and level seed of each of N levels.
+        some: pairs of the number and the level seed of N levels.
 
     Returns:
         Cause of failure of each level, or SOLVED (N,).

@@ -289,7 +289,7 @@ def arm_name(patches: Sequence[Patch]) -> str:
 
 
 def files_of(patch: Patch) -> list[Path]:
-    """Return the files that a patch names before it is opened."""
+    """Return the files that a patch names; none once the patch has been opened."""
     values = getattr(patch, "vector", None), getattr(patch, "value", None)
     return [value for value in values if isinstance(value, Path)]
 

@@ -134,7 +134,8 @@ class FailureAttributor(StateView):
             self._step_from(without, action) in ((False, False), (True, True)))
 
     def _step_from(self, state: bytes, action: int) -> tuple[bool, bool]:
-        """Take a step from a state; return whether it ends the episode and solves the level."""
+        """Take a step from a state; return whether it ends the episode, and whether it solves the
+        level."""
         self.set(state)
         return self.step(action)
 

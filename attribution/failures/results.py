@@ -77,7 +77,7 @@ _JUDGED = ("p_holm", "control_low", "control_high", "num_controls", "p_control",
 
 
 def failure_files(game: str = "") -> Schema:
-    """Return the schema of the results.
+    """Return the schema of the folder with failures by cause.
 
     Args:
         game: name of the game; if empty, tables of episodes are read without the columns
