@@ -359,8 +359,8 @@ class RolloutWriter:
         self.folder.finish()
 
     def _place_finished(self) -> str:
-        """Write the CSVs of finished episodes up to the first missing one; returns their rows of
-        the index."""
+        """Write the CSVs of the episodes before the first unfinished one; returns the rows of these
+        episodes in the index."""
         rows = []
         while self.has(self._num_indexed):
             number = self._num_indexed
