@@ -315,8 +315,9 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
 
 
 def print_card(table: pd.DataFrame) -> None:
-    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and the margins of the
-    recorded actions over other actions at the last step.
+    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and by how much PSNR with
+    the recorded actions exceeds PSNR with other actions at the last step. If objects were measured,
+    also print the share of initial objects that the simulator still shows.
 
     Args:
         table: table from ``generative.loss_over_time.table_of``.

@@ -91,7 +91,7 @@ class PatchContext:
 
     @property
     def required_info(self) -> BatchInfo:
-        """Return ``info``, which patches with ``needs_info`` always get."""
+        """Return ``info``; it is never None for patches with ``needs_info``."""
         assert self.info is not None
         return self.info
 
@@ -107,8 +107,8 @@ class Selection:
     Attributes:
         policy: the agent.
         layer: the layer.
-        channels: int64 (K,), or None for all.
-        cells: cell numbers in reading order, int64 (M,), or None for all.
+        channels: indices of channels, int64 (K,), or None for all.
+        cells: indices of cells in reading order, int64 (M,), or None for all.
     """
 
     policy: Policy
@@ -174,7 +174,7 @@ class Patch:
 
     Attributes:
         layer: name of the layer, see ``agents.layers.layers_named``.
-        channels: numbers of channels or units; all if None.
+        channels: indices of channels or units; all if None.
         cells: cells as (row from the top, column); all if None.
         steps: range (begin, end) of steps of an episode on which the patch acts; ``end`` is
             excluded, or None for no limit. All steps if None.

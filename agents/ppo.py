@@ -199,8 +199,8 @@ def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
         envs: indices of the environments (B,).
 
     Returns:
-        Outputs with leading dimensions (T, B). With unchanged weights they equal the outputs when
-        the rollout was collected.
+        Outputs with leading dimensions (T, B). With unchanged weights, they equal, up to rounding,
+        the outputs computed during collection.
     """
     frames = rollout.frames.index_select(1, envs)  # (T, B, H, W, C)
     embeddings = embed_frames(policy, frames.flatten(0, 1), compute)

@@ -1,4 +1,5 @@
-"""Reference sets: frames from other levels, for means and standard deviations of activations.
+"""Reference sets: frames from levels other than the measured ones, used to compute means and
+standard deviations of activations.
 
 Letters in shape comments: n frames of the set, C channels and P cells of a layer, D hidden state.
 """

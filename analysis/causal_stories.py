@@ -232,7 +232,7 @@ class BehaviourPages:
         return "\n".join(parts)
 
     def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
-        """Return the frames of the samples at ``rows``, with marks for known actions, uint8
+        """Return the frames of the samples at ``rows``, with recorded actions marked, uint8
         (samples, T, height, width, 3)."""
         return np.stack([[mark_action(frame, action) if action >= 0 else frame
                           for frame, action in zip(self._samples.frames[row],
@@ -300,8 +300,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Return the first row of each sample among ``rows`` (indices into M * T steps), in the
-        given order and at most _SHOWN_OF_COMPONENT of them."""
+        """Keep the first row of each sample, for at most _SHOWN_OF_COMPONENT samples, in the given
+        order; ``rows`` are indices into the M * T steps."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 

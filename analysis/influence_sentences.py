@@ -112,7 +112,7 @@ class BehaviourInfluences:
 
     Attributes:
         num_samples: number of samples in the group.
-        variants: kinds of gradient in the table.
+        variants: kinds of gradient in the table, WITH or WITHOUT gradients through the environment.
         testable: whether the group has enough samples for a test.
     """
 

@@ -249,7 +249,7 @@ def _saliency_types(sources: list[_Source],
 
     Raises:
         UserError: if saliency was computed with other directions than the panel's, or if a function
-            was read at different steps in different samples.
+            was evaluated at different steps in different samples.
     """
     # Steps of each function, and the file that states them.
     steps_of: dict[str, tuple[tuple[int, ...], Path]] = {}
@@ -266,8 +266,8 @@ def _saliency_types(sources: list[_Source],
                 earlier, earlier_path = steps_of.setdefault(name, (steps, path))
                 if steps != earlier:
                     raise UserError(f"the saliency functions described by {earlier_path} and "
-                                    f"{path} were read at different steps; compute one of them "
-                                    "again")
+                                    f"{path} were evaluated at different steps; compute one of "
+                                    "them again")
     in_order = sorted(_saliency_type(name, steps) for name, (steps, _) in steps_of.items())
     return tuple(of_type for _, of_type in in_order)
 
@@ -277,7 +277,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
 
     Args:
         name: name of the function in file names.
-        steps: steps at which the function was read.
+        steps: steps at which the function was evaluated.
     """
     functions: tuple[SaliencyFunction, ...] = ()
     with contextlib.suppress(UserError):  # raised for names that only published files use

@@ -77,8 +77,8 @@ class SaliencyType:
     Attributes:
         name: name of the function in file names.
         title: name shown in the panel.
-        steps: steps at which the function was read, counted from 0; empty if they are unknown or
-            if the function depends on all steps.
+        steps: steps at which the function was evaluated, counted from 0; empty if they are
+            unknown or if the function depends on all steps.
     """
 
     name: str

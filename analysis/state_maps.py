@@ -76,7 +76,7 @@ class StateMap:
             unit: word for a unit in the warning, such as "hidden unit".
 
         Returns:
-            Mean and standard deviation, without the indices of constant units.
+            Mean and standard deviation of each unit; the field ``constant`` is left empty.
         """
         def compute() -> StepResult:
             scale = standardizer_of(states)
@@ -97,9 +97,9 @@ class StateMap:
             scale: mean and standard deviation of each unit.
 
         Returns:
-            Coordinates (N, P); components (P, D); and the first d coordinates (N, d), where d is
-            the smallest number that holds 95 % of the variance, or the number of dimensions of the
-            t-SNE map if that is larger.
+            Coordinates (N, P); components (P, D); and the first d coordinates (N, d). Here, d is
+            the smallest number of components that explain 95 % of the variance, or the number of
+            dimensions of the t-SNE map if that is larger.
         """
         def compute() -> StepResult:
             standardised = scale.standardise(states)

@@ -35,7 +35,7 @@ def parser() -> Parser:
                        help="output folder of python -m attribution.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
                        help="output folder of python -m attribution.attribute; without --layers, "
-                            "all of its layers with cells are checked")
+                            "all of its layers with a spatial map are checked")
     flags.add_argument("--checks", nargs="+", choices=tuple(CHECKS), default=list(CHECKS),
                        metavar="CHECK", help=f"checks to run: {', '.join(CHECKS)}; completeness is "
                                              "always reported")
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     if not chosen:
         raise UserError(f"{args.attribution_dir} holds no attributions of "
                         f"{', '.join(args.outputs)} to {', '.join(args.layers or ('any layer',))} "
-                        "with cells; python -m attribution.attribute makes them")
+                        "with a spatial map; python -m attribution.attribute makes them")
     steps = attributions.trajectories()
     rows = np.sort(np.random.default_rng(args.seed).permutation(len(steps))[:args.num_frames])
     checked = CheckContext(context, attributions, rows, steps.frame_ids[rows], args.seed)
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def attributed_subjects(features_dir: Path, context: AttributionContext,
                         attributions: AttributionStore) -> list[Subject]:
-    """Return all pairs of a layer with cells and an output that is attributed to this layer.
+    """Return one subject for each layer with a spatial map and each output attributed to it.
 
     Args:
         features_dir: folder of the features of all layers.

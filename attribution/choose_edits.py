@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     names = args.layers or sorted(name for name in finished_layers(args.features_dir)
                                   if read_features(args.features_dir, name).facts["stride"])
     if not names:
-        raise UserError(f"{args.features_dir} holds no features of a layer with cells; "
+        raise UserError(f"{args.features_dir} holds no features of a layer with a spatial map; "
                         f"{FEATURES_SCRIPT} finds them")
     features = {bottleneck.name: load_features(args.features_dir, bottleneck, {
         *agent_digests(args.agent_file), root}, config.env_name)

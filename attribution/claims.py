@@ -3,7 +3,8 @@
 Source: Hilton, Cammarata, Carter, Goh and Olah (2020), "Understanding RL Vision", Distill,
 doi 10.23915/distill.00029. The article studies one agent for CoinRun in detail, and 14 more.
 
-Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps.
+Letters in shape comments: T steps of one trajectory, N steps of several trajectories together, H W
+a layer's grid, F features.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CLAIMS = ClaimsTable({
              "by the share of these cells in the grid) and mean sign of the attribution in these "
              "cells; the verdict is about the densities of coins and saws, not about signs"),
     2: Claim("Attribution is sparse: in one chosen frame, 10 pairs of cell and feature hold more "
-             "than 80 %",
+             "than 80 % of the attribution",
              "share of |attribution| in the 10 largest pairs of cell and feature, median and "
              "quartiles over frames"),
     3: Claim("Directions of features are nearly one-hot, and more salient than those found in "

@@ -90,12 +90,13 @@ def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
 
 @dataclasses.dataclass(frozen=True)
 class RandomEdit:
-    """A control of an edit.
+    """Random control of an edit: its directions with permuted channels, rescaled to cause a change
+    of the same size.
 
     Attributes:
-        edit: the random edit.
-        relative: size of the change by the permuted edit, divided by the size of the change by the
-            original edit at the same strength; the strength of ``edit`` was divided by this ratio.
+        edit: the control, after rescaling.
+        relative: size of the control's change before rescaling, divided by the size of the original
+            edit's change. The strength of ``edit`` was divided by this ratio.
     """
 
     edit: Edit
@@ -103,7 +104,7 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether, at the same strength, control and edit differ in size by at most a quarter."""
+        """Whether, before rescaling, the sizes of the two changes differ by at most a quarter."""
         return abs(self.relative - 1) <= NEAR
 
 
@@ -124,7 +125,7 @@ class ChangeSizes:
         self._products = cells @ cells.mT  # (N, M, M)
 
     def of(self, edit: Edit) -> float:
-        """Compute the Euclidean norm of the change by an edit, averaged over frames."""
+        """Compute the Euclidean norm of the change that an edit causes, averaged over frames."""
         basis, back = edit.basis.double(), edit.back(self.channels).double()
         along = basis.T @ self._products @ basis  # (N, R, R)
         squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)
@@ -134,8 +135,8 @@ class ChangeSizes:
 def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
     """Draw random edits as controls of an edit; a larger number only appends further controls.
 
-    Controls that differ in size by at most a quarter at the same strength come first, then all
-    other controls, in order of increasing difference.
+    Controls whose change, before rescaling, differs in size by at most a quarter from that of the
+    edit come first, then all other controls, in order of increasing difference.
 
     Args:
         edit: the edit.

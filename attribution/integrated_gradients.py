@@ -139,8 +139,12 @@ class Paths:
 
     def at(self, path: np.ndarray, positions: np.ndarray
            ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Return the points at ``positions`` (P, S), from 0 to 1, on the paths with the indices
-        ``path`` (P,): a batch (P S, …), with the network's other inputs and the actions."""
+        """Return points on paths as a batch (P S, …), and their ``also_read`` and ``actions``.
+
+        Args:
+            path: indices of paths (P,).
+            positions: positions of S points on each of these paths, from 0 to 1 (P, S).
+        """
         rows = torch.from_numpy(path).to(self.line.device)
         shares = torch.from_numpy(positions).to(self.line).reshape(
             *positions.shape, *[1] * (self.line.ndim - 1))
@@ -177,8 +181,8 @@ class LayerIntegratedGradients:
     """Attributes outputs of an agent to the activations of one layer.
 
     The part of the network before the layer runs once per frame, and all outputs share the forward
-    passes of the part after it. The first modules after the layer at whose outputs the path is
-    still a straight line, called the *stem*, also run once per frame.
+    passes of the part after it. The modules directly after the layer that map a straight path to a
+    straight path form the *stem*; they also run only once per frame.
 
     Args:
         policy: the agent; gradients of its parameters are switched off.
@@ -405,7 +409,8 @@ class LayerIntegratedGradients:
 
 
 class IntegratedGradientsOverTime(LayerIntegratedGradients):
-    """Attributes outputs of an agent with memory to a layer at the last L steps, and older memory.
+    """Attributes outputs of a recurrent agent to a layer's activations at the last L steps and to
+    the hidden state before them.
 
     The steps are unrolled; lag 0 is the last one. Along the integration path, the layer's
     activations at all of these steps are scaled together from zero, and the hidden state before

@@ -44,7 +44,7 @@ def parser() -> Parser:
     flags.add_argument("--features_dir", type=Path,
                        default=Path("analysis") / "attribution" / "features",
                        help="output folder of python -m attribution.features; without --layers, "
-                            "all of its layers with cells are used")
+                            "all of its layers with a spatial map are used")
     flags.add_argument("--other_features_dir", type=Path,
                        help="folder of other features of the same layers, such as features found "
                             "with --nmf_of activations, whose scores in the same frames are "
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     if not layers:
         raise UserError("objects are compared with the cells of a layer, and "
                         f"{', '.join(layer.name for layer in context.bottlenecks)} has none; give "
-                        "--layers with cells")
+                        "--layers with a spatial map")
     kinds = kinds_in(recorded_game(context.recording.folder))
     features = {layer.name: context.features(args.features_dir, layer) for layer in layers}
     others = {layer.name: context.features(args.other_features_dir, layer) for layer in layers

@@ -180,7 +180,8 @@ class AttributedAgent:
         return self.recording.read(self.steps.part(trajectory).frame_ids).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
-        """Read attributions along a trajectory, or quantities that the page shows like them.
+        """Read attributions along a trajectory, or what the page shows like them: gradient times
+        activation, activations, or gradients with respect to the frame.
 
         Activations have a residual of zero. Gradients with respect to the frame are summed over
         colours, which gives the change of the output when a pixel gets brighter.
@@ -215,7 +216,7 @@ class AttributedAgent:
         return self._store.read("over_time", layer, output, self.lags(layer, output), trajectory)
 
     def page_layer(self, name: str) -> PageLayer:
-        """Gather what the page shows of a layer, given its short name or ``INPUT``."""
+        """Return what the page shows of a layer, given its short name, or of the frame (INPUT)."""
         available = self.outputs_at(name)
         outputs = tuple(number for number, output in enumerate(self.outputs)
                         if output in available)

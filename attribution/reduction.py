@@ -41,7 +41,7 @@ def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np
 
 
 def split_activations(activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Arrange absolute values of activations (N, C) in slots (N, M), as ``split_signs`` does."""
+    """Return absolute activations (N, C), arranged in slots (N, M) by ``split_signs``."""
     return np.abs(split_signs(activations, activations, signed))
 
 

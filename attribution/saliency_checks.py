@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> None:
     policy = simulator.agent.policy
     layers = [layer for layer in find_bottlenecks(policy, args.layers) if layer.layer.is_map]
     if not layers:
-        raise UserError("--layers names no layer with cells; give block2 or block3, for example")
+        raise UserError("--layers names no layer with a spatial map; give block2 or block3, "
+                        "for example")
     recording = Recording(Path(common.data_dir), policy, args.agent_file, args.check_contents)
     kinds = kinds_in(recorded_game(recording.folder))
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, max(lags) + 1)

@@ -205,7 +205,7 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
         flag: flag that chooses the output file, for the message.
 
     Raises:
-        UserError: if another file would be replaced.
+        UserError: if the file exists, was not written by this script, and ``overwrite`` is False.
     """
     if path is None or overwrite or not path.exists():
         return

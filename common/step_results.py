@@ -73,10 +73,10 @@ class StepResults:
         return path
 
     def has(self, name: str) -> bool:
-        """Return whether the results include an entry.
+        """Return whether to read an entry.
 
-        Published folders, which have no settings, may lack entries. If there are settings, a
-        missing file is an error, which ``read`` raises.
+        Published folders, which have no settings file, may lack entries. With a settings file, the
+        result is always True, so that ``read`` reports a missing file as an error.
         """
         return self.file(name).exists() or self.settings_file.exists()
 

@@ -118,7 +118,7 @@ class LossOverTime:
         windows: numbers of the windows (N,).
         action_windows: windows whose actions ``shuffled_actions`` was given (N,).
         episodes: numbers of the episodes that the windows show (N,).
-        counted: whether a step counts, bool (T, N).
+        counted: whether the step is not after the window's first terminal step, bool (T, N).
         losses: losses and measures by predictor and kind, float32 (T, N), NaN where a step does not
             count. See below.
         fidelity: measures of the fidelity card by predictor and kind, float32 (T, N), NaN where

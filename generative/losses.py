@@ -35,7 +35,7 @@ class LossScales:
         hx: weight of the loss of the agent's hidden state.
         reward: weight of the reward loss.
         done: weight of the terminal loss.
-        kl: weight of the KL loss, multiplied with ``SimulatorConfig.kl_weight``.
+        kl: weight of the KL loss, applied in addition to ``SimulatorConfig.kl_weight``.
 
     Raises:
         UserError: if a weight is negative or not finite.

@@ -144,7 +144,7 @@ class DownBlock(nn.Module):
 
 
 class BottleneckEncoder(nn.Module):
-    """Encoder of initial frames as a point on the unit sphere.
+    """Encodes initial frames as a point on the unit sphere.
 
     Args:
         image_channels: C, colour channels of an image.

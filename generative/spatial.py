@@ -189,7 +189,7 @@ class ConvGRU(nn.Module):
 
 
 class SpatialEncoder(nn.Module):
-    """Encoder of initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
+    """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
     The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
     recovers the norm that is lost in normalisation. The camera's velocity and phase are added to

@@ -106,8 +106,8 @@ class ArmRuns:
         actions: actions of the agent, int64 (S,).
         values: value estimates of the agent, float32 (S,).
         rewards: rewards of the actions, float32 (S,).
-        moved: size of the change by the patches, per step: mean Euclidean norm of the change of a
-            layer's output, in standard deviations of its units, summed over patches, float64 ().
+        moved: mean Euclidean norm, per step, of the change that the patches cause in a layer's
+            output, in standard deviations of its units and summed over patches, float64 ().
         norm: the same norm in the scale of the activations, float64 (); None if it was not
             measured.
         relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
@@ -388,8 +388,8 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
 def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
     """Compare the runs in a folder, write tables, report and figure to it, and print the claims.
 
-    With the wording DIRECTIONS, the table has no medians and verdicts, to keep the format of the
-    published tables.
+    With the wording DIRECTIONS, the table has neither medians nor verdicts, to keep the format of
+    the published tables.
 
     Args:
         store: result store of the folder.

@@ -53,8 +53,9 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the change by every random set of channels differs in size by at most a
-            quarter from the change by the patch; unmatched sets are the most similar others.
+        matched: whether the change that each random set of channels causes differs in size by at
+            most a quarter from the change that the patch causes; unmatched sets are the most
+            similar others.
     """
 
     patches: tuple[Patch, ...]
@@ -98,8 +99,8 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
 def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                  seed: int | np.random.SeedSequence
                  ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
-    """Draw random sets of channels, as many as the given channels and with a change of the same
-    size.
+    """Draw random sets with the same number of channels as ``channels`` and a change of about the
+    same size.
 
     Sets exclude the given channels if there are enough other channels.
 

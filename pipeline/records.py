@@ -309,7 +309,8 @@ class Experiment:
 
     @contextlib.contextmanager
     def opened_by_job(self, part: str) -> Iterator[None]:
-        """Context manager: lock a part of a stage for this job, and the folder for cluster jobs.
+        """Context manager: lock a part of a stage exclusively, and the folder with a lock that
+        cluster jobs share, so that no local pipeline can start.
 
         Args:
             part: name of the part.

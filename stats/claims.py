@@ -165,7 +165,8 @@ class ClaimsTable:
 
     def markdown(self, findings: Mapping[str, Sequence[Finding]],
                  reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame) -> str:
-        """Format the table of claims, with one number per agent, followed by all numbers.
+        """Format a table with one number per claim and agent, followed by a section per claim with
+        all findings that have ``shown=True``.
 
         Args:
             findings, reasons: see :meth:`write`.

@@ -188,7 +188,7 @@ MISTAKES = {
     "other directions": (lambda run: describe(run, "hx_direction_1_ica", matrices_sha256={
         "hx_mu_7.npy": "0"}), "of other directions than those of this panel"),
     "other steps": (lambda run: describe(run, "value", common_timesteps=[1]),
-                    "read at different steps"),
+                    "evaluated at different steps"),
     "behaviours of others": (lambda run: save_json(behaviours_of(run).settings_file, {
         "samples": "rand_init", "sample_numbers": list(range(6))}),
         "behaviours in .* are of samples in rand_init"),

@@ -152,7 +152,8 @@ class Correlations:
         store.write("cosines", value=self.cosines)
 
     def draw(self) -> Figures:
-        """Draw the matrices of each group, of the extremes of each IC, and of cosines."""
+        """Draw correlations and gradients of each group, gradients of the samples with extreme
+        values of each IC, and the cosines between ICs."""
         for group in self.products:
             yield f"xcorr_{file_stem(group)}.png", self._plot_products(group)
         if self.gradients:

@@ -245,8 +245,14 @@ class ObjectScorer:
         return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
-        """Compute areas under the ROC curve with the masks of other frames, which are shifted
-        cyclically NUM_SHIFTS times: areas (shifts, F, K) for activations (O, H, W, F)."""
+        """Compute areas under the ROC curve by chance: each frame gets the masks of another frame.
+
+        Args:
+            activations: activations of the features, float (O, H, W, F).
+
+        Returns:
+            Areas (shifts, F, K) for at most NUM_SHIFTS cyclic shifts of the masks along the frames.
+        """
         codes = self._codes(activations)
         number = len(self._touched)
         shifts = np.unique(np.linspace(0, number, NUM_SHIFTS + 2)[1:-1].astype(int))

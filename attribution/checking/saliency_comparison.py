@@ -94,8 +94,8 @@ class Map:
 
     @property
     def blocks(self) -> np.ndarray:
-        """Sums over blocks of the frame (N, 8, 8); cell i of a layer with stride s covers the
-        pixels s i to s (i + 1) - 1, as in ``Layer.cell``."""
+        """Sums of the values over blocks of the frame (N, 8, 8). Cell i of a layer with stride s
+        is taken to cover the pixels s i to s (i + 1) - 1, as in ``Layer.cell``."""
         size = FRAME_SIZE // BLOCK
         return self.values.reshape(len(self.values), size, -1, size,
                                    self.values.shape[2] // size).sum(axis=(2, 4))

@@ -255,7 +255,7 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
     Args:
         gradients: gradients with respect to the images, float32 (T, C, H, W).
         kernel_size: size of the Gaussian kernel in pixels, odd.
-        sigma: standard deviation of the kernel, in pixels. The map is mirrored at its borders.
+        sigma: standard deviation of the kernel, in pixels; the borders are padded by reflection.
 
     Returns:
         Saliency maps, float32 (T, H, W).

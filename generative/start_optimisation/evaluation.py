@@ -335,8 +335,11 @@ def _objectives(best: pd.DataFrame) -> list[str]:
 
 
 def plot(path: Path, starts: pd.DataFrame) -> None:
-    """Plot the scores of all objectives next to the scores of recorded starts, and percentiles in
-    the real game."""
+    """Plot the score of each objective's optimised starts and of its best recorded start.
+
+    If the real game was played, a second panel shows the percentiles that the objectives' targets
+    reach there.
+    """
     best = starts[starts["best"]]
     penalties = best["penalty"].unique()
     first = best[best["penalty"] == penalties[0]].sort_values("recorded_score")

@@ -216,7 +216,7 @@ class SearchContext:
 
     @functools.cached_property
     def recorded_scores(self) -> np.ndarray:
-        """Scores of the recorded starts, simulated (N, O)."""
+        """Scores (N, O) of the rollouts simulated from the recorded starts."""
         return self.scores(self.starts.simulated)
 
     def begins(self, number: int) -> np.ndarray:

@@ -216,8 +216,9 @@ def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a folder for rows 1, 2, 4 and 5 of the table of claims.
 
     A run with confined cheese fills row 1; a run with the cheese anywhere fills row 2 and, with
-    ``--regress``, rows 4 and 5. Scores of row 4 are sorted from best to worst. Only numbers that
-    were published are shown.
+    ``--regress``, rows 4 and 5. Scores of row 4 are sorted from best to worst. ``shown`` is
+    False for findings that ``table.md`` leaves out, such as P(cheese) and, in row 4, all but the
+    best features.
 
     Raises:
         UserError: if a file of the folder is missing or damaged.

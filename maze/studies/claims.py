@@ -66,11 +66,12 @@ CLAIMS = ClaimsTable({
              "and share of episodes that first reach the cheese or the region; all on forks with "
              "the cheese outside the region"),
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
-             "1, rarely with R = 2, and with every larger R; 15 agents",
+             "1, rarely with R = 2, and all agents with a larger R do (no frequencies); 15 agents",
              "the numbers of claim 2 for each R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
-             "Euclidean distances C-5x5 0.775, C-T 0.773, C-D 0.761; with path lengths C-D "
-             "0.754, C-5x5 0.735, C-T 0.732; base rate 0.714; 5 239 forks",
+             "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
+             "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
+             "0.735, C-T 0.732; base rate 0.714; 5 239 forks",
              "accuracy of logistic regression on each of 16 features, in 10-fold "
              "cross-validation over levels; the three best features are shown, with the base "
              "rate as reference. These are distances (euc: Euclidean, taxi: city block, steps: "
@@ -80,7 +81,7 @@ CLAIMS = ClaimsTable({
              "-0.516 (C-D, Euclidean), -0.577 (C-D, path), intercept 1.355, accuracy 0.824; "
              "10 000 runs",
              "cross-validated accuracy and coefficients of an L1 logistic regression on the "
-             "standardised features"),
+             "standardised features, which are named as in claim 4"),
     6: Claim("Subtracting a level's own cheese vector makes the agent ignore the cheese: median "
              "P(cheese) falls from 0.81 to 0.03, P(corner) rises, P(other) is unchanged; 52 forks",
              "changes of probabilities at the decision square when the vector is subtracted "
@@ -118,7 +119,7 @@ CLAIMS = ClaimsTable({
               "+0.6 at the cheese and -0.2 elsewhere (by eye)",
               "number of channels chosen on 100 levels that also follow the cheese on 100 "
               "others; mean activation of the best channel at the cheese minus its mean "
-              "elsewhere, which is the reference"),
+              "elsewhere; the reference is its mean elsewhere"),
     15: Claim("Scaling the best channel changes P(cheese): P(cheese) rises slightly for factors "
               "above 1 and falls slightly for 0; below -1 the mouse avoids the cheese; figures, "
               "no numbers",
