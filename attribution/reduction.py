@@ -124,8 +124,8 @@ def _solve(gram, targets, solutions):
 
 @njit(nogil=True, cache=True)
 def _solve_row(gram, target, t):
-    """Minimise t G t / 2 - t b over t >= 0, for ``gram`` G (F, F) and ``target`` b (F,), in place
-    from t = 0."""
+    """Overwrite ``t`` (F,), initially 0, with the t >= 0 that minimises t G t / 2 - t b, where G is
+    ``gram`` (F, F) and b is ``target`` (F,)."""
     size = len(target)
     slope = target.copy()  # b - G t
     smallest = 1e-12 * np.abs(target).max()

@@ -119,8 +119,8 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return 1 for each level that was failed because of a cause and 0 otherwise, float64
-    (N, K)."""
+    """Return a matrix of levels and causes, float64 (N, K): 1 where the level was failed because of
+    the cause, otherwise 0."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
