@@ -279,7 +279,10 @@ class Simulator(nn.Module):
             output.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W), (T, B), (T, B)
             for output in self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1)))
         images = clamp_image(raw_images)
-        agent = self.agent.sequence(images[:, agent_windows], batch.first_hidden[agent_windows])
+        # With a gradient of 1, the agent's loss would move clamped values without limit, because
+        # the spatial architecture's image loss ignores the excess.
+        seen = raw_images.clamp(0, 1) if self.config.is_spatial else images
+        agent = self.agent.sequence(seen[:, agent_windows], batch.first_hidden[agent_windows])
         log_probs = agent.log_probs  # (T, B, A)
         return Simulation(
             start=start, actions=actions, env_h=env_h, z=latents,

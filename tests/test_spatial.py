@@ -235,6 +235,13 @@ def test_a_negative_value_is_no_error_where_the_image_is_black(simulator, batch)
     assert not simulator_losses(simulation, batch, CONFIG).image.any()
 
 
+def test_the_agents_loss_does_not_move_clamped_values(simulator, batch):
+    simulation = simulator(batch, MODE)
+    (gradient,) = torch.autograd.grad(simulation.hidden_states.sum(), simulation.raw_images)
+    clamped = (simulation.raw_images < 0) | (simulation.raw_images > 1)
+    assert clamped.any() and gradient[~clamped].any() and not gradient[clamped].any()
+
+
 def test_saliency_with_respect_to_the_state_is_drawn_where_its_cell_is():
     """Memory has the coordinates of the view; canvas and scene move with the level."""
     states = torch.zeros(3, CONFIG.deter_dim)
