@@ -252,7 +252,7 @@ class TrajectoryAttributor:
         self._write(
             [("over_time", bottleneck.name, output.name, lags) for output in self._outputs],
             functools.partial(self._attribute_batch_over_time, attributor, features, lags),
-            f"{bottleneck.name} trajectory over time")
+            f"{bottleneck.name} over-time trajectory")
 
     def multiply_gradients(self, bottleneck: Bottleneck, features: LayerFeatures) -> None:
         """Compute gradient times activation of all outputs at a layer, reduce the products to the
@@ -267,7 +267,7 @@ class TrajectoryAttributor:
 
         self._write([("gradient_activation", bottleneck.name, output.name)
                      for output in self._outputs],
-                    multiply, f"{bottleneck.name} trajectory, gradient times activation")
+                    multiply, f"{bottleneck.name} gradient-times-activation trajectory")
 
     def differentiate_frames(self) -> None:
         """Compute and write the gradients with respect to the frames of all outputs whose gradients

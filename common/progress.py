@@ -56,7 +56,8 @@ class Progress:
         now = time.monotonic()
         if self._bar.disable and now - self._last_message > SECONDS_BETWEEN_MESSAGES:
             self._last_message = now
-            units = self._unit + ("es" if self._unit.endswith("tch") else "s")  # batches, epochs
+            units = (self._unit.removesuffix("y") + "ies" if self._unit.endswith("ry") else
+                     self._unit + ("es" if self._unit.endswith("tch") else "s"))
             figures = f", {figures}" if figures else ""
             if self._total is None:
                 logger.info("%d %s, %.4g %s/s%s", done, units, self.rate, units, figures)

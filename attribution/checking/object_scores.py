@@ -397,7 +397,7 @@ def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[
         UserError: if the recording cannot be replayed; see ``agents.replay.replayed``.
     """
     with (contextlib.closing(ObjectPainter(recorded_game(folder), kinds)) as painter,
-          Progress(len(places), "frame with masks") as progress):
+          Progress(len(places), "masked frame") as progress):
         borders = np.flatnonzero(np.diff(places[:, 0])) + 1
         for rows in np.split(places, borders):
             for _, state in replayed(folder, int(rows[0, 0]), rows[:, 1].tolist()):
