@@ -47,6 +47,7 @@ from interventions.projector import DirectionType, Projector
 MAXIMISE, MINIMISE = "maximise", "minimise"
 AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in the objective
 CONCENTRATIONS = tuple(2.0 ** np.arange(16))
+LARGE_ORDER = 50  # of a Bessel function, from which its uniform expansion is used
 TYPICAL_SHARE = 0.05  # share of the recorded starts whose density is too low to be typical
 _WINDOWS = 1  # random stream; part of the generator's seed
 _NO_OUTPUTS = ("logit_", TAKEN)  # prefixes of outputs that a simulated step does not have
@@ -402,5 +403,12 @@ def log_normaliser(concentration: float, dimensions: int) -> float:
         dimensions: V, dimension of the space that contains the sphere.
     """
     order = dimensions / 2 - 1
-    return (order * np.log(concentration) - dimensions / 2 * np.log(2 * np.pi)
-            - np.log(ive(order, concentration)) - concentration)
+    if order < LARGE_ORDER:
+        log_bessel = np.log(ive(order, concentration)) + concentration
+    else:  # ``ive`` underflows; the first two terms of DLMF 10.41.3
+        ratio = concentration / order
+        root = math.hypot(1, ratio)
+        log_bessel = (order * (root + math.log(ratio / (1 + root)))
+                      - 0.5 * math.log(2 * math.pi * order * root)
+                      + math.log1p((3 / root - 5 / root**3) / (24 * order)))
+    return order * np.log(concentration) - dimensions / 2 * np.log(2 * np.pi) - log_bessel
