@@ -196,15 +196,15 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
                 of_states = _array(source, number, of_type, "hidden_states",
                                    (len(frames), len(projector.mean)))
                 gradients[index] = projector.gradient(torch.from_numpy(of_states), "ica").numpy()
-        recorded = _recorded_frames(recordings.get(source.samples.path.name), source.samples,
-                                    number, len(frames))
+        recorded = recorded_frames(recordings.get(source.samples.path.name), source.samples,
+                                   number, len(frames))
         return frames, recorded, images, gradients
 
     return read
 
 
-def _recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
-                     length: int) -> np.ndarray | None:
+def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
+                    length: int) -> np.ndarray | None:
     """Read the recorded frames from the start of a sample, uint8 (n, H, W, C), where n is at most
     ``length``; None without a recording or if the start is random."""
     if recording is None:

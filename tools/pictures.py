@@ -15,16 +15,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
+from agents.rollout_files import RolloutFolder
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.consistency import ALL_SAMPLES, file_stem
+from analysis.panel_contents import recorded_frames
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.cli import Parser, from_zero
@@ -45,7 +47,7 @@ from tools.browser import opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
 ENDED = 0.5  # samples with at least this probability of the episode's end are excluded
-FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
+FILMS, FILM_SIZE, FILM_MILLISECONDS = 4, 144, 250
 PANEL_STEP = 3  # one step before the function of the saliency map is evaluated
 VIEWPORT = {"width": 1440, "height": 900}
 COLOURS = 256  # size of the palette, which keeps rare colours; reduces files to a third
@@ -97,27 +99,56 @@ def simulator(shown: Shown) -> Image.Image:
 
 
 def shown_samples(shown: Shown) -> list[int]:
-    """Return the numbers of FILMS evenly spaced samples among those whose episode does not end, or
-    among all samples if there are too few."""
-    samples = SaliencyFolder(shown.output / "samples" / "informed_init").samples
-    numbers = np.array(samples.numbers())
-    goes_on = samples.stacked_field("terminals", numbers.tolist()).max(axis=1) < ENDED
+    """Return the numbers of FILMS evenly spaced samples among those with saliency that end neither
+    in the simulator nor in the recording, or among all with saliency if there are too few."""
+    folder = SaliencyFolder(shown.output / "samples" / "informed_init")
+    samples = folder.samples
+    numbers = np.array([number for number, functions in folder.finished(samples.numbers()).items()
+                        if functions])
+    ends = samples.stacked_field("terminals", numbers.tolist())  # (N, T)
+    goes_on = (ends.max(axis=1) < ENDED) & [
+        recorded is not None and len(recorded) == ends.shape[1] for recorded in (
+            recorded_frames(_recording(shown), samples, number, ends.shape[1])
+            for number in numbers)]
     if goes_on.sum() >= FILMS:
         numbers = numbers[goes_on]
     places = np.linspace(0, len(numbers) - 1, min(FILMS, len(numbers))).round().astype(int)
     return numbers[places].tolist()
 
 
+def _recording(shown: Shown) -> RolloutFolder:
+    return RolloutFolder(shown.output / "rollouts" / "data")
+
+
 def saliency(shown: Shown) -> list[Image.Image]:
-    """Return an animation of samples with saliency maps of value, action and a component."""
+    """Return an animation of samples: recorded and imagined frames, and saliency maps of value,
+    action and a component."""
     folder = SaliencyFolder(shown.output / "samples" / "informed_init")
     numbers = shown_samples(shown)
-    names = ("value", "action", direction_function(folder, numbers, shown.component))
-    films = [[folder.samples.sample(number).frames,
-              *(folder.saliency(number, name).processed for name in names)] for number in numbers]
-    return [_columns([strip([[film[t] for film in row] for row in films[first::FILMS_IN_A_ROW]],
-                            FILM_SIZE) for first in range(min(FILMS_IN_A_ROW, len(films)))])
+    functions = {"value": "value", "action": "action", f"component {shown.component}":
+                 direction_function(folder, numbers, shown.component)}
+    films = []
+    for number in numbers:
+        imagined = folder.samples.sample(number).frames
+        recorded = recorded_frames(_recording(shown), folder.samples, number, len(imagined))
+        if recorded is None or len(recorded) < len(imagined):
+            raise UserError(f"the recording of sample {number} ends before the sample")
+        films.append([recorded, imagined, *(folder.saliency(number, name).processed
+                                            for name in functions.values())])
+    titles = ("recorded", "imagined", *(f"saliency: {title}" for title in functions))
+    return [_with_titles(strip([[film[t] for film in row] for row in films], FILM_SIZE), titles)
             for t in range(len(films[0][0]))]
+
+
+def _with_titles(image: Image.Image, titles: Sequence[str]) -> Image.Image:
+    """Write titles, evenly spaced, above the columns of a strip of frames."""
+    height = FILM_SIZE // 6
+    result = Image.new("RGB", (image.width, image.height + height), (255, 255, 255))
+    result.paste(image, (0, height))
+    for column, title in enumerate(titles):
+        ImageDraw.Draw(result).text((column * image.width // len(titles), 2), title,
+                                    fill=(0, 0, 0), font_size=height // 2 + 2)
+    return result
 
 
 def direction_function(folder: SaliencyFolder, numbers: list[int], component: int) -> str:
@@ -134,18 +165,6 @@ def direction_function(folder: SaliencyFolder, numbers: list[int], component: in
         if name in available:
             return name
     raise UserError(f"the samples have no saliency of component {component}; see --component")
-
-
-def _columns(pictures: list[Image.Image]) -> Image.Image:
-    """Place image strips next to each other, with wider gaps than between the frames of a strip."""
-    gap = FILM_SIZE // 7
-    result = Image.new("RGB", (sum(picture.width + gap for picture in pictures) - gap,
-                               max(picture.height for picture in pictures)), (255, 255, 255))
-    left = 0
-    for picture in pictures:
-        result.paste(picture, (left, 0))
-        left += picture.width + gap
-    return result
 
 
 def behaviour(shown: Shown) -> Image.Image:
