@@ -83,7 +83,7 @@ def test_both_generations_of_simulator_flags_parse(script, more, names):
     training, sizes = parameters.get(TrainingConfig), parameters.get(SimulatorConfig)
     assert (args.batch_size, training.lr) == (28, 1e-4)
     assert (sizes.num_init_steps, sizes.num_sim_steps) == (3, 28)
-    assert sizes.cnn_depth == 24  # the set's
+    assert sizes.bottleneck_vec_size == 2048  # the set's
     if more:
         assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
 

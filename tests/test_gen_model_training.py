@@ -330,7 +330,7 @@ def test_training_goes_on_from_a_simulator_file_and_keeps_its_unused_tensors(
 
 def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_path):
     """Without a file of sizes the given ones count, which do not fit here."""
-    other = ParameterSet("demo").get(SimulatorConfig)
+    other = ParameterSet("defaults").get(SimulatorConfig)
     file = checkpoints(undisturbed)[-1]
     assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
     with pytest.raises(UserError, match="does not fit"):
