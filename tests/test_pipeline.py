@@ -201,7 +201,7 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     (output / changed).write_bytes(content)
     found = planned(run(output, "--dry_run"))
     assert found["record"] == f"its output {changed} was changed"
-    assert {name for name, why in found.items() if "record writes" in why} == {
+    assert {name for name, why in found.items() if "the output of record," in why} == {
         stage.name for stage in STAGES if "record" in stage.needs}
     found = planned(run(output, "--from", "train_simulator", "--dry_run"))
     assert found["train_simulator"] == f"the input {changed} has changed"
