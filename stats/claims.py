@@ -59,7 +59,7 @@ class Finding:
         value, low_95, high_95: the number, or the size of an effect, and the ends of its 95 %
             interval; ends are NaN if there is no interval.
         num_levels: number of levels or frames.
-        base: base rate, or number without the intervention; NaN if there is none.
+        base: number without the intervention, or chance level; NaN if neither exists.
         p_holm: p-value corrected within the study; NaN if there is none.
         altered: number with the intervention; NaN if this is not an effect.
         p: uncorrected p-value.
