@@ -85,8 +85,8 @@ class ClusterBootstrap:
     def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Compute the 95 % percentile interval of the difference of two medians.
 
-        Both medians of a resampling use the same draw of episodes, so that their common variation
-        cancels.
+        In each resampling, both medians use the same drawn episodes, so that variation between
+        episodes that affects both medians cancels.
 
         Args:
             values: values of each window (T, N).

@@ -38,7 +38,7 @@ class Claim:
 
     Attributes:
         published: the claim and, after a colon, the published numbers and number of levels.
-        measured: description of our measurement, and limits of the verdict.
+        measured: description of our measurement, and limitations of the verdict.
         tested: whether the primary number tests the claim itself.
         is_null: whether the claim is that there is no effect.
     """
@@ -114,8 +114,8 @@ def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Find
     """Return the findings of several claims, with the number of the claim in ``Finding.row``.
 
     Args:
-        readers: pairs of the number of a claim and the function that yields its findings.
-        studies: arguments of all these functions.
+        readers: pairs of a claim's number and the function that yields the claim's findings.
+        studies: positional arguments of each of these functions.
     """
     return [dataclasses.replace(finding, row=row) for row, read in readers
             for finding in read(*studies)]
@@ -155,8 +155,8 @@ class ClaimsTable:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Summarise ``findings.csv`` in a folder: how many claims have numbers, and how many tested
-        numbers are claimed."""
+        """Read ``findings.csv`` from a folder, and report how many claims have numbers and how many
+        tested numbers are claimed."""
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"

@@ -186,8 +186,8 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
         (their difference), ``median_low_95`` and ``median_high_95`` are NaN for controls.
         ``verdict`` is CLAIMED if the effect is claimed, NOTHING if its interval lies within
         ``margin`` around 0, otherwise UNDECIDED. ``smallest_effect`` is the effect that a single
-        comparison of as many levels detects at p <= 0.05 with power 0.8, estimated from the spread
-        of the differences.
+        comparison over the same number of levels detects at p <= 0.05 with power 0.8, estimated
+        from the spread of the differences.
     """
     levels = np.arange(len(before)) if levels is None else levels
     table = table.copy()
@@ -260,7 +260,7 @@ def claims_summary(table: pd.DataFrame) -> str:
     effects = table[~table["control"]]
     tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
     if tested.empty:
-        return (f"none of {len(effects)} effects can be claimed, because that takes at least "
+        return (f"none of {len(effects)} effects can be claimed, because a claim needs at least "
                 f"{MIN_CONTROLS_TO_CLAIM} controls")
     return (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
             f"({tested['label'].nunique()} alterations, {tested['outcome'].nunique()} outcomes) "

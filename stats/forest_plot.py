@@ -69,7 +69,8 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], title: str,
                  controls: str, over_time: pd.DataFrame | None = None) -> None:
-    """Plot effects with one panel per outcome, and sizes of changes and divergence if known.
+    """Plot the effects on each outcome in a panel of its own; if known, also plot the sizes of the
+    changes, and the divergence of actions over time.
 
     Args:
         path: figure to write.
@@ -122,7 +123,7 @@ def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
         axes.plot(row.moved, place, "o", color=EFFECT, markersize=5)
     axes.set_xlim(left=0)
     axes.set_title("size of the alteration", fontsize=10)
-    axes.set_xlabel("moved in a step (standard deviations)", fontsize=9)
+    axes.set_xlabel("change per step (standard deviations)", fontsize=9)
     name_rows(axes, labels)
 
 
@@ -135,8 +136,8 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
             axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
-    axes.set_xlabel(f"step, while {MIN_RUNS} unaltered runs last", fontsize=9)
-    axes.set_ylabel("share of pairs with another action", fontsize=9)
+    axes.set_xlabel(f"step, while at least {MIN_RUNS} unaltered runs last", fontsize=9)
+    axes.set_ylabel("share of pairs with different actions", fontsize=9)
     axes.grid(alpha=0.3)
 
 

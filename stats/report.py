@@ -1,7 +1,7 @@
 """Markdown reports of studies: description, claims, and all effects.
 
-``report`` formats the report of a study of several outcomes. Studies with their own layout use the
-functions that format numbers.
+``report`` formats the report of a study of several outcomes. Studies with their own report layout
+use only the functions that format numbers.
 """
 
 from __future__ import annotations
@@ -122,8 +122,9 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
         f"# {wording.title}", "", markdown_escaped(description), "",
         "An effect is the mean difference between altered and unaltered runs, with a 95 % "
         f"bootstrap interval. p: paired sign-flip test; p (Holm): corrected for {len(directions)} "
-        "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "
-        f"(1 + controls), with {num_controls} {wording.controls}{wording.equal}. An effect is "
+        "comparisons. p (controls): (1 + number of controls with at least as large an effect in "
+        "absolute value) / (1 + number of controls), with "
+        f"{num_controls} {wording.controls}{wording.equal}. An effect is "
         "**claimed** if its interval excludes 0 and both p (Holm) and p (controls) are at most "
         f"{LEVEL}.",
         "", "## What may be claimed", "", *_summary(directions, controls, wording), ""]
@@ -186,9 +187,9 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
         f"otherwise. **{UNDECIDED.capitalize()}**: neither claimed nor within the margin. Counts: "
         + ", ".join(f"{counts.get(verdict, 0)} {verdict}"
                     for verdict in (CLAIMED, NOTHING, UNDECIDED))
-        + ". Smallest effect: the effect that a single comparison of as many levels detects in "
-        "four of five studies, before the correction. The change of the median has its own "
-        "bootstrap interval.", "",
+        + ". Smallest effect: the effect that a single comparison over the same number of levels "
+        "detects in four of five studies, without correction for multiple tests. The change of the "
+        "median has its own bootstrap interval.", "",
         *markdown_table(
             ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
              "median unaltered", "median altered", "change of the median (95 %)"),
@@ -210,22 +211,22 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
     lines = [
-        f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed, of "
+        f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed. They belong to "
         f"{directions[directions['claimed']]['arm'].nunique()} of "
-        f"{directions['arm'].nunique()} alterations; at most {_most_claims(directions)} of the "
-        "same one.",
+        f"{directions['arm'].nunique()} alterations, with at most {_most_claims(directions)} "
+        "claims for a single alteration.",
         f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
-        f"{wording.controls}, each compared with the others; at most "
-        f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
-        f"{len(directions)} effects of {wording.alike}, about "
+        f"{wording.controls}, each of which is compared with the others; it makes at most "
+        f"{_most_claims(controls)} claims for a single control. p (controls) is not corrected for "
+        f"multiple tests: of {len(directions)} effects of {wording.alike}, about "
         f"{by_chance:.0f} would be larger than the controls' effects by chance.",
         f"- {(directions['p_holm'] <= LEVEL).sum()} effects differ from 0 after the correction; "
         f"{(directions['p_control'] <= LEVEL).sum()} are larger than the controls' effects."]
     if len(diverging):
         lines.append(
             f"- The share of steps with another action is {diverging['altered'].min():.2f} to "
-            f"{diverging['altered'].max():.2f}; any alteration makes it larger than 0, so only "
-            "the comparison with the controls says something.")
+            f"{diverging['altered'].max():.2f}. Any alteration makes it larger than 0, so only "
+            "the comparison with the controls is informative.")
     return lines
 
 
@@ -257,6 +258,7 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
 
 
 def _starred(row) -> str:
-    """Format an effect with its interval: bold if claimed, starred if only p (Holm) is small."""
+    """Format an effect with its interval, in bold if claimed, and with a star if p (Holm) is at
+    most LEVEL but the effect is not claimed."""
     text = format_interval(row.effect, row.low_95, row.high_95, "+.3g")
     return bold(text) if row.claimed else f"{text} *" if row.p_holm <= LEVEL else text

@@ -16,8 +16,8 @@ results::
     table = compare_conditions(conditions, outcomes, before, np.stack(after), seed)
     write_effects(store, table, outcomes, PATCHES, "agent.pt on 400 levels")
 
-``stats.effects`` contains the statistics; ``stats.report`` and ``stats.forest_plot`` contain parts
-of reports and figures for studies with their own layout.
+``stats.effects`` contains the statistics. Studies with their own report layout use functions of
+``stats.report`` and ``stats.forest_plot`` directly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Cond
         conditions: all conditions, the baseline first.
         measure: returns the item of a condition. A long measurement may store partial results in
             ``store`` and resume from them.
-        shard: part of the conditions that this process measures.
+        shard: subset of the conditions that this process measures.
     """
     for number, condition in shard.of(list(enumerate(conditions))):
         if not store.has(entry, condition.name):

@@ -598,10 +598,10 @@ def test_report_has_the_numbers_of_the_stages(finished):
                f"samples/informed_init/sample_*/specificity{kind}.json"])
                for step in json.loads(path.read_text())["correlations"] if step is not None]))
            for kind in ("", WITHOUT_ENV_GRADS)},
-        "consistency": f"none of {len(influences)} influences is tested, because that takes at "
+        "consistency": f"none of {len(influences)} influences is tested, because a test needs at "
                        "least 8 samples",
-        "interventions": f"none of {len(effects)} effects can be claimed, because that takes at "
-                         "least 19 controls",
+        "interventions": f"none of {len(effects)} effects can be claimed, because a claim needs "
+                         "at least 19 controls",
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='

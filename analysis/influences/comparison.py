@@ -244,7 +244,7 @@ def claims_summary(table: pd.DataFrame) -> str:
     others, itself = tested[~is_itself], tested[is_itself]
     untested = len(table) - len(tested)
     if tested.empty:
-        return (f"none of {untested} influences is tested, because that takes at least "
+        return (f"none of {untested} influences is tested, because a test needs at least "
                 f"{MIN_SAMPLES} samples")
     return (f"{others['claimed'].sum()} of {len(others)} tested influences of a component on "
             f"others or on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on "
