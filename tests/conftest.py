@@ -30,13 +30,7 @@ from matplotlib.patches import Patch
 import record
 from agents.agent_file import load_agent, save_agent, weights_sha256
 from agents.config import load_agent_config
-from agents.networks import (
-    ClearEmbedder,
-    ImpalaEmbedder,
-    NatureEmbedder,
-    Policy,
-    build_policy,
-)
+from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
 from agents.rollout_files import EpisodeArrays, RolloutWriter
 from common.config import save_settings
 from common.devices import Compute

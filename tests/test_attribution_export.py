@@ -16,11 +16,7 @@ from attribution import page_contents
 from attribution.page_contents import AttributedAgent
 from attribution.page_files import read_labels
 from attribution.results import ACTIVATIONS, read_features
-from attribution.trajectories import (
-    AdvantageSettings,
-    estimated_scale,
-    find_advantage_settings,
-)
+from attribution.trajectories import AdvantageSettings, estimated_scale, find_advantage_settings
 from common.config import save_settings
 from common.errors import UserError
 from envs.procgen_env import EnvConfig

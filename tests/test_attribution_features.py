@@ -16,12 +16,7 @@ from attribution.feature_directions import (
     thumbnail_examples,
 )
 from attribution.layers import find_bottlenecks
-from attribution.reduction import (
-    Reducer,
-    nnls,
-    split_activations,
-    split_signs,
-)
+from attribution.reduction import Reducer, nnls, split_activations, split_signs
 from common.errors import UserError
 
 NUM, CHANNELS, GRID = 40, 6, 6  # observations, channels, cells a side

@@ -9,14 +9,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
 from interventions.probes import _wins, probe, split_levels
-from interventions.resampling import (
-    OTHER,
-    SAME,
-    Target,
-    channel_changes,
-    draw_sources,
-    resampled,
-)
+from interventions.resampling import OTHER, SAME, Target, channel_changes, draw_sources, resampled
 from interventions.tracking import SCORES
 
 # Tracking.

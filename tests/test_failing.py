@@ -37,13 +37,7 @@ from attribution.failures.causes import (
     hide_hazard,
     recorded_causes,
 )
-from attribution.failures.results import (
-    SOLVED,
-    blindness,
-    effects,
-    failure_files,
-    rates,
-)
+from attribution.failures.results import SOLVED, blindness, effects, failure_files, rates
 from common.errors import UserError
 from common.files import read_json
 from common.results import ResultStore

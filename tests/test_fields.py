@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import (
-    FLOAT32,
-    figures_drawn,
-    read_video,
-    tiny_policy,
-)
+from conftest import FLOAT32, figures_drawn, read_video, tiny_policy
 from matplotlib.quiver import Quiver
 from PIL import Image
 from scipy.stats import binomtest, sem

@@ -9,14 +9,7 @@ import pytest
 from agents.object_masks import ObjectPainter
 from common.errors import UserError
 from envs.level_state import ENTITY, LevelState
-from envs.objects import (
-    hazards_of,
-    in_view,
-    invisible,
-    objects_of,
-    removed,
-    undrawn,
-)
+from envs.objects import hazards_of, in_view, invisible, objects_of, removed, undrawn
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
 GAMES = ("coinrun", "leaper", "ninja", "maze")

@@ -39,12 +39,7 @@ from generative.dataset import RolloutDataset
 from generative.losses import LossScales, PixelWeights, count_colours, simulator_losses
 from generative.networks import LatentSampler
 from generative.published import published_state, save_published
-from generative.runs import (
-    COLUMNS,
-    checkpoints,
-    open_simulator,
-    prune_checkpoints,
-)
+from generative.runs import COLUMNS, checkpoints, open_simulator, prune_checkpoints
 from generative.simulator import Simulator, stack
 from generative.training import SimulatorTraining
 

@@ -15,16 +15,7 @@ from agents.networks import to_images
 from agents.patch import PADDING, Apply, BatchInfo
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
-from interventions.patches import (
-    Add,
-    ChangeState,
-    Clamp,
-    Multiply,
-    Noise,
-    Project,
-    SetTo,
-    Zero,
-)
+from interventions.patches import Add, ChangeState, Clamp, Multiply, Noise, Project, SetTo, Zero
 
 LAYER = "embedder.block2.res1.resadd"
 BOTH = pytest.mark.parametrize(("architecture", "recurrent"), [

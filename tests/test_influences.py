@@ -32,9 +32,7 @@ from analysis.influences.consistency import (
     matrix_agreements,
     mean_products,
 )
-from analysis.influences.correlation import (
-    CORRELATION_FILES,
-)
+from analysis.influences.correlation import CORRELATION_FILES
 from analysis.influences.gradients import Influences, readout_gradient
 from common.results import ResultStore
 from common.step_results import StepResults

@@ -23,13 +23,7 @@ from common.errors import UserError
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.sample_files import SampleFolder
 from interventions import patches as kinds
-from interventions.patch_text import (
-    Opening,
-    arm_name,
-    open_patches,
-    parse_patch,
-    read_patch_file,
-)
+from interventions.patch_text import Opening, arm_name, open_patches, parse_patch, read_patch_file
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState, draw, stock_state

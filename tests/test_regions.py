@@ -10,14 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import (
-    FLOAT32,
-    assert_same,
-    record_arguments,
-    small_policy,
-    tiny_config,
-    tiny_policy,
-)
+from conftest import FLOAT32, assert_same, record_arguments, small_policy, tiny_config, tiny_policy
 from scipy.stats import chisquare
 
 import evaluate

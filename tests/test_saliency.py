@@ -8,14 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    FLOAT32,
-    golden_projector,
-    killed_at,
-    read_video,
-    refusal,
-    save_projector,
-)
+from conftest import FLOAT32, golden_projector, killed_at, read_video, refusal, save_projector
 from PIL import Image
 
 import record_gen_samples

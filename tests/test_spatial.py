@@ -26,13 +26,7 @@ from common.errors import UserError
 from common.parameters import ParameterSet
 from generative import export, fit_camera
 from generative.batches import align, true_camera, true_phase
-from generative.camera import (
-    motion_costs,
-    moved_phase,
-    phase_between,
-    phase_maps,
-    shift,
-)
+from generative.camera import motion_costs, moved_phase, phase_between, phase_maps, shift
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.fit_camera import CameraTraining

@@ -49,12 +49,7 @@ from analysis.env_states import ENV_STATE_FILES
 from analysis.env_states import draw_figures as draw_env
 from analysis.jacobians import JACOBIAN_FILES, features_of, read_jacobians
 from analysis.jacobians import draw_figures as draw_jacobians
-from analysis.parameters import (
-    BehavioursConfig,
-    BottleneckConfig,
-    EnvHiddenConfig,
-    JacobianConfig,
-)
+from analysis.parameters import BehavioursConfig, BottleneckConfig, EnvHiddenConfig, JacobianConfig
 from analysis.steps import read_simulated_steps
 from common.errors import UserError
 from common.parameters import ParameterSet

@@ -33,13 +33,7 @@ from conftest import (
 
 import plot_training_csv
 import train
-from agents.agent_file import (
-    AgentOrigin,
-    agent_files,
-    load_agent,
-    read_origin,
-    save_agent,
-)
+from agents.agent_file import AgentOrigin, agent_files, load_agent, read_origin, save_agent
 from agents.episodes import PlayOptions, evaluate, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
