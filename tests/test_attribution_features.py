@@ -105,8 +105,7 @@ def test_planted_features_are_found_in_the_order_of_their_attribution(overlappin
     reducer, facts = find_features(held, 3, seed=0)
     assert held.signed == signed
     # Overlapping directions are unique but for what can be moved between them.
-    np.testing.assert_allclose(reducer.directions, expected,
-                               atol=0.08 if overlapping else 1e-3)
+    np.testing.assert_allclose(reducer.directions, expected, atol=0.08 if overlapping else 1e-3)
     assert facts["explained"] > 0.999 and facts["residual_share"] < 0.02
     assert facts["attribution"] == sorted(facts["attribution"], reverse=True)
     total = np.abs(held.attributions).sum() / NUM

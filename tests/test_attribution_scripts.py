@@ -36,8 +36,7 @@ def agent(tmp_path_factory) -> Path:
 def data(agent, tmp_path_factory) -> Path:
     """Eight episodes of that agent."""
     logdir = tmp_path_factory.mktemp("recording")
-    assert record.main(record_arguments(agent, logdir, 8, "--no_action_noise",
-                                        "--no_videos")) == 0
+    assert record.main(record_arguments(agent, logdir, 8, "--no_action_noise", "--no_videos")) == 0
     return logdir / "data"
 
 

@@ -163,8 +163,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     assert "lava" not in lines[0] and "enemy" not in lines[0]
     assert "| failures by saw | 0.060 | 0.010 to 0.200 |" in lines[4] and "0.300" not in lines[4]
     assert lines[6].count(": failures by saw |") == 1 and len(found.loc[7]) == 2
-    assert ("| no saw: failures by saw | +0.240 | 0.100 to 0.400 | 0.060 | holds |"
-            in lines[6])
+    assert ("| no saw: failures by saw | +0.240 | 0.100 to 0.400 | 0.060 | holds |" in lines[6])
     assert "| no saw: blindness for saw | 0.400 | 0.200 to 0.600 |" in lines[7]
     assert "| object score, block2 | 0.800 | 0.700 to 0.900 | 0.500 |" in lines[10]
     assert set(found.index.get_level_values("row")) == set(CLAIMS.claims) - {9}

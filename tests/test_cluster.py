@@ -106,8 +106,7 @@ def test_a_job_that_waits_in_vain_is_replaced():
     assert actions([done, after_train], waiting("2"))["record"] == "kept"
     assert actions([done, after_train], waiting("2", never=True))["record"] == "submit"
     # Made without the cluster since the job of that failed:
-    assert actions([stage_of("train", UP_TO_DATE), after_train],
-                   waiting("2"))["record"] == "submit"
+    assert actions([stage_of("train", UP_TO_DATE), after_train], waiting("2"))["record"] == "submit"
     # Submitted by itself since, as another job:
     again = stage_of("train", CONTINUE, submitted=job("7"))
     assert actions([again, after_train], [running("7"), *waiting("2")])["record"] == "submit"
@@ -231,8 +230,7 @@ def test_lsf_answers_are_understood():
 
 # The users' file
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("2 d", 172800), ("1 h 30 min", 5400), ("90s", 90)])
+@pytest.mark.parametrize(("text", "seconds"), [("2 d", 172800), ("1 h 30 min", 5400), ("90s", 90)])
 def test_times_are_read(text, seconds):
     assert seconds_of(text) == seconds
 

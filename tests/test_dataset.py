@@ -65,8 +65,7 @@ def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(data
     assert not window.frames[:2].any() and not window.frames[2 + shown:].any()
     np.testing.assert_array_equal(window.actions, [0, 0, *episode.steps["action"][:shown],
                                                    *[0] * gap])
-    np.testing.assert_allclose(window.rewards, [0, 0, *episode.steps["reward"][:shown],
-                                                *[0] * gap])
+    np.testing.assert_allclose(window.rewards, [0, 0, *episode.steps["reward"][:shown], *[0] * gap])
     np.testing.assert_allclose(window.values, [0, 0, *episode.steps["value"][:shown],
                                                *[0] * gap], rtol=1e-6)
     np.testing.assert_array_equal(window.terminals, [0, 0, *episode.steps["done"][:shown],

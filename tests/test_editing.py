@@ -213,8 +213,7 @@ def with_features(tmp_path_factory) -> Path:
                       "reward": 0.0, "value": 0.0, "action": 4})))
     recording = Recording(folder / "data", policy, folder / "model.pth")
     features = ResultStore(folder / "features" / "block3", FEATURES)
-    features.open({"layer": BLOCK3, "agent_sha256": checksum,
-                   "recording_sha256": recording.sha256})
+    features.open({"layer": BLOCK3, "agent_sha256": checksum, "recording_sha256": recording.sha256})
     finish_features(features, {"signed": False, "grid": [8, 8]},
                     directions=directions(3, 5).numpy(), mean_activations=np.zeros((5, 8, 8)),
                     observations=recording.observations(20, 0))

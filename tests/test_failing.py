@@ -228,8 +228,7 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
     of_saws = {"original": 0.02, "edited_a": 0.15, "edited_none": 0.02, "edited_w": 0.15,
                "invisible_saw": 0.3, **{f"control_{k}": 0.02 + 0.001 * k for k in range(drawn)}}
     found = {name: failures((rate, 0.05), num_levels, 0) for name, rate in of_saws.items()}
-    moved = {arm.name: np.nan if arm.name in ("invisible_saw", "edited_w") else 1.0
-             for arm in arms}
+    moved = {arm.name: np.nan if arm.name in ("invisible_saw", "edited_w") else 1.0 for arm in arms}
     table = effects(arms, moved, found, ("saw", "lava"), 0)
     claimed = set(table.loc[table["claimed"], ["label", "outcome"]].itertuples(
         index=False, name=None))

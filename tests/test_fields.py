@@ -444,8 +444,7 @@ def test_pictures_show_the_arrows_of_the_field(tmp_path):
     original, _, change = figures["net.png"].axes
     net, shown = arrows(original), np.linalg.norm(field.arrows, axis=1) >= 0.05
     np.testing.assert_allclose(np.column_stack([net.U, net.V]), field.arrows[shown])
-    np.testing.assert_allclose(np.column_stack([net.X, net.Y]),
-                               field.squares[shown][:, ::-1] + 0.5)
+    np.testing.assert_allclose(np.column_stack([net.X, net.Y]), field.squares[shown][:, ::-1] + 0.5)
     decision = state.grid.decision_square()
     assert [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in original.lines[-2:]] == [
         (decision.column + 0.5, decision.row + 0.5), (3.5, 3.5)]

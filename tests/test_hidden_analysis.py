@@ -226,8 +226,7 @@ def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
         np.testing.assert_allclose(found, precomputed.read(name), atol=2e-3, err_msg=kind)
     simulated = SampleFolder(samples / "informed_init").stacked_field("hidden_states")
     found = projector.coordinates(torch.from_numpy(simulated.reshape(-1, 64)), "pca").numpy()
-    np.testing.assert_allclose(found, precomputed.read("generated"), rtol=1e-3,
-                               atol=2e-3)
+    np.testing.assert_allclose(found, precomputed.read("generated"), rtol=1e-3, atol=2e-3)
     # A unit of each independent coordinate moves that one alone.
     moved = projector.change(projector.directions("ica"), "ica")
     torch.testing.assert_close(moved, torch.eye(4), atol=1e-3, rtol=0)

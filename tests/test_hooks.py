@@ -242,8 +242,7 @@ def test_a_patched_memory_is_carried_on():
                                                     None).values)
     with patched(policy, [half]):  # one step is no sequence
         one = policy.sequence(embeddings[:1], policy.initial_states(1), None)
-    torch.testing.assert_close(one.hidden_states[0],
-                               0.5 * run(policy, frames[:1]).hidden_states)
+    torch.testing.assert_close(one.hidden_states[0], 0.5 * run(policy, frames[:1]).hidden_states)
 
 
 @torch.no_grad()

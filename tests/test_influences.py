@@ -121,8 +121,7 @@ def test_a_planted_cause_is_claimed_and_nothing_else(strength):
     assert found.gradients[1, 0, 3] == pytest.approx(strength, abs=0.05)
     assert found.effects[1, 0, 3] == pytest.approx(0.8 / np.sqrt(1.64), abs=0.1)
     (variance, covariance), _ = np.cov(influences.sources[:, 2, 0], influences.targets[:, 3, 3])
-    assert found.explained[1, 0, 3] == pytest.approx(
-        found.medians[1, 0, 3] * variance / covariance)
+    assert found.explained[1, 0, 3] == pytest.approx(found.medians[1, 0, 3] * variance / covariance)
     assert found.p_corrected[1, 0, 3] == pytest.approx(1 / 401)
 
 
@@ -378,8 +377,7 @@ def figures_of_correlation(folders):
 @pytest.fixture(scope="module")
 def compared(folders, figures_of_correlation):
     """The same folders after all scripts have run."""
-    assert dynamics_grads_consistency_plots.main(
-        arguments(folders, "--num_shuffles", "300")) == 0
+    assert dynamics_grads_consistency_plots.main(arguments(folders, "--num_shuffles", "300")) == 0
     assert causal_stories.main(story_arguments(folders, "--num_films", "2", "--behaviour_names",
                                                f"1={NAME}")) == 0
     return folders

@@ -320,8 +320,7 @@ def test_medians_have_the_interval_of_their_paired_difference():
         low, high = bootstrap.interval_of_medians(after[None], before[None])[:, 0]
         assert 0.95 < low < 1 < high < 1.05
         drawn = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), 2000)
-        expected = [np.median(np.repeat(after, n)) - np.median(np.repeat(before, n))
-                    for n in drawn]
+        expected = [np.median(np.repeat(after, n)) - np.median(np.repeat(before, n)) for n in drawn]
         assert [low, high] == pytest.approx(np.quantile(expected, (0.025, 0.975)))
         # Of one side alone, the middle of two values counts where the draws are even.
         single = bootstrap.interval_of_medians(after[None], 0 * before[None])[:, 0]
@@ -358,8 +357,7 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
     policy, env = load_agent(agent_path), EnvConfig("leaper", "easy")
     levels = env.draw_levels(10, 11)
     step = golden_projector().swapped_step([1], [None], "ica", "cpu")
-    for arm, patches in (("unaltered", []),
-                         ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
+    for arm, patches in (("unaltered", []), ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
         with patched(policy, patches):
             episodes = sorted(play_episodes(policy, FLOAT32, env, list(enumerate(levels)), 11, 64,
                                             PlayOptions(keep_frames=False)),

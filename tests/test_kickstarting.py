@@ -178,8 +178,7 @@ def test_run_says_how_it_was_kickstarted(teacher_file, tmp_path, capsys):
                      capsys.readouterr().err)
 
 
-def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file, tmp_path,
-                                                                    capsys):
+def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file, tmp_path, capsys):
     own = shutil.copy(teacher_file, tmp_path / "model_5.pth")
     settings = settings_for(own, 2, kickstart_until=0.5)
     run = TrainingRun(tmp_path / "run", settings, FLOAT32)

@@ -329,8 +329,7 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
         own = table[~table["control"]].set_index("outcome")
         assert (own["claimed"] == claimed).all(), own
         assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
-        assert own.loc["percentile", "effect"] == pytest.approx(
-            np.diag(percentiles).mean() - 0.5)
+        assert own.loc["percentile", "effect"] == pytest.approx(np.diag(percentiles).mean() - 0.5)
         controls = table[table["control"]].groupby("outcome").size()
         assert controls["percentile"] == 23 and controls["score"] == evaluation.NUM_SUBSETS
 

@@ -191,8 +191,7 @@ def test_channels_of_a_resampled_layer_may_have_a_source_each():
         return random_frames(number, seed=level)
 
     patch = kinds.Resample(LAYER, sources, draw="channel", channels=(1, 5), seed=3)
-    with (patched(policy, [patch]), cached(policy, [LAYER]) as after,
-          batch_info(policy, rows)):
+    with (patched(policy, [patch]), cached(policy, [LAYER]) as after, batch_info(policy, rows)):
         embed_frames(policy, torch.from_numpy(random_frames(4)), FLOAT32)
     assert asked == [(0, 2, 3), (1, 2, 3)]  # once a level
     for row, level in enumerate(rows.level):

@@ -404,8 +404,7 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
     assert "simulate_at_random failed (exit status 2)" in capsys.readouterr().err
     assert Experiment(output).record("simulate_at_random").status == "failed"
     checkpoint.write_bytes(good)
-    assert made(run(output)) == {
-        "simulate_at_random": "the input {simulator} has changed"}
+    assert made(run(output)) == {"simulate_at_random": "the input {simulator} has changed"}
 
 
 @pytest.mark.parametrize(("more", "sentence"), [

@@ -106,8 +106,7 @@ def test_stored_actions_on_the_stored_level_give_the_stored_frames(folder):
             if row.episode_step:
                 assert observation.rewards[0] == row.reward
             if not row.done:
-                assert np.array_equal(observation.frames[0],
-                                      episode.frames[row.episode_step])
+                assert np.array_equal(observation.frames[0], episode.frames[row.episode_step])
                 env.act(np.array([row.action], dtype=np.int32))
         env.close()
 

@@ -112,8 +112,7 @@ class Run:
                 if not self.store.has(name, *key):
                     self.store.write(name, *key, value=self._compute(name, key))
             else:
-                self.store.compute(name, *key, function=functools.partial(
-                    self._compute, name, key))
+                self.store.compute(name, *key, function=functools.partial(self._compute, name, key))
         if shard == WHOLE:
             for name, entry in self.schema.results.items():
                 for key in keys_of(entry):
@@ -184,8 +183,7 @@ def same(read, value):
     if isinstance(value, np.ndarray):
         np.testing.assert_array_equal(read, value)
     elif isinstance(value, pd.DataFrame):
-        pd.testing.assert_frame_equal(read, value[list(read.columns)], check_exact=False,
-                                      rtol=1e-5)
+        pd.testing.assert_frame_equal(read, value[list(read.columns)], check_exact=False, rtol=1e-5)
     elif isinstance(value, dict) and any(isinstance(each, np.ndarray) for each in value.values()):
         assert read.keys() == value.keys()
         for name in value:
@@ -361,8 +359,7 @@ def test_damaged_files_are_named_by_their_readers(whole, damage):
             path = min(path.iterdir())
         path.write_bytes(DAMAGES[damage](path.read_bytes()))
         # A table or journal may be shorter and still be one.
-        may_be_read = damage in ("truncated", "empty") and isinstance(
-            entry.format, Table | Journal)
+        may_be_read = damage in ("truncated", "empty") and isinstance(entry.format, Table | Journal)
         try:
             run.store.read(name, *key)
             assert may_be_read

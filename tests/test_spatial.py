@@ -90,8 +90,7 @@ def test_shifting_by_whole_and_half_pixels():
     torch.testing.assert_close(view[0, :, 2:, :61], images[0, :, :62, 3:])
     torch.testing.assert_close(view[1, :, :, :63], (images[1, :, :, :63] + images[1, :, :, 1:]) / 2)
     # The border is repeated where nothing is known.
-    torch.testing.assert_close(view[0, :, 2:, 61:],
-                               images[0, :, :62, -1:].expand(3, 62, 3))
+    torch.testing.assert_close(view[0, :, 2:, 61:], images[0, :, :62, -1:].expand(3, 62, 3))
     assert (inside[0, 0, 2:, :61] == 1).all() and (inside[0, 0, :2] == 0).all()
     assert (inside[0, 0, :, 61:] == 0).all()
     middle, _ = shift(images, torch.zeros(2, 2), 24)
@@ -374,11 +373,9 @@ def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
 def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
     simulator.train()
     simulation = simulator(batch, MODE)
-    losses = simulator_losses(simulation, batch, CONFIG,
-                              true_camera=true_camera(batch, 64 / 13))
+    losses = simulator_losses(simulation, batch, CONFIG, true_camera=true_camera(batch, 64 / 13))
     camera = list(simulator.cell.camera.parameters())
-    by_image = torch.autograd.grad(losses.image.sum(), camera, retain_graph=True,
-                                   allow_unused=True)
+    by_image = torch.autograd.grad(losses.image.sum(), camera, retain_graph=True, allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in by_image)
     start = simulator.env_converter.motion[-1].weight
     *by_motion, by_start = torch.autograd.grad(losses.camera.sum(), [*camera, start],
@@ -522,8 +519,7 @@ def test_recordings_without_positions_are_refused(recording, tmp_path):
     assert record.main(record_arguments(AGENT, tmp_path, 3, *COINRUN)) == 0
     with pytest.raises(UserError, match=r"no positions .* record it with --positions"):
         SimulatorTraining(tmp_path / "run", settings_for(tmp_path / "data"), FLOAT32)
-    still = settings_for(tmp_path / "data", simulator={"pixels_per_square": 0.0},
-                         max_batches=1)
+    still = settings_for(tmp_path / "data", simulator={"pixels_per_square": 0.0}, max_batches=1)
     assert SimulatorTraining(tmp_path / "still", still, FLOAT32).train() == 0
 
 

@@ -283,8 +283,7 @@ def test_environment_states_are_projected_and_grouped_by_kind(precomputed, data)
     folder = env_folder(precomputed)
     states = SampleFolder(data / "informed_init").stacked_field("env_h").reshape(-1, ENV_UNITS)
     z = (states - states.mean(axis=0)) / states.std(axis=0)
-    np.testing.assert_allclose(z @ folder.read("components").T, folder.read("principal"),
-                               atol=1e-3)
+    np.testing.assert_allclose(z @ folder.read("components").T, folder.read("principal"), atol=1e-3)
     np.testing.assert_allclose(folder.read("principal").var(axis=0, ddof=1),
                                folder.read("variances"), rtol=1e-2)
     labels = folder.read("clusters")

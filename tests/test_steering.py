@@ -108,8 +108,7 @@ def test_states_are_those_of_their_rows(runner):
 
 
 def test_a_vector_of_all_states_is_the_difference_of_the_recorded_means(runner, tmp_path, capsys):
-    assert make(runner, tmp_path / "v.npz", "--split", "action=upright", "--num_states",
-                10**6) == 0
+    assert make(runner, tmp_path / "v.npz", "--split", "action=upright", "--num_states", 10**6) == 0
     found = read_vectors(tmp_path / "v.npz")["hidden_state"]
     episodes = [RolloutFolder(runner / "data").episode(k) for k in range(NUM_EPISODES)]
     states = np.concatenate([each.hidden_states[1:-1] for each in episodes])

@@ -51,8 +51,7 @@ def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(arc
                                                                              recurrent):
     policy, (shown, lacking) = policy_of(architecture, recurrent), random_frames(2)
     layers = [*LAYERS[architecture], "gru" if recurrent else "fc_policy"]
-    vectors = vectors_of_pairs(policy, layers, shown[None], lacking[None], [(5, 5)],
-                               "noise")
+    vectors = vectors_of_pairs(policy, layers, shown[None], lacking[None], [(5, 5)], "noise")
     other = logits_with(policy, lacking[None])
     assert (logits_with(policy, shown[None]) - other).abs().max() > 1e-2
     for layer in layers:
