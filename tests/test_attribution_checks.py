@@ -28,9 +28,8 @@ NUM_FRAMES = 60
 
 def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
     return ["--agent_file", str(agent), "--data_dir", str(run / "data"), "--device", "cpu",
-            "--features_dir", str(run / "features"), "--attribution_dir",
-            str(run / "attribution"), "--num_frames", str(NUM_FRAMES), "--output_dir", str(folder),
-            *more]
+            "--features_dir", str(run / "features"), "--attribution_dir", str(run / "attribution"),
+            "--num_frames", str(NUM_FRAMES), "--output_dir", str(folder), *more]
 
 
 @pytest.fixture(scope="module")

@@ -174,8 +174,7 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
 def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, data, found,
                                                                           tmp_path):
     folder = attributed(agent, data, found, tmp_path / "out", "--layers", "input", "block3",
-                        "--outputs", "value", "taken", "--gradient_activation", "--num_steps",
-                        "20")
+                        "--outputs", "value", "taken", "--gradient_activation", "--num_steps", "20")
     assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
     assert "gap_median" not in folder.read("summary", "input", "value")
     steps, policy = folder.trajectories(), load_agent(agent)

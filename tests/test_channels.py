@@ -14,7 +14,6 @@ from interventions.tracking import SCORES
 
 # Tracking.
 
-
 def made_up_levels(num_levels=4, size=6, channels=3, seed=0):
     """Activations of which channel 1 has a bump at the thing's cell; the others are noise, and
     channel 2 never varies. Levels have different numbers of squares."""

@@ -213,7 +213,6 @@ def test_positions_that_were_not_recorded_are_replayed(dataset, windows):
 
 # Objects
 
-
 def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
     truth = torch.zeros(3, 2, 3, 64, 64)
     without = torch.zeros(3, 2, 1, 3, 64, 64)
@@ -233,7 +232,6 @@ def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
 
 
 # What is measured on windows
-
 
 def test_card_excludes_ends_and_windows_that_begin_before_their_episode(result, dataset):
     included = np.isfinite(result.fidelity[SIMULATOR, "psnr"])

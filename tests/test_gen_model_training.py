@@ -48,9 +48,8 @@ TINY = ParameterSet("tiny")
 
 def arguments(agent_path, recording, root, *more):
     return ["--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
-            "--log_dir_base", str(root),
-            "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed", "4",
-            "--log_interval", "2", "--save_interval", "4", "--max_batches", "7",
+            "--log_dir_base", str(root), "--interpreting_params_name", "tiny", "--gen_mod_exp_name",
+            "t", "--seed", "4", "--log_interval", "2", "--save_interval", "4", "--max_batches", "7",
             "--precision", "float32", "--device", "cpu", *more]
 
 

@@ -56,7 +56,6 @@ def blobs(sizes=(200, 80, 120, 40), dimensions=8):
 
 # Methods.
 
-
 def test_independent_components_are_the_planted_sources_up_to_order_and_sign():
     rng = np.random.default_rng(2)
     sources = np.stack([rng.uniform(-1, 1, 4000), rng.laplace(size=4000),
@@ -168,7 +167,6 @@ def test_factors_give_back_planted_states():
 
 
 # The scripts.
-
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):

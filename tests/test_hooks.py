@@ -37,7 +37,6 @@ def assert_untouched(policy):
 
 # Layers.
 
-
 @BOTH
 @torch.no_grad()
 def test_layers_are_the_outputs_in_the_order_of_their_computation(architecture, recurrent):
@@ -82,7 +81,6 @@ def test_squares_have_the_cells_of_both_mappings():
 
 
 # Scopes.
-
 
 @torch.no_grad()
 def test_functions_by_layer_name_map_outputs_in_the_layers_own_shape():
@@ -218,7 +216,6 @@ def test_patches_keep_the_precision_of_the_output():
 
 
 # Steps and rows.
-
 
 @torch.no_grad()
 def test_a_patched_memory_is_carried_on():

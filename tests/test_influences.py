@@ -63,7 +63,6 @@ def normal(*shape, seed=0):
 
 # Correlation.
 
-
 def test_mean_products_equal_a_direct_sum():
     earlier, later = normal(5, 7, 3), normal(5, 7, 2, seed=1)
     for lag in (0, 2, 6):
@@ -76,7 +75,6 @@ def test_mean_products_equal_a_direct_sum():
 
 
 # Consistency. Sources 0, 1 and 2 of five; what they move is target 3 unless said otherwise.
-
 
 def planted(seed, num_samples=240, num_ics=5, step=3, **parts):
     """Influences without any link, but for the parts given: noise in states and gradients.
@@ -224,7 +222,6 @@ def test_small_behaviours_are_not_tested_but_hold_no_nan():
 
 # Read-out weights.
 
-
 def test_read_out_weights_are_finite_differences_of_logits_and_value():
     policy, projector = tiny_policy(), golden_projector()
     logits, value = plot_value_and_action_weights.readout(policy, projector)
@@ -257,7 +254,6 @@ def test_gradients_of_answers_through_the_heads_are_finite_differences(answer):
 
 # Saliency on disk: a smooth surrogate of the simulator in which IC 0 moves IC 1 through the
 # environment, and ICs 2 and 3 have a common cause.
-
 
 @pytest.fixture(scope="module")
 def projector():

@@ -264,9 +264,8 @@ def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
     again = compare_conditions(ARMS, DECISIONS, *thrice, 0, levels, verdicts=False)
     pd.testing.assert_frame_equal(once, again)
     verdicts = ["verdict", "smallest_effect", "median_effect", "median_low_95", "median_high_95"]
-    pd.testing.assert_frame_equal(
-        with_verdicts(once, DECISIONS, before, after, 0)[verdicts],
-        with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
+    pd.testing.assert_frame_equal(with_verdicts(once, DECISIONS, before, after, 0)[verdicts],
+                                  with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
     with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
         compare_conditions(ARMS, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
     thrice[1][4, 3, 2] = np.nan

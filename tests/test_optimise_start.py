@@ -294,8 +294,7 @@ def test_targets_are_what_their_names_say(simulator):
 def context_of(simulated, episodes, orders, best_of):
     number = len(episodes)
     starts = RecordedStarts(np.arange(number), np.array(episodes), np.zeros(number, int),
-                            np.zeros((number, 16), np.float32), simulated,
-                            simulated)
+                            np.zeros((number, 16), np.float32), simulated, simulated)
     return SearchContext(None, FLOAT32, None, starts, best_of, None, orders,
                          SearchPlan(STEP, 3, 0.1, 0.0), 3, NUM_STEPS)
 

@@ -337,7 +337,6 @@ def test_interchange_takes_entries_from_the_first_frames_of_source_levels():
 
 # Words of mazes.
 
-
 def maze_opening(mode="easy", edit=None):
     register_maze_words()
     return Opening(small_policy(), EnvConfig("maze", mode), reference, edit)
@@ -409,7 +408,6 @@ def test_words_of_mazes_are_checked(text, message):
 
 
 # The scripts.
-
 
 def evaluate_arguments(agent_path, tmp_path, *more):
     return [*map(str, (

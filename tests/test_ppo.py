@@ -43,11 +43,10 @@ def test_losses_are_the_clipped_ones():
     probs = np.array([[0.5, 0.5], [0.9, 0.1], [0.4, 0.6]])
     output = PolicyOutput(torch.log(torch.tensor(probs)), values=torch.tensor([1.0, 0.0, 0.0]),
                           hidden_states=torch.empty(0))
-    losses = ppo_losses(
-        output, actions=torch.tensor([0, 0, 0]),
-        old_log_probs=torch.log(torch.tensor([0.25, 0.9, 0.8])), old_values=torch.zeros(3),
-        advantage=torch.tensor([1.0, -3.0, -2.0]), returns=torch.tensor([2.0, 1.0, 0.0]),
-        eps_clip=0.2)
+    losses = ppo_losses(output, actions=torch.tensor([0, 0, 0]),
+                        old_log_probs=torch.log(torch.tensor([0.25, 0.9, 0.8])),
+                        old_values=torch.zeros(3), advantage=torch.tensor([1.0, -3.0, -2.0]),
+                        returns=torch.tensor([2.0, 1.0, 0.0]), eps_clip=0.2)
     # The first ratio is 2, clipped to 1.2; the second is 1; the third is 0.5, clipped to 0.8.
     assert losses["policy_loss"].item() == pytest.approx(-(1.2 * 1 + 1 * -3 + 0.8 * -2) / 3)
     # The first value is clipped to 0.2, whose error is the larger one.

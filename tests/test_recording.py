@@ -128,8 +128,7 @@ def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
     assert folder.description()["log_probs_of"] == "the policy"
     assert not list(folder.path.glob("*.mp4"))
     episode = folder.episode(0)
-    output = run_policy(load_agent(agent_path), FLOAT32,
-                        np.array(episode.frames),
+    output = run_policy(load_agent(agent_path), FLOAT32, np.array(episode.frames),
                         torch.from_numpy(np.array(episode.hidden_states[:-1])))
     np.testing.assert_allclose(output.log_probs, episode.log_probs, atol=1e-4)
 

@@ -426,7 +426,6 @@ def test_a_row_that_a_kill_cut_short_is_dropped(tmp_path):
 
 # Folders that are replaced as a whole
 
-
 @pytest.fixture
 def replaced(tmp_path):
     return ResultStore(tmp_path / "output", REPLACED)
@@ -505,7 +504,6 @@ def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
 
 
 # Arrays that are computed step by step
-
 
 @pytest.fixture
 def stepwise(monkeypatch):

@@ -159,7 +159,6 @@ KIND = np.array([kind_of(number) for number in range(NUM_SAMPLES)])
 
 # Methods.
 
-
 def test_features_are_both_states_and_their_changes():
     agent = np.array([[[1], [4], [9], [16], [25]]], np.float32)
     env = np.array([[[0], [-1], [0], [5], [3]]], np.float32)
@@ -252,7 +251,6 @@ def test_features_of_jacobians_keep_proportions():
 
 
 # What the scripts write.
-
 
 @pytest.mark.parametrize(("folder", "stems", "tables"), [
     (env_folder, "pca_data_env pcomponents_env clusters_env cluster_means_env tsne_env mu_env "
@@ -348,7 +346,6 @@ def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
 
 
 # Behaviours in draws of the samples.
-
 
 def test_draws_agree_on_the_samples_that_are_in_both():
     # Per draw agglomerative, hdbscan and kmeans. Of samples 1 to 4, which both draws have, the
@@ -509,7 +506,6 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, draw
 
 
 # Bad input.
-
 
 def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp_path, capsys):
     main, _ = BEHAVIOURS
