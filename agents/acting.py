@@ -28,8 +28,8 @@ _OTHER_GAMES = "other_games"
 
 
 def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
-    """Return the states that enter a step (N, D): ``hidden`` (N, D), or the initial state where
-    ``first`` (N,) is true."""
+    """Replace the hidden states (N, D) of environments that start an episode (``first``, bool (N,))
+    by the agent's initial state; returns the states that enter the step (N, D)."""
     return torch.where(first.unsqueeze(-1), policy.initial_state().detach(), hidden)
 
 
@@ -80,7 +80,7 @@ class ActionNoise:
         enabled: whether record.py applies the noise by default.
         scale: factor by which the logits are multiplied first.
         lowest, highest: bounds to which the logits are then clamped; None for no bound.
-        fixed_logits: logits that finally replace those of single actions, by number of the action.
+        fixed_logits: new logits of single actions, by number of the action; they are set last.
     """
 
     enabled: bool

@@ -1,15 +1,16 @@
 """Read and write agent files ``model_<timesteps>.pth`` in the published layouts.
 
-A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; our files also store how
-the agent starts an episode. Some published files contain only the weights, under ``state_dict``,
-and older recurrent ones lack ``init_hx``. Architecture and widths are inferred from the tensors.
+A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; our files also have an
+entry ``learned_initial_state``, see ``Policy``. Some published files contain only the weights,
+under ``state_dict``, and older recurrent ones lack ``init_hx``. Architecture and widths are
+inferred from the tensors.
 
 The optimiser state is that of an Adam optimiser over the parameters in the published order, which
 differs from the order in memory and in ``resume.pth``. Published scripts load this state into their
 own optimiser, which rejects a different number of parameters. Agents saved without an optimiser
 state therefore get the state of an optimiser that has not taken a step.
 
-A file also stores facts about the training that its values depend on, see ``AgentOrigin``.
+A file also stores facts about the agent's training, see ``AgentOrigin``.
 
 The file of an edited agent has an entry ``edits``, a list of tuples (path of a layer, directions
 float32 (F, M), strength). Each tuple becomes an ``agents.edits.Edit`` hook. ``edited_from`` is the
@@ -298,7 +299,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Return the digest of an agent's weights and edits, which does not depend on its file."""
+    """Return the digest of an agent's weights and edits; it does not depend on the agent's file."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)

@@ -3,7 +3,8 @@
 An edit is a permanent forward hook on its layer, so every forward pass of the agent includes it,
 and patches and activation caches see the edited output.
 
-Letters in shape comments: C channels (or units) of a layer, M slots, F directions, R their rank.
+Letters in shape comments: N frames, C channels (or units) and H W cells of a layer, M slots, F
+directions, R their rank.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Edit:
         return rows[sizes > _DEPENDENT * sizes[0]].T.float()
 
     def signed(self, channels: int) -> bool:
-        """Return whether the directions have slots for both signs of ``channels`` channels."""
+        """Return whether the directions have separate slots for the positive and the negative parts
+        of ``channels`` channels."""
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:
@@ -111,16 +113,16 @@ def add_edit(policy: Policy, edit: Edit) -> None:
     num_channels = {layer.name: layer.shape[0] for layer in all_layers(policy)
                     if not (policy.recurrent and layer.name in RECURRENT)}
     if policy.recurrent and edit.layer in RECURRENT:
-        raise UserError(f"edits of {edit.layer} are not supported, because the agent's memory "
-                        "carries it to the next step; the patches of compare_interventions.py "
-                        "change it at every step")
+        raise UserError(f"edits of {edit.layer} are not supported, because its output enters the "
+                        "next step; use a patch of compare_interventions.py, which acts at every "
+                        "step")
     if edit.layer not in num_channels:
         raise UserError(f"the agent has no layer '{edit.layer}' to edit"
                         f"{nearest(edit.layer, num_channels)}")
     channels = num_channels[edit.layer]
     if edit.directions.shape[1] not in (channels, 2 * channels):
         raise UserError(f"the directions of an edit of {edit.layer} have "
-                        f"{edit.directions.shape[1]} slots, but the layer has {channels} "
-                        f"channels, so {channels} or, of both signs, {2 * channels} slots")
+                        f"{edit.directions.shape[1]} slots, but a layer with {channels} channels "
+                        f"needs {channels}, or {2 * channels} for both signs")
     policy.get_submodule(edit.layer).register_forward_hook(edit._hook)
     policy.edits = (*policy.edits, edit)

@@ -5,8 +5,8 @@ seed and its number, not on how many episodes are played at a time or in which o
 Because rounding depends on the batch size, the agent always runs on batches of the same size, which
 are padded if fewer episodes are in progress.
 
-Letters in shape comments: L rows of an episode, T frames of a video, H W C a frame, D hidden state,
-A actions.
+Letters in shape comments: L rows of an episode, N episodes in progress, T frames of a video, H W C
+a frame, D hidden state, A actions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Episode:
         rewards: float32 (L,).
         dones: bool (L,).
         level_complete: whether the game counts the level as solved.
-        person_views: L 512-pixel views, each uint8 (512, 512, C), or an empty list.
+        person_views: L larger images of the level, each uint8 (512, 512, C); empty if not kept.
         positions: x and y of the player in cells, float32 (L, 2), or (L, 0) if not kept; NaN in
             the last row.
     """
@@ -117,7 +117,7 @@ class PlayOptions:
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
-        keep_person_views: keep the 512-pixel views, 0.8 MB per step and episode in progress.
+        keep_person_views: keep ``Episode.person_views``, 0.8 MB per step and episode in progress.
         keep_positions: keep the player's positions, which takes 0.15 ms per step.
     """
 
@@ -148,6 +148,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         levels: pairs of episode number and level seed.
         seed: seed of the random actions, used together with the episode number.
         num_slots: number of episodes played at a time.
+        options: how to act, how to edit the levels, and which data to keep.
         watch: optional callback, called before every step.
     """
     batch_size = min(FRAMES_PER_BATCH, num_slots)

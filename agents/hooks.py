@@ -13,10 +13,11 @@ mapping (``interventions.patches`` defines the types). Patches of steps or level
 metadata; ``with batch_info(policy, info)`` attaches it.
 
 Blocks can be nested in any order. Patches of one output are applied in the given order, patches of
-outer blocks first; then the output is cached, so the cache holds what the rest of the network
-receives. When a block ends, even by an exception, its hooks are removed.
+outer blocks first. Then the output is cached, as the rest of the network receives it. When a block
+ends, even by an exception, its hooks are removed.
 
-Letters in shape comments are defined in ``agents.patch``.
+Letters in shape comments are defined in ``agents.patch``; N is the number of frames in all forward
+passes of a block.
 """
 
 from __future__ import annotations

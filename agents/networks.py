@@ -288,8 +288,9 @@ class Policy(nn.Module):
         return self.initial_state().detach().expand(num, -1).clone()
 
     def to_state(self, numbers: Tensor) -> Tensor:
-        """Map real numbers (…, D) smoothly to the range of hidden states, for networks that predict
-        hidden states: (-1, 1) for a GRU, above 0 for an embedding, which ends in a ReLU."""
+        """Map real numbers (…, D) smoothly to the range of hidden states: (-1, 1) for a GRU, above
+        0 for an embedding, which ends in a ReLU. Use it as the output function of networks that
+        predict hidden states."""
         return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
 
     def embed(self, images: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 ``agents.hooks.patched`` applies patches. Letters in shape comments: B frames of a batch, C channels
 and H W cells of a map (units are channels with one cell), P = H W; R frames, K channels and M cells
-that a patch changes.
+that a patch changes; D hidden state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchInfo:
             padding rows.
         step: step of the episode, from 0, int64 (B,).
         level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
-        square: row from the bottom and column of the player, int64 (B, 2), or None.
+        square: the player's square, as (row from the bottom, column), int64 (B, 2), or None.
         facing: 1 if the player's image is mirrored (``is_reflected``), int64 (B,), or None.
     """
 
@@ -241,7 +241,7 @@ class Patch:
         """
         if self.words and not self.is_open:
             raise UserError(f"the patch at {self.layer} has the option '{self.words[0][0]}', which "
-                            "must be opened first (interventions.patch_text.open_patches)")
+                            "is not resolved; call interventions.patch_text.open_patches first")
         what = "channels" if layer.is_map else "units"
         for channel in self.channels or ():
             if not 0 <= channel < layer.shape[0]:

@@ -179,7 +179,7 @@ def _spread_row(gradient, origin, first, even, odd, channels):
     Args:
         gradient: gradient of each window (L,).
         origin: index within each window, 0 to 8, of its maximum (L,).
-        first: index within each window of its left entry in that row: 0, 3 or 6.
+        first: index within a window of its leftmost entry in the input row: 0, 3 or 6.
         even, odd: gradients of the even and odd columns (L,), which are updated in place.
         channels: number of channels.
     """

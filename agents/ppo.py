@@ -141,7 +141,7 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
         values: value estimates of all frames and of the frame after the last step (T + 1, N).
         ended: (T, N), 1 where step t ended its episode.
         gamma: discount factor.
-        lmbda: lambda, the weight of longer estimates.
+        lmbda: lambda; 0 gives one-step temporal-difference errors, 1 Monte Carlo estimates.
         use_gae: if false, use the discounted return minus the value, which equals lambda = 1.
 
     Returns:
@@ -236,7 +236,7 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
 
 
 def _num_indices(config: AgentConfig) -> int:
-    """Return the number of whole environments, or of frames, that minibatches are drawn from."""
+    """Return the number of indices in an epoch: environments if recurrent, frames otherwise."""
     return config.n_envs * (1 if config.recurrent else config.n_steps)
 
 

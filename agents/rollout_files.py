@@ -11,8 +11,8 @@ Layout, as published::
     data/recording.json                  settings of the recording and, once it is complete,
                                          digests of its episodes, see ``agents.provenance``
 
-Letters in shape comments: L frames of an episode, the terminal frame included; D hidden state; A
-actions.
+Letters in shape comments: L frames of an episode, including the terminal frame; H W C a frame; D
+hidden state; A actions.
 
 POSITION_COLUMNS hold the player's position in cells, measured from the lower left corner of the
 level: x to the right, y upwards. They are empty in the last row, whose frame shows no level.
@@ -216,7 +216,7 @@ class RolloutFolder(ResultStore):
             UserError: if the recording was made with another agent.
         """
         check_agent(self.description().get("agent_sha256"), agent_file,
-                    f"{self.path} was recorded", "record this one with record.py")
+                    f"{self.path} was recorded", "record this agent with record.py")
 
     def index(self) -> pd.DataFrame:
         """Read the index of frames: columns global_step and episode, int64, in order.
@@ -249,7 +249,7 @@ class RolloutFolder(ResultStore):
         contents = [read_bytes(self.steps_file(number)) for number in numbers]
         header = contents[0].partition(b"\n")[0] + b"\n"
         if all(content.startswith(header) and content.endswith(b"\n") for content in contents):
-            with contextlib.suppress(UserError):  # the files are read one by one, to name the file
+            with contextlib.suppress(UserError):  # reading them one by one names the damaged file
                 return _read_steps(self.path, header + b"".join(
                     content[len(header):] for content in contents))
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
@@ -359,8 +359,8 @@ class RolloutWriter:
         self.folder.finish()
 
     def _place_finished(self) -> str:
-        """Write the CSVs of the episodes before the first unfinished one; returns the rows of these
-        episodes in the index."""
+        """Write the CSVs of all finished episodes before the first unfinished one; returns their
+        rows for the index."""
         rows = []
         while self.has(self._num_indexed):
             number = self._num_indexed
@@ -408,15 +408,15 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
             rows = [line.split(b",", _GLOBAL_STEP + 1) for line in lines]
             if [cells[_GLOBAL_STEP:_GLOBAL_STEP + 1] for cells in rows[1:]] != [
                     [b"%d" % row] for row in range(length)]:
-                raise UserError(f"{waiting} is damaged, or its episode is: its rows are not "
-                                f"numbered from 0 to {length - 1}")
+                raise UserError(f"{waiting} or its episode is damaged: the rows are not numbered "
+                                f"from 0 to {length - 1}")
             for row, cells in enumerate(rows[1:], global_step):
                 cells[_GLOBAL_STEP] = b"%d" % row
             with atomic_path(steps_file, through=through) as temporary:
                 temporary.write_bytes(b"".join(map(b",".join, rows)))
     if read_bytes(steps_file).count(b"\n") != length + 1:
-        raise UserError(f"{steps_file} is damaged, or its episode is: it does not have {length} "
-                        "rows, as ob.npy does")
+        raise UserError(f"{steps_file} or its episode is damaged: the table does not have one row "
+                        f"for each of the {length} frames in ob.npy")
     return length
 
 

@@ -37,7 +37,7 @@ class TrainSettings:
     Attributes:
         exp_name: name of the experiment, for the folder and titles.
         param_name: name of the parameter set.
-        env: game and training levels; validation uses the remaining levels.
+        env: game and training levels; validation uses ``env.unseen_levels()``.
         agent: the parameter set.
         seed: seed of the weights, the levels drawn, the actions and the minibatches.
         num_timesteps: number of environment steps; the learning rate falls to 0 at the end.

@@ -1,6 +1,7 @@
 """Similarity of the policies, values and activations of two agents.
 
-Letters in shape comments: n frames, F and G entries of two layers, A actions, D hidden state.
+Letters in shape comments: n frames, H W a frame, T frames of an episode, F and G entries of two
+layers, A actions, D hidden state.
 """
 
 from __future__ import annotations

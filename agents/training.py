@@ -77,13 +77,13 @@ class TrainingRun:
         for size, level_edit in ((settings.cheese_region, edit),
                                  (settings.val_cheese_region, val_edit)):
             if bool(size) != (level_edit is not None):
-                raise ValueError("edits of levels must be given exactly if the settings have a "
-                                 "cheese region")
+                raise ValueError("give an edit of levels if the settings have a cheese region, and "
+                                 "only then")
         agent = settings.agent
         if agent.n_envs % world.world_size:
             raise UserError(f"{world.world_size} processes cannot share the {agent.n_envs} "
                             f"environments of the parameter set '{settings.param_name}' evenly; "
-                            f"start a number of them that divides {agent.n_envs}")
+                            f"start a number of processes that divides {agent.n_envs}")
         self.folder, self.settings, self.compute, self.world = folder, settings, compute, world
         self.timesteps, self.updates = 0, 0
         self._elapsed = 0.0
@@ -143,7 +143,10 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Load the teacher, unless the weights of its losses are 0 from ``state`` on.
+        """Load the teacher; returns None if its losses have weight 0 for the rest of the run.
+
+        Args:
+            state: contents of the resume file; None for a new run.
 
         Raises:
             UserError: if the file is missing, not an agent file, or has changed during the run.
