@@ -1,7 +1,7 @@
-"""Read and write the serialised state of a Procgen level: the part that all 16 games share.
+"""Read and write the serialised state of a Procgen level; keep game-specific fields as bytes.
 
-``get_state`` of an environment returns ``bytes``: little-endian, without padding, integers and
-booleans as int32, a text as its int32 length and its characters, in this order::
+``get_state`` of an environment returns little-endian ``bytes`` without padding. Integers and
+booleans are int32; a text is its int32 length followed by its characters. The order is::
 
     head                version (0), name of the game
     options             options of rendering and level generation
@@ -331,7 +331,7 @@ class _Walk:
         width, height, count = (self.integer(f"{what} of the grid")
                                 for what in ("width", "height", "size"))
         if min(width, height) < 1 or count != width * height:
-            raise self.error(f"a grid of {width} x {height} cells has {count}")
+            raise self.error(f"a grid of {width} x {height} cells has {count} entries")
         return self.records(_INT, "grid", count).reshape(height, width)
 
     def tail(self, game: str) -> bytes:

@@ -30,8 +30,8 @@ class GameObject:
     Attributes:
         name: name such as ``saw``.
         entity_types: types of the entities of this kind.
-        moving: restricts the kind to some of these entities: ``left`` to those that move to the
-            left or stand still, ``right`` to those that move to the right; None for all.
+        moving: direction that restricts the kind: ``left`` for entities that move to the left or
+            stand still, ``right`` for entities that move to the right; None for all entities.
         cells: values of the cells of this kind in the grid.
         hazard: whether the kind can end an episode.
         trails: types of entities that entities of this kind leave behind. A trail belongs to the
@@ -79,7 +79,7 @@ def hazards_of(game: str) -> tuple[GameObject, ...]:
 
 
 def invisible(state: LevelState, kind: GameObject) -> LevelState:
-    """Make the entities of a kind and their trails invisible; they still act.
+    """Make the entities of a kind and their trails invisible; they still affect the game.
 
     The change is permanent, but moving entities with a trail add a visible piece to it at every
     step; call the function again to hide it.
@@ -95,7 +95,7 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
 
 def undrawn(state: LevelState, kind: GameObject) -> LevelState:
     """Make the entities of a kind invisible and empty its cells. Use the result only for rendering,
-    because emptied cells do not act."""
+    because emptied cells no longer affect the game."""
     state = _without_cells(state, kind, None)
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
@@ -141,8 +141,8 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """Extend a mask of entities of a kind by their trails. A trail is marked if the nearest entity
-    of the types of the kind is marked.
+    """Extend a mask of entities of a kind by their trails. A trail belongs to the nearest entity of
+    ``kind.entity_types``, and is marked if this entity is marked.
 
     Args:
         kind: kind of object, with the entity types of objects and trails.
@@ -192,8 +192,8 @@ def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]
 
 
 def _without_cells(state: LevelState, kind: GameObject, within: np.ndarray | None) -> LevelState:
-    """Empty the cells of a kind: the cells marked by ``within`` (h, w), or if it is None all cells,
-    including the cell that is drawn around the grid."""
+    """Empty those cells of a kind that are marked in ``within``, bool (h, w). If it is None, empty
+    all cells of the kind, including the cell that is drawn around the grid."""
     if not kind.cells:
         return state
     gone = np.isin(state.grid, kind.cells)
