@@ -133,7 +133,7 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
     ([("embedder.relu9", torch.ones(1, 5), 1.0)], "edit: .* no layer 'embedder.relu9'"),
     ([(BLOCK3, torch.ones(1, 5), 1.0), (BLOCK3, torch.zeros(1, 5), 1.0)], "edit: .* nonzero"),
     ([(BLOCK3, torch.ones(1, 5), torch.inf)], "edit: .* NaN or infinity"),
-    ([("gru", torch.ones(1, 12), 1.0)], "edit: .* memory"), ({"layer": BLOCK3}, "invalid edit")])
+    ([("gru", torch.ones(1, 12), 1.0)], "edit: .* next step"), ({"layer": BLOCK3}, "invalid edit")])
 def test_an_edit_in_a_file_that_cannot_be_is_named(entries, named, tmp_path):
     path = tmp_path / "edited.pth"
     save_agent(path, small_policy())

@@ -139,7 +139,7 @@ def test_pieces_that_vanished_or_are_damaged_are_named(tmp_path):
     content = waiting.read_text()
     for damaged in (content[:60], content.replace("\n1,1,1,1,", "\n1,1,1,x,"), ""):
         waiting.write_text(damaged)
-        with pytest.raises(UserError, match=r"steps_00001\.csv is damaged"):
+        with pytest.raises(UserError, match=r"steps_00001\.csv or its episode is damaged"):
             RolloutFolder(tmp_path)
     waiting.write_text(content)
     shutil.rmtree(tmp_path / "episode_00002")
