@@ -1,8 +1,8 @@
 """Batches of windows: order, prefetching, and alignment with simulated steps.
 
 The label of simulated step t is frame num_init_steps - 1 + t of the window, and the step's input is
-the action taken at the frame before. The hidden state in a row is the agent's state before it sees
-the row's frame; the state after this frame is in the next row.
+the action taken at the frame before. Row i of the recorded hidden states is the agent's state
+before it sees frame i; the state after this frame is row i + 1.
 
 Letters in shape comments: N windows to choose from, W frames of a window, I initial frames, T
 simulated steps, B batch, C H W a frame, D agent hidden state.
@@ -140,7 +140,7 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
     length, first = config.window_length, config.num_init_steps - 1
     if len(windows.frames) != length:
         raise UserError(f"the windows have {len(windows.frames)} frames, but num_init_steps "
-                        f"{config.num_init_steps} and num_sim_steps {config.num_sim_steps} make "
+                        f"{config.num_init_steps} and num_sim_steps {config.num_sim_steps} need "
                         f"{length}")
     images = windows.frames.to(torch.float32) / 255  # (W, B, C, H, W)
     return AlignedBatch(initial_images=images[:config.num_init_steps], images=images[first:],

@@ -130,7 +130,8 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
 
 def phase_between(before: Tensor, after: Tensor) -> Tensor:
-    """Compute the change from phase ``before`` to phase ``after``, as a phase (N, 4)."""
+    """Compute the change from phase ``before`` to phase ``after``, all (N, 4): cosines and sines of
+    the differences of the angles."""
     (cosine, sine), (next_cosine, next_sine) = (
         phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
     return torch.stack([next_cosine * cosine + next_sine * sine,
@@ -138,7 +139,7 @@ def phase_between(before: Tensor, after: Tensor) -> Tensor:
 
 
 def with_second_harmonic(phase: Tensor) -> Tensor:
-    """Concatenate phases (…, 4) with cosine and sine of twice the angle (…, 8)."""
+    """Append cosines and sines of the doubled angles to phases (…, 4); returns (…, 8)."""
     cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)
     double = torch.stack([cosine.square() - sine.square(), 2 * cosine * sine], dim=-1)
     return torch.cat([phase, double.flatten(-2)], dim=-1)
@@ -146,8 +147,8 @@ def with_second_harmonic(phase: Tensor) -> Tensor:
 
 def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float,
                size: int = GRID) -> Tensor:
-    """Describe how the pixels of each patch of an image lie within squares, and within the pixels
-    of the last initial frame.
+    """Compute maps of the phase at each patch of an image, and of the displacement's fraction of a
+    pixel.
 
     Args:
         phase: phase in the last initial frame (N, 4).
@@ -184,7 +185,8 @@ def frame_edges(images: Tensor) -> Tensor:
 
 
 class PhaseEstimator(nn.Module):
-    """Estimator of the camera's phase from the edges in a frame, which lie mostly between squares.
+    """Estimator of the camera's phase from the edges in a frame, most of which are borders of
+    squares.
 
     Args:
         pixels_per_square: size of a square in pixels.
@@ -212,8 +214,8 @@ class PhaseEstimator(nn.Module):
 class VelocityEstimator(nn.Module):
     """Estimator of the camera's velocity at the last initial frame.
 
-    Costs tell how many squares the camera has moved, phases how far within a square. The frames
-    before the last two help where costs are ambiguous, because levels repeat after one square.
+    Costs give the motion in whole squares, phases the remainder. Costs can be ambiguous, because
+    neighbouring squares often look alike; then the frames before the last two help.
 
     Args:
         num_frames: I, number of initial frames.
@@ -279,7 +281,8 @@ def near_player(memory: Tensor) -> Tensor:
 class CameraMotion(nn.Module):
     """Predictor of the camera's motion, from the centre of the view, the memory and the action.
 
-    In training mode, the motion memory is the only input that has a gradient.
+    In training mode, gradients pass only to the motion memory, and in the first step to the
+    velocity of the start.
 
     Args:
         config: sizes of the networks, and pixels per square.

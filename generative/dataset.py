@@ -206,7 +206,8 @@ class RolloutDataset:
         wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
         if len(wrong):
             raise UserError(f"{self._steps_file(wrong[0])} has the action "
-                            f"{self._actions[wrong[0]]}, but lp.npy has {self._num_actions}")
+                            f"{self._actions[wrong[0]]}, but lp.npy has only "
+                            f"{self._num_actions} actions")
 
     def __len__(self) -> int:
         return self._length

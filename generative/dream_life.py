@@ -4,7 +4,7 @@ Both worlds start from the same recorded frames, half of which lie shortly befor
 episode. The agent starts with the recorded hidden state and takes its most likely action at every
 step.
 
-Letters in shape comments: N starts, T steps, D agent hidden state.
+Letters in shape comments: N starts, T steps, C H W a frame, D agent hidden state.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
     """
     largest = max(float(dataset.folder.steps(episode)["reward"].max()) for episode in episodes)
     if largest <= 0:
-        raise UserError(f"{dataset.folder.path} has no rewarded episode, so life in the dream has "
-                        "no coin to reach; leave out --life_starts")
+        raise UserError(f"{dataset.folder.path} has no rewarded episode, so the reward of a coin "
+                        "is unknown; leave out --life_starts")
     return largest
 
 
@@ -187,10 +187,10 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
         num_actions: T, number of actions that the agent takes.
 
     Returns:
-        Three items, each for the given frames and after each action, T + 1 times in all: the
-        agent's outputs (after the end of an episode, its outputs on the last frame); the rewards of
-        the preceding actions (T + 1, N); and whether these actions ended the episode, bool
-        (T + 1, N).
+        The agent's outputs, a list of T + 1; the rewards of the preceding actions (T + 1, N); and
+        whether these actions ended the episode, bool (T + 1, N). Entry 0 belongs to the given
+        frames, entry t to the frames after t actions. After the end of an episode, the outputs are
+        those on its last frame.
 
     Raises:
         UserError: if a replay deviates from the recorded frames; the message names episode and
@@ -286,7 +286,8 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         outcomes, columns dreamt outcomes), and ``agreement`` and ``kappa`` with 95 % intervals over
         episodes (None where undefined). ``actions`` is the share of each action in each world.
         ``median_divergence`` is the median number of equal actions before the first difference;
-        None if more than half of the lives never differ. ``starts`` and ``episodes`` are numbers.
+        None if more than half of the lives never differ. ``starts`` and ``episodes`` are the
+        numbers of starts and episodes.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

@@ -5,7 +5,7 @@ view in one of the initial frames; *newly revealed* pixels show other places. Pi
 objects belong to neither and are measured separately.
 
 Letters in shape comments: T simulated steps, B windows, I initial frames, C H W a frame, K kinds of
-object, D agent hidden state.
+object, D agent hidden state, L frames of an episode.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
 
 
 def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, Tensor]:
-    """Return masks of the pixels of the recorded frames that are measured separately.
+    """Return masks of the regions that are measured separately: remembered pixels, newly revealed
+    pixels, and moving objects.
 
     Args:
         in_memory: pixels of places in view in the initial frames, see ``remembered_mask``, bool
@@ -125,7 +126,7 @@ def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, T
         moving: pixels of moving objects, bool (T, B, H, W); None if objects are not measured.
 
     Returns:
-        Masks (T, B, H, W), by the name of the PSNR that is computed on their pixels only.
+        Masks (T, B, H, W), by the name of the PSNR that is computed on the mask.
     """
     masks = {}
     if in_memory is not None:
@@ -257,7 +258,7 @@ class OtherAgent(FrozenAgent):
         return torch.stack(entering)
 
     def _states_of(self, episode: int) -> Tensor:
-        """Compute the states before each frame of an episode (number of frames, D)."""
+        """Compute the agent's hidden states before each frame of an episode (L, D)."""
         file = self._dataset.folder.array_files(episode).frames
         frames = torch.from_numpy(np.moveaxis(file.rows(0, file.shape[0]), 1, -1).copy())
         embeddings = embed_frames(self.policy, frames.to(self._compute.device), self._compute)
@@ -290,7 +291,8 @@ class FidelityCard:
     Attributes:
         scale: pixels per square, see ``common.game_constants.pixels_per_square``; None if unknown.
         positions: function that maps numbers of windows (B,) to the player's positions in squares
-            at all frames of the windows (W, B, 2), NaN where unknown; needed if the camera moves.
+            at all frames of the windows (I + T - 1, B, 2), NaN where unknown; needed if the camera
+            moves.
         other_simulator: second simulator, run on the same windows; None to leave it out.
         other_agent: agent with which the simulator was not trained; None to leave it out.
         objects: recorded frames without objects, which locate the objects; None if objects are not

@@ -51,7 +51,7 @@ from generative.loss_over_time import (
 
 TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
           "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
-          "half the sum of squared errors", "kl": "posterior from prior: divergence (nats)"}
+          "half the sum of squared errors", "kl": "KL of posterior and prior (nats)"}
 STEP = "simulated step"
 TITLES_OF_AGENT = {
     POLICY_KL: "agent's policy: divergence from that on true frames (nats)",

@@ -1,4 +1,4 @@
-"""Train the camera of a spatial simulator alone, on many more windows per second.
+"""Train only the camera's networks of a spatial simulator, at many more windows per second.
 
 Predicting the camera's motion takes a small part of a simulator's computations. This script first
 runs the simulator on many windows, with the recorded motion of the camera, and stores the inputs of
@@ -9,8 +9,8 @@ after a training run, or between two parts of one.
     python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt
 
-Letters in shape comments: N windows, B batch, I initial frames, T simulated steps, V bottleneck
-vector.
+Letters in shape comments: N windows, B batch, I initial frames, C colour channels, T simulated
+steps, V bottleneck vector.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_
 _AT_A_TIME = 64  # windows per batch while they are stored
 _BATCH_SIZE = 128
 _HELD_OUT = 256  # windows on which the drift is measured
-_TRUE_CAMERA_SHARE = 0.3  # mean share of a window's steps after which the camera is corrected
+_TRUE_CAMERA_SHARE = 0.3  # mean share of steps after which the recorded motion is substituted
 _LARGEST = 3.0  # pixels; larger errors have no gradient
 
 
@@ -82,7 +82,7 @@ class CameraWindows:
 
 
 class CameraTraining:
-    """Training of those networks of a simulator that estimate or predict the camera's motion.
+    """Training of the networks that estimate or predict the camera's motion.
 
     Args:
         simulator: a spatial simulator whose camera moves; trained in place.
@@ -218,7 +218,7 @@ def parser() -> Parser:
     flags.add_argument("--data_dir", type=Path, required=True,
                        help="recording with the player's positions")
     flags.add_argument("--num_windows", type=count, default=40000,
-                       help="windows that are stored, about 35 kB of memory each")
+                       help="maximum number of training windows, about 35 kB of memory each")
     flags.add_argument("--num_batches", type=count, default=5000,
                        help=f"batches of {_BATCH_SIZE} windows")
     flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")

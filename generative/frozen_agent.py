@@ -23,7 +23,7 @@ class FrozenAgent(nn.Module):
         num_actions: number of actions that the simulator was built for.
 
     Raises:
-        UserError: if the policy's sizes differ from these.
+        UserError: if the policy has another hidden size or number of actions.
     """
 
     def __init__(self, policy: Policy, hidden_size: int, num_actions: int):

@@ -279,7 +279,8 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def vector_crowding(vectors: Tensor) -> Tensor:
-    """Measure the crowding () of vectors (B, V) on the unit sphere.
+    """Compute the crowding () of vectors (B, V) on the unit sphere, a uniformity loss (compare Wang
+    and Isola 2020, "Understanding contrastive representation learning").
 
     The crowding is log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 if i ≠ j, and mᵢᵢ = 1. It is
     smallest when the vectors are spread over the whole sphere.

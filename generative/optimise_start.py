@@ -77,7 +77,7 @@ _NUMBERS = (
     ("num_starts", count, 4, "starts per objective"),
     ("iterations", from_zero, 40, "optimiser steps"),
     ("learning_rate", float, 0.02, "learning rate of Adam, for the entries of the unit vectors"),
-    ("diversity", weight, 1.0, "weight of the penalty on crowding among an objective's starts"),
+    ("diversity", weight, 1.0, "weight of the penalty on similarity among an objective's starts"),
     ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
      "starts and the scale of the targets are estimated"),
     ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "

@@ -246,7 +246,7 @@ def open_samples(path: Path, settings: dict, overwrite: bool = False, shard: Sha
         overwrite: delete the previous contents of the folder.
         shard: part of the samples that this process records.
         num_samples: number of samples of all shards together.
-        batch_size: number of consecutive samples that one shard records.
+        batch_size: size of the batches of consecutive samples that shards take turns to record.
 
     Raises:
         FolderInUse, UserError: see ``ResultStore.open``.

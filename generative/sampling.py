@@ -5,7 +5,8 @@ neither on the number of samples nor, beyond rounding, on the batch that it is s
 starts are always divided into the same batches, so a resumed recording is bit-identical to an
 uninterrupted one.
 
-Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck vector.
+Letters in shape comments: T simulated steps, B samples of a batch, H W C a frame, V bottleneck
+vector.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Sampler:
-    """Simulation of the samples of a plan.
+    """Sampler that simulates the samples of a plan.
 
     The samples of start i, one per manual action, are numbered from ``i * plan.samples_per_start``.
 

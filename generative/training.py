@@ -3,6 +3,8 @@
 A run is a pure function of its settings: on a CPU, a run that is stopped anywhere and resumed gives
 the same weights and metrics as an uninterrupted run. Several processes (``common.distributed``)
 share the windows of every batch and give the results of one process, up to the rounding of sums.
+
+Letters in shape comments: N frames, C H W a frame, V bottleneck vector.
 """
 
 from __future__ import annotations

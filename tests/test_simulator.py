@@ -236,7 +236,7 @@ def test_nothing_counts_after_the_first_terminal_step_even_if_it_is_step_zero():
 
 def test_windows_of_another_length_are_refused():
     windows = RolloutDataset(GOLDEN / "dataset" / "data", 3, 6).batch([20, 4])
-    with pytest.raises(UserError, match="8 frames, but num_init_steps 3 and num_sim_steps 7 make"):
+    with pytest.raises(UserError, match="8 frames, but num_init_steps 3 and num_sim_steps 7 need"):
         align(windows, dataclasses.replace(SMALL, num_sim_steps=7))
 
 

@@ -39,7 +39,7 @@ from generative.sample_files import SampleFolder, stack
 
 @dataclasses.dataclass(frozen=True)
 class Specificity:
-    """Map similarity: similarity of the maps of different functions in one sample. It is stored as
+    """Similarity of the saliency maps of different functions in one sample. Files and code call it
     "specificity", although a high similarity means that the maps are unspecific.
 
     Attributes:
@@ -192,7 +192,7 @@ class SaliencyFolder(ResultStore):
 
 
 class SharedSaliency:
-    """Coordination of shards that compute saliency in a sample folder, which other runs may share.
+    """Coordinator of shards that compute saliency in a sample folder, which other runs may share.
 
     Args:
         folder: folder of samples.

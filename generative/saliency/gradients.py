@@ -293,8 +293,8 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
-    """Compute the map similarity, which is stored as "specificity": the mean absolute Pearson
-    correlation between the gradients of different functions.
+    """Compute the mean absolute Pearson correlation between the gradients of different functions,
+    which is printed as "map similarity" and stored as "specificity".
 
     At 1, all functions have the same map, up to sign and scale. Maps are specific to their
     functions only if the map similarity is well below 1.

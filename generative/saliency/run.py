@@ -1,8 +1,8 @@
 """Compute and store the saliency of many samples.
 
 The saliency of a sample depends only on the seed, the sample's number and its bottleneck vector.
-Only rounding depends on the other samples of the batch. Runs can therefore be stopped, divided and
-repeated. The requested samples are always divided into the same batches, so a resumed run is
+Only rounding depends on the other samples of the batch. Runs can therefore be resumed, and divided
+among shards. The requested samples are always divided into the same batches, so a resumed run is
 bit-identical to an uninterrupted one.
 
 Letters in shape comments: G samples in a batch, T steps, C H W an image.
@@ -84,20 +84,20 @@ class SaliencyPlan:
 
 
 class SampleSaliency:
-    """Computation of the saliency of recorded samples.
+    """Computation of the saliency of simulated samples.
 
     Args:
         simulator: simulator on the device of ``compute``.
         compute: device and precision.
         plan: settings of the run.
-        samples: recorded samples.
+        samples: folder of the simulated samples.
         description: settings of simulator and agent, for the description files.
         matrices: checksums of the matrices that define the directions, by file name; None if no
             function needs them.
         coordinates: see ``SaliencyPass``.
 
     Attributes:
-        diverging: numbers of the samples whose recorded frames the simulator does not reproduce.
+        diverging: numbers of the samples whose stored frames the simulator does not reproduce.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SaliencyPlan,

@@ -14,8 +14,8 @@ objectives with the same target are resampled together. There are two outcomes:
   between objectives: the target of objective i is read in the start of objective i + j. There is a
   control for every j that gives each objective another target.
 
-Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, V vector,
-P plays, T steps, D agent hidden state.
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B vectors
+of size V.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from interventions.projector import DirectionType, Projector
 MAXIMISE, MINIMISE = "maximise", "minimise"
 AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in the objective
 CONCENTRATIONS = tuple(2.0 ** np.arange(16))
-LARGE_ORDER = 50  # of a Bessel function, from which its uniform expansion is used
+LARGE_ORDER = 50  # order of the Bessel function from which its uniform expansion is used
 TYPICAL_SHARE = 0.05  # share of the recorded starts whose density is too low to be typical
 _WINDOWS = 1  # random stream; part of the generator's seed
 _NO_OUTPUTS = ("logit_", TAKEN)  # prefixes of outputs that a simulated step does not have

@@ -5,12 +5,12 @@ Several starts of an objective share a batch. For each start, the search maximis
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
 where mean and deviation of the target are taken over recorded starts, excess is defined by
-``RecordedDensity``, and end is the surprisal, in nats, that the episode has not ended by the step:
-the sum of -log(1 - P(end)). Without this term, the search finds the black frames after an episode's
-end. For all starts together, diversity * ``vector_crowding`` is subtracted, the term that spreads
-the simulator's vectors in training. Nothing is sampled: latents take their most likely class, the
-agent takes its most likely actions, and both pass straight-through gradients. These are biased, so
-the vector with the best forward pass is kept, not the last vector.
+``RecordedDensity``, and end is minus the log-probability that the episode has not ended by the
+step: the sum of -log(1 - P(end)), in nats. Without this term, the search finds the black frames
+after an episode's end. The term diversity * ``vector_crowding``, which also spreads the simulator's
+vectors in training, is subtracted once for all starts. Nothing is sampled: latents take their most
+likely class, the agent takes its most likely actions, and both pass straight-through gradients.
+These are biased, so the vector with the best score minus penalty is kept, not the last vector.
 
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was
@@ -31,7 +31,7 @@ Layout of the output folder::
     report.md, targets.png
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, T simulated
-steps, B samples, V bottleneck vector.
+steps, B samples, H W C a frame, V bottleneck vector.
 """
 
 from __future__ import annotations
