@@ -130,7 +130,7 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
 
 def phase_between(before: Tensor, after: Tensor) -> Tensor:
-    """Compute the change from phase ``before`` to phase ``after``, all (N, 4): cosines and sines of
+    """Compute the change from phase ``before`` to phase ``after``, all (…, 4): cosines and sines of
     the differences of the angles."""
     (cosine, sine), (next_cosine, next_sine) = (
         phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))

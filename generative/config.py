@@ -46,8 +46,8 @@ class SimulatorConfig:
         stoch_discrete: K, number of classes of each latent variable.
         stoch_dim: S, number of latent variables of a step.
         env_h_stoch_size: size of z; must be ``stoch_dim * stoch_discrete``.
-        agent_hidden_size: D, size of the agent's hidden state; agents of another size are refused.
-            None takes the size from the given agent.
+        agent_hidden_size: D, size of the hidden state that the given agent must have; None takes
+            the size from the agent.
         action_space_size: A, number of actions.
         deter_dim: H, size of the environment's deterministic state.
         initializer_rnn_hidden_size: hidden size of the GRU over the initial frames.
@@ -71,8 +71,8 @@ class SimulatorConfig:
         memory_channels: number of memory channels of each cell.
         scene_channels: number of memory channels of each cell for objects that move through the
             level.
-        motion_dim: size of the memory of the camera's motion. It adds up to ``deter_dim`` with the
-            9 other numbers of the camera and the channels of all cells.
+        motion_dim: size of the memory of the camera's motion. ``deter_dim`` is the sum of this
+            size, the 9 other numbers of the camera, and the channels of all cells.
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
