@@ -58,7 +58,7 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
 
 
 def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:
-    """Choose actions by inverting the cumulative distribution.
+    """Sample actions from given random numbers, by inverse transform sampling.
 
     Args:
         log_probs: log-probabilities of the actions (N, A).

@@ -205,7 +205,7 @@ class ActivePatches:
 
 
 class ActivationCache(Mapping):
-    """Mapping from the layer names that were passed to ``cached`` to activations.
+    """Cached activations by layer name, as passed to ``cached``.
 
     ``cache[name]`` holds all frames, (N, *shape), concatenated over the forward passes, without
     padding rows.

@@ -12,11 +12,11 @@ from common.saved_state import check_like, check_numbers
 
 
 def clipped_scale(deviation: float, largest: float) -> float:
-    """Return the factor that ``RewardNormalizer`` applies to rewards.
+    """Return the factor from raw to normalised rewards, including the effect of clipping.
 
     Args:
         deviation: standard deviation of the running return.
-        largest: largest absolute reward; the factor keeps it within ``RewardNormalizer.CLIP``.
+        largest: largest absolute reward so far.
     """
     return min(1 / float(deviation), RewardNormalizer.CLIP / float(largest))
 

@@ -139,7 +139,7 @@ def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, T
 
 
 def measure_frames(images: Tensor, labels: Tensor, masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Compute the measures of ``FRAME_KINDS`` that the masks allow.
+    """Compute the measures of ``FRAME_KINDS``; measures of a region only if its mask is given.
 
     Args:
         images: predicted images (T, B, C, H, W); they are rounded to 8 bits.

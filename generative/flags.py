@@ -108,8 +108,8 @@ def add_samples_flags(parser: Parser) -> None:
 
 def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                     compute: Compute) -> tuple[Projector, dict]:
-    """Return the projector to the directions that the flags of ``add_direction_flags`` select, and
-    the checksums of their files.
+    """Return the projector onto the directions that the flags of ``add_direction_flags`` select,
+    and the checksums of the direction files.
 
     Raises:
         UserError: see ``Projector.load_for``.

@@ -435,11 +435,13 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
         ``predictor``, ``kind``, ``windows`` (number of windows in which the kind is measured at
         this step), ``mean`` and ``standard_deviation`` over these windows, and ``low_95`` and
         ``high_95``, the ends of the 95 % interval of the mean. Steps without such windows have no
-        row. Some kinds have another ``mean``: ``value_correlation`` and
-        ``other_value_correlation``, Pearson's correlation over the windows (no row if the values on
-        recorded or on predicted frames are constant); ``psnr_of_mean_error``, the PSNR in dB of the
-        mean squared error; ``psnr_margin``, the mean difference in PSNR between the simulator with
-        the recorded actions and the predictor, on the same windows.
+        row. For some kinds, ``mean`` is another statistic:
+
+        - ``value_correlation``, ``other_value_correlation``: Pearson's correlation over the
+          windows; no row if the values on recorded or on predicted frames are constant.
+        - ``psnr_of_mean_error``: PSNR in dB of the mean squared error.
+        - ``psnr_margin``: mean PSNR of the simulator with the recorded actions minus that of the
+          predictor, in dB, on the same windows.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     pixel_errors = {(predictor, IMAGE_MSE): loss * 2 / np.prod(FRAME_SHAPE)

@@ -6,7 +6,7 @@ and use our tensor names. The following describes files of the vector architectu
 A file is a dict with ``gen_model_state_dict``; it does not contain the agent. Published files have
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
 ``decoder.vecobs.*``. Our networks lack them, but the published code rejects a file without them.
-They are therefore written as well: with the values that were read if ``unused`` is passed, and as
+``save_published`` therefore writes them, too: from its argument ``unused`` if it is given, and as
 zeros otherwise. Unlike random values, zeros give equal simulators equal files and cannot be
 mistaken for trained weights.
 

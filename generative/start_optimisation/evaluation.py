@@ -10,9 +10,9 @@ objectives with the same target are resampled together. There are two outcomes:
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
   nearest to the optimised start; then the agent continues. The outcome is the share of recorded
   values that the target at the step exceeds (in the objective's direction), minus 0.5. The arm
-  ``recorded`` uses the best recorded start instead. A control exchanges the starts of an arm
-  between objectives: the target of objective i is read in the start of objective i + j. There is a
-  control for every j that gives each objective another target.
+  ``recorded`` uses the best recorded start instead. A control shifts the starts of an arm by j
+  objectives: the target of objective i is read in the start of objective i + j. There is a control
+  for every shift j that gives each objective the start of another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B vectors
 of size V.

@@ -346,7 +346,7 @@ class RecordedDensity:
 
     @classmethod
     def fit(cls, vectors: np.ndarray, episodes: np.ndarray) -> RecordedDensity:
-        """Choose the concentration and the bound of typical vectors.
+        """Fit the concentration, and the log-density above which a vector is typical.
 
         Args:
             vectors: vectors of recorded windows (N, V).
