@@ -548,7 +548,7 @@ def test_bookmarks_go_where_they_say(page, run, reference, advantages):
     assert own.count() == 0
 
 
-def test_examples_are_the_files(page, run, folder, reference):
+def test_examples_are_the_files(page, run):
     page.get_by_role("button", name="examples of feature 2").click()
     dialog = page.get_by_role("dialog")
     canvas = dialog.locator("canvas").first

@@ -1,18 +1,21 @@
-"""The command line: the published flags, and every mistake as one clear sentence."""
+"""The command line: the published flags, every mistake as one clear sentence, common.doctor."""
 
 import importlib
 import json
+import platform
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, start, wait_for
+from conftest import ROOT, refusal, start, wait_for
 
 import loss_over_time_experiment
 import plot_training_csv
@@ -24,6 +27,7 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
+from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from generative.config import SimulatorConfig, TrainingConfig
@@ -103,18 +107,6 @@ def test_published_parameter_sets_have_the_published_values(name):
         learned_initial_state=True)
 
 
-def refused(main, argv, capsys):
-    """Run a script that must refuse, and return its one sentence."""
-    try:
-        status = main([str(argument) for argument in argv])
-    except SystemExit as stop:  # argparse's own refusal
-        status = stop.code
-    assert status == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "error: " in last
-    return last
-
-
 @pytest.mark.parametrize(("argv", "words"), [
     (["--env_name", "coinrum"], "did you mean 'coinrun'"),
     (["--distribution_mode", "memory"], "coinrun has no distribution mode 'memory'"),
@@ -127,7 +119,7 @@ def refused(main, argv, capsys):
     pytest.param(["--device", "gpu"], "needs a CUDA GPU", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="needs a machine without a GPU"))])
 def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, capsys):
-    message = refused(train.main, ["--param_name", "tiny", "--num_timesteps", "512", "--logdir",
+    message = refusal(train.main, ["--param_name", "tiny", "--num_timesteps", "512", "--logdir",
                                    tmp_path, *argv], capsys)
     assert words in message
     assert not list(tmp_path.rglob("*"))
@@ -143,7 +135,7 @@ def test_too_little_memory_is_one_sentence(error, capsys):
             error()
         raise error
 
-    assert "there is not enough memory" in refused(main, [], capsys)
+    assert "there is not enough memory" in refusal(main, [], capsys)
 
 
 PRINTS = """
@@ -192,12 +184,12 @@ def test_unusable_model_file_is_named(changes, words, agent_path, tmp_path, caps
                                        if tensor is not None}
         torch.save(content, path)
     output = tmp_path / "output"
-    assert words in refused(record.main, ["--model_file", path, "--logdir", output], capsys)
+    assert words in refusal(record.main, ["--model_file", path, "--logdir", output], capsys)
     assert not output.exists()
 
 
 def test_model_file_of_another_size_is_refused_by_training(agent_path, tmp_path, capsys):
-    message = refused(train.main, ["--param_name", "easy", "--model_file", agent_path, "--logdir",
+    message = refusal(train.main, ["--param_name", "easy", "--model_file", agent_path, "--logdir",
                                    tmp_path / "logs"], capsys)
     assert str(agent_path) in message and "'embedder.fc.weight'" in message
     assert not (tmp_path / "logs").exists()
@@ -279,7 +271,7 @@ def test_scripts_accept_every_documented_command():
     assert num_commands > 100
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+def test_the_notebook_runs(tmp_path, monkeypatch):
     (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -313,3 +305,32 @@ def test_commands_of_different_documents_write_to_different_folders():
             earlier = found.setdefault((*words[1:3], folder), words)
             assert earlier == words, folder
     assert len(found) > 5
+
+
+# python -m common.doctor: facts of the machine, without the user's folders
+
+def test_facts_are_those_of_this_machine(capsys):
+    doctor.main()
+    printed = capsys.readouterr().out
+    facts = dict(line.split(": ", 1) for line in printed.splitlines())
+    assert list(facts) == list(doctor.FACTS)
+    assert "unknown (" not in printed
+    assert facts["Python"].startswith(platform.python_version())
+    for name in ("torch", "numpy", "scikit-learn"):
+        assert f"{name} {metadata.version(name)}" in facts["packages"]
+    compute = resolve_compute()
+    assert facts["precision"].startswith(f"{compute.precision} on {compute.device.type}")
+    assert (facts["GPUs"] == "none that torch finds") == (not torch.cuda.is_available())
+    free = shutil.disk_usage(".").free / 2**30
+    assert abs(float(facts["disk"].split()[0]) - free) < 5
+    assert str(ROOT) not in printed and str(Path.home()) not in printed
+
+
+def test_packages_that_are_missing_or_of_another_version_are_named(tmp_path):
+    requirements = tmp_path / "requirements.txt"
+    version = torch.__version__.split("+")[0]
+    requirements.write_text("# pins\nnumpy==0.1\n\nno-such-package==1.0\n"
+                            f"torch=={version}\nprocgen==0.0; python_version < '3'\n")
+    assert doctor.packages(requirements) == (
+        f"numpy {metadata.version('numpy')} (required: ==0.1), no-such-package missing "
+        f"(required: ==1.0), torch {metadata.version('torch')}")

@@ -59,17 +59,14 @@ def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(data
     folder = RolloutFolder(DATA)
     episode = folder.episode(number)
     window, shown = dataset[row], min(len(episode.frames), 6)
-    gap = 6 - shown
     np.testing.assert_array_equal(window.frames[2:2 + shown],
                                   np.moveaxis(episode.frames[:shown], -1, 1))
     assert not window.frames[:2].any() and not window.frames[2 + shown:].any()
-    np.testing.assert_array_equal(window.actions, [0, 0, *episode.steps["action"][:shown],
-                                                   *[0] * gap])
-    np.testing.assert_allclose(window.rewards, [0, 0, *episode.steps["reward"][:shown], *[0] * gap])
-    np.testing.assert_allclose(window.values, [0, 0, *episode.steps["value"][:shown],
-                                               *[0] * gap], rtol=1e-6)
-    np.testing.assert_array_equal(window.terminals, [0, 0, *episode.steps["done"][:shown],
-                                                     *[1] * gap])
+    for name, column in (("actions", "action"), ("rewards", "reward"), ("values", "value"),
+                         ("terminals", "done")):
+        filled = [int(name == "terminals")] * (6 - shown)
+        np.testing.assert_allclose(getattr(window, name), np.float32(
+            [0, 0, *episode.steps[column][:shown], *filled]), err_msg=name)
     states = episode.hidden_states[:7]
     np.testing.assert_array_equal(window.hidden_states[2:2 + len(states)], states)
     assert not window.hidden_states[:2].any()

@@ -110,7 +110,7 @@ def whole_windows(dataset):
 
 # PSNR and SSIM
 
-def test_true_frames_score_50_db(dataset, windows):
+def test_true_frames_score_50_db(dataset):
     truth = frames_of(dataset, whole_windows(dataset)[:8])
     found = measure_frames(truth, truth, {})
     assert found["psnr"].numpy() == pytest.approx(50)

@@ -15,16 +15,9 @@ import yaml
 from conftest import tiny_policy
 
 from agents.agent_file import load_agent, save_agent
+from common import files
 from common.config import read_yaml
 from common.errors import UserError
-from common.files import (
-    MAX_DEPTH,
-    MAX_WEIGHT,
-    load_tensors,
-    open_array,
-    read_array,
-    read_description,
-)
 from common.tables import read_table
 
 KINDS = {"number": int, "fraction": float, "truth": bool, "name": str}
@@ -56,7 +49,7 @@ def header_of_a_huge_array():
 
 
 ODD_VALUES = [None, True, -1, 2**70, 1e300, float("nan"), float("inf"), "", "x" * 5000, "\udcff",
-              [], {}, nested(MAX_DEPTH + 5), {"": {"": []}}]
+              [], {}, nested(files.MAX_DEPTH + 5), {"": {"": []}}]
 ODD_TENSORS = [
     torch.zeros(()), torch.zeros(0), torch.zeros(2, 64), torch.full((64,), float("nan")),
     torch.full((15,), 1e30), torch.zeros(1).expand(10**9, 10**3), torch.zeros(64, device="meta"),
@@ -109,9 +102,9 @@ def damaged(kind, rng):
 
 
 def check_array(path):
-    array = read_array(path)
+    array = files.read_array(path)
     assert array.dtype.kind in "biuf" and array.nbytes < path.stat().st_size
-    assert open_array(path, array.dtype.type, array.ndim).shape == array.shape
+    assert files.open_array(path, array.dtype.type, array.ndim).shape == array.shape
 
 
 def tensors_of(value):
@@ -122,7 +115,7 @@ def tensors_of(value):
 
 
 def check_tensors(path):
-    content = load_tensors(path, "file")
+    content = files.load_tensors(path, "file")
     assert isinstance(content, dict)
     for tensor in tensors_of(content):
         assert tensor.clone().nelement() <= path.stat().st_size
@@ -145,8 +138,8 @@ def check_table(path):
         assert (table["number"].astype(np.int64) == table["number"]).all()
 
 
-READERS = {"array": check_array, "tensors": check_tensors, "json": check_mapping(read_description),
-           "yaml": check_mapping(read_yaml), "table": check_table}
+READERS = {"array": check_array, "tensors": check_tensors, "table": check_table,
+           "json": check_mapping(files.read_description), "yaml": check_mapping(read_yaml)}
 
 
 def keeps_its_promise(kind, path):
@@ -197,6 +190,6 @@ def test_agents_with_a_changed_entry_are_refused_or_play(tmp_path):
             policy = load_agent(path)
         except UserError:
             continue
-        assert all((each.abs() <= MAX_WEIGHT).all() for each in policy.state_dict().values())
+        assert all((each.abs() <= files.MAX_WEIGHT).all() for each in policy.state_dict().values())
         with torch.no_grad():
             assert torch.isfinite(policy(frames, hidden, masks).logits).all()

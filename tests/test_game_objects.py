@@ -13,7 +13,7 @@ from envs.objects import hazards_of, in_view, invisible, objects_of, removed, un
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
 GAMES = ("coinrun", "leaper", "ninja", "maze")
-RIGHT, STAY, JUMP_RIGHT = 7, 4, 8
+RIGHT, STAY = 7, 4
 BARRIER, EMPTY = 19, 100
 CELL = 64 / 13  # pixels of CoinRun's
 

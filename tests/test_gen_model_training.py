@@ -21,12 +21,11 @@ from conftest import (
     read_video,
     refusal,
     simulator_settings,
-    tiny_policy,
 )
 
 import plot_training_csv
 import train_gen_model
-from agents.agent_file import load_agent, save_agent
+from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from common import parameters
 from common.devices import Compute
@@ -329,13 +328,6 @@ def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_pat
     assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
     with pytest.raises(UserError, match="does not fit"):
         open_simulator(shutil.copy(file, tmp_path / "alone.pt"), agent_path, other, FLOAT32)
-
-
-def test_the_agent_of_another_simulator_is_refused(undisturbed, tmp_path):
-    other = tmp_path / "model_0.pth"
-    save_agent(other, tiny_policy(seed=1), {})
-    with pytest.raises(UserError, match="is not the agent of this simulator"):
-        open_simulator(checkpoints(undisturbed)[-1], other, TINY.get(SimulatorConfig), FLOAT32)
 
 
 def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path, tmp_path):

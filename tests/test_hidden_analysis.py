@@ -15,15 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from agents.provenance import agent_sha256
 from agents.rollout_files import RolloutFolder
-from analysis import hidden_analysis_plotting, hidden_analysis_precompute
-from analysis.clustering import (
-    NO_CLUSTER,
-    cluster_means,
-    embed,
-    find_clusters,
-    find_outliers,
-    nearest_neighbours,
-)
+from analysis import clustering, hidden_analysis_plotting, hidden_analysis_precompute
 from analysis.decomposition import (
     factorise,
     independent_components,
@@ -93,21 +85,21 @@ def test_outliers_are_those_that_most_medians_find(max_k, ks, largest_outlying_g
     is near, the others far."""
     for size in (1, 3, 4, 5):
         states, group = far_groups(size)
-        outliers, used = find_outliers(states, max_k, seed=0)
+        outliers, used = clustering.find_outliers(states, max_k, seed=0)
         assert used == ks
         assert outliers[group == 0].all() == (size <= largest_outlying_group), size
         assert outliers[group == 0].any() == outliers[group == 0].all()
         if size <= largest_outlying_group:
             assert not outliers[group == -1].any()
     with pytest.raises(UserError, match="too few for the"):
-        find_outliers(states[:ks[-1]], max_k, seed=0)
+        clustering.find_outliers(states[:ks[-1]], max_k, seed=0)
 
 
 def test_exact_neighbours_are_the_nearest_other_rows():
     rows = normal(300, 5)
     distances = np.linalg.norm(rows[:, None] - rows, axis=2)
     np.fill_diagonal(distances, np.inf)
-    indices, found = nearest_neighbours(rows, 7, seed=0)
+    indices, found = clustering.nearest_neighbours(rows, 7, seed=0)
     np.testing.assert_array_equal(indices, distances.argsort(axis=1)[:, :7])
     np.testing.assert_allclose(found, np.sort(distances, axis=1)[:, :7], rtol=1e-4)
 
@@ -116,10 +108,10 @@ def test_exact_neighbours_are_the_nearest_other_rows():
 @pytest.mark.parametrize("method", CLUSTERINGS)
 def test_clusters_are_the_planted_groups(method, fit_rows):
     points, labels = blobs()
-    found, num_fitted = find_clusters(points, method, 4, seed=0, fit_rows=fit_rows)
+    found, num_fitted = clustering.find_clusters(points, method, 4, seed=0, fit_rows=fit_rows)
     assert adjusted_rand_score(labels, found) == 1
     assert num_fitted == (440 if method == "kmeans" or fit_rows > 440 else 150)
-    means = cluster_means(points, found)
+    means = clustering.cluster_means(points, found)
     assert means.shape == (4, 8)
     for cluster in range(4):
         np.testing.assert_allclose(means[cluster], points[found == cluster].mean(axis=0), rtol=1e-4)
@@ -128,25 +120,25 @@ def test_clusters_are_the_planted_groups(method, fit_rows):
 def test_hdbscan_leaves_noise_out_of_the_means_and_says_when_it_finds_nothing(caplog):
     points, labels = blobs()
     far = np.concatenate([points, [[300] * 8, [-300] * 8]]).astype(np.float32)
-    found, _ = find_clusters(far, "hdbscan", 4, seed=0)
-    assert found[-2:].tolist() == [NO_CLUSTER, NO_CLUSTER]
+    found, _ = clustering.find_clusters(far, "hdbscan", 4, seed=0)
+    assert found[-2:].tolist() == [clustering.NO_CLUSTER, clustering.NO_CLUSTER]
     assert adjusted_rand_score(labels, found[:-2]) > 0.98
-    assert np.abs(cluster_means(far, found)).max() < 13
-    even, _ = find_clusters(normal(40, 3), "hdbscan", 2, seed=0)
+    assert np.abs(clustering.cluster_means(far, found)).max() < 13
+    even, _ = clustering.find_clusters(normal(40, 3), "hdbscan", 2, seed=0)
     assert (even == 0).all() and "hdbscan finds no cluster" in caplog.text
 
 
 @pytest.mark.parametrize(("components", "fit_rows"), [(2, None), (2, 120), (3, None)])
 def test_neighbours_stay_neighbours_on_the_map(components, fit_rows):
     points, _ = blobs((70, 40, 50, 20))
-    places, num_fitted = embed(points, components, seed=0, fit_rows=fit_rows)
+    places, num_fitted = clustering.embed(points, components, seed=0, fit_rows=fit_rows)
     assert places.shape == (180, components) and places.dtype == np.float32
     assert num_fitted == (fit_rows or 180)
     assert trustworthiness(points, places, n_neighbors=10) > 0.85
-    again, _ = embed(points, components, seed=0, fit_rows=fit_rows)
+    again, _ = clustering.embed(points, components, seed=0, fit_rows=fit_rows)
     np.testing.assert_array_equal(again, places)
     with pytest.raises(UserError, match="at least 5 states"):
-        embed(points[:4], components, seed=0)
+        clustering.embed(points[:4], components, seed=0)
 
 
 def test_factors_give_back_planted_states():
@@ -252,7 +244,8 @@ def test_clusters_and_factors_belong_to_the_states(precomputed, states):
         "total_variance"]
     holding = np.ascontiguousarray(principal[:, :int((shares < 0.95).sum()) + 1])
     assert holding.shape[1] < principal.shape[1]
-    np.testing.assert_array_equal(labels, find_clusters(holding, "agglomerative", 4, 0)[0])
+    expected, _ = clustering.find_clusters(holding, "agglomerative", 4, 0)
+    np.testing.assert_array_equal(labels, expected)
     for cluster in range(4):
         members = precomputed.read("principal")[labels == cluster]
         np.testing.assert_allclose(means[cluster], members.mean(axis=0), atol=1e-4)

@@ -29,15 +29,7 @@ from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig
-from interventions.comparison import (
-    ArmRuns,
-    chosen_outcomes,
-    comparison_store,
-    divergence,
-    divergence_over_time,
-    outcomes_of,
-    read_runs,
-)
+from interventions import comparison
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from stats.bootstrap import ClusterBootstrap
@@ -52,7 +44,7 @@ from stats.effects import (
 from stats.report import PATCHES, report
 from stats.significance import holm, sign_flip_p
 
-REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
+REAL = [outcome.name for outcome in comparison.chosen_outcomes(simulated=False)]
 
 
 @pytest.mark.parametrize(("taken", "put", "more"), [
@@ -127,9 +119,10 @@ def runs_of(actions, ends=None, values=None, rewards=None):
 
     def steps(given):
         return np.zeros(total, np.float32) if given is None else np.float32(np.concatenate(given))
-    return ArmRuns(np.arange(len(actions)), lengths,
-                   np.zeros(len(actions), np.float32) if ends is None else np.float32(ends),
-                   np.concatenate(actions), steps(values), steps(rewards), np.array(0.0))
+    return comparison.ArmRuns(
+        np.arange(len(actions)), lengths,
+        np.zeros(len(actions), np.float32) if ends is None else np.float32(ends),
+        np.concatenate(actions), steps(values), steps(rewards), np.array(0.0))
 
 
 def test_outcomes_are_those_counted_by_hand():
@@ -137,7 +130,7 @@ def test_outcomes_are_those_counted_by_hand():
     altered = runs_of([[7, 7, 5], [8, 14, 1]], ends=[1, 0], values=[[1, 2, 6], [0, 0, 3]],
                       rewards=[[0, 0, 10], [0, 0, 0]])
     found = {name: column.tolist() for name, column in
-             zip(REAL, outcomes_of(altered, unaltered, simulated=False).T)}
+             zip(REAL, comparison.outcomes_of(altered, unaltered, simulated=False).T)}
     third = 1 / 3
     assert found == {
         "success": [1, 0], "return": [10, 0], "length": [3, 3], "value": [3, 1],
@@ -146,19 +139,20 @@ def test_outcomes_are_those_counted_by_hand():
         "share_null": [0, 0], "share_up": [third, 0], "share_downright": [0, 0],
         "share_right": [2 * third, 0], "share_upright": [0, third], "share_other": [0, third]}
     never = runs_of([[7, 7, 7], [0, 3]])
-    assert outcomes_of(never, unaltered, False)[:, REAL.index("first_jump")].tolist() == [3, 2]
+    found = comparison.outcomes_of(never, unaltered, simulated=False)
+    assert found[:, REAL.index("first_jump")].tolist() == [3, 2]
 
 
 def test_divergence_counts_while_one_of_a_pair_is_going():
     a, b = runs_of([[7, 7, 8], [1]]), runs_of([[7, 5], [1]])
-    differs, counted = divergence(a, b)
+    differs, counted = comparison.divergence(a, b)
     assert differs.tolist() == [[False, True, True], [False, False, False]]
     assert counted.tolist() == [[True, True, True], [True, False, False]]
-    over_time = divergence_over_time([Condition("x", "x", "p", False)], {"x": a}, b)
+    over_time = comparison.divergence_over_time([Condition("x", "x", "p", False)], {"x": a}, b)
     assert over_time["pairs"].tolist() == [2, 1, 1]
     assert over_time["unaltered_going"].tolist() == [2, 1, 0]
     assert over_time["share"].tolist() == [0, 1, 1]
-    assert not divergence(a, a)[0].any()
+    assert not comparison.divergence(a, a)[0].any()
 
 
 def test_holm_is_the_worked_example():
@@ -344,7 +338,7 @@ def compared_and_drawn(agent_path, matrices, tmp_path_factory):
         for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
             assert compare_interventions.main(arguments(
                 agent_path, matrices, path, "--directions", 1, *more)) == 0
-    return comparison_store(path), figures
+    return comparison.comparison_store(path), figures
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +355,7 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
             episodes = sorted(play_episodes(policy, FLOAT32, env, list(enumerate(levels)), 11, 64,
                                             PlayOptions(keep_frames=False)),
                               key=lambda episode: episode.number)
-        runs = read_runs(compared, arm)
+        runs = comparison.read_runs(compared, arm)
         assert runs.starts.tolist() == levels and runs.rewards.any()
         assert runs.lengths.tolist() == [episode.length for episode in episodes]
         assert runs.ends.tolist() == [episode.level_complete for episode in episodes]
@@ -380,7 +374,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     panels = [axes for axes in figure.axes if axes.axison]
     assert len(panels) == len(REAL) + 2
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["IC 1 out"]
-    for axes, outcome in zip(panels, chosen_outcomes(simulated=False)):
+    for axes, outcome in zip(panels, comparison.chosen_outcomes(simulated=False)):
         assert axes.get_title() == outcome.label
         shown = rows[rows["outcome"] == outcome.name]
         marks = axes.lines[1:]  # the first one is zero
@@ -420,20 +414,21 @@ def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
             agent_path, matrices, tmp_path / folder, "--directions", 0, "--in_simulator",
             "--model_file", simulator_file, "--data_dir", recording / "data", "--patch_file",
             tmp_path / "arms.yml", "--reference_size", 3, *more)) == 0
-        return comparison_store(tmp_path / folder)
+        return comparison.comparison_store(tmp_path / folder)
 
     one = run("one")
     for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
         run("shards", *more)
     assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
     name = "multiply_block2.res1.resadd_3_8_-1"
-    unaltered, out, multiplied = (read_runs(one, arm) for arm in (
+    unaltered, out, multiplied = (comparison.read_runs(one, arm) for arm in (
         "unaltered", "ic_0_to_None", f"patch_{name}"))
     assert len(set(unaltered.lengths)) == 1
     assert np.abs(out.values - unaltered.values).max() > 0.01
     assert np.abs(multiplied.values - unaltered.values).max() > 1e-4
     table = pd.read_csv(one.file_of("effects"))
-    assert set(table["outcome"]) == {each.name for each in chosen_outcomes(simulated=True)}
+    outcomes = comparison.chosen_outcomes(simulated=True)
+    assert set(table["outcome"]) == {outcome.name for outcome in outcomes}
     assert table[~table["control"]]["arm"].unique().tolist() == ["ic_0_to_None", f"patch_{name}"]
     assert table["pattern"].nunique() == 2 and (table["num_controls"] >= 1).all()
     drawn, other = (one.settings()["arms"][f"control_00{k}_{name}"]["drawn"][0]["channels"]

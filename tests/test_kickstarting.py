@@ -66,13 +66,6 @@ def test_teacher_follows_the_student_with_a_memory_of_its_own(kind):
     assert starts > 3
 
 
-def load_from(policy: Policy) -> Policy:
-    """A copy of a policy."""
-    twin = tiny_policy(seed=1)
-    twin.load_state_dict(policy.state_dict())
-    return twin
-
-
 def test_update_steps_down_the_weighted_sum_of_both_losses():
     config = tiny_config(recurrent=False, mini_batch_per_epoch=1, normalize_adv=False,
                          grad_clip_norm=1e9, kickstart_coef=4.0, kickstart_until=0.5,

@@ -46,7 +46,7 @@ KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidde
 
 
 @pytest.fixture(scope="module")
-def model_file(simulator_file, agent_path, recording, tmp_path_factory):
+def model_file(simulator_file, recording, tmp_path_factory):
     """A simulator whose settings say that it was trained on the recording."""
     path = Path(shutil.copy(simulator_file, tmp_path_factory.mktemp("run")))
     save_settings(path.parent, dataclasses.replace(

@@ -381,7 +381,7 @@ def test_drawn_windows_have_their_initial_frames_and_reach_the_step(recording):
 
 # The script
 
-def test_tables_say_what_the_samples_hold(finished, simulator):
+def test_tables_say_what_the_samples_hold(finished):
     folder, figure = finished
     table = pd.read_csv(folder / "starts.csv")
     assert len(table) == 2 * 2 * len(TARGETS) * NUM_STARTS  # penalties, aims

@@ -610,8 +610,6 @@ def test_report_has_the_numbers_of_the_stages(finished):
     assert len(find(finished, ["report/saliency_*.png"])) == 3
 
 
-
-
 def test_report_folds_the_effects_that_are_not_claimed(run, output):
     file = comparison_store(output / "analysis" / "interventions").file_of("effects")
     effects = pd.read_csv(file)

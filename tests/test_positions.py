@@ -80,7 +80,7 @@ def recordings(agent_path, tmp_path_factory):
     return [RolloutFolder(logdir / name / "data") for name in ("plain", "positions")]
 
 
-def test_a_recording_has_columns_of_positions_if_it_is_told(recordings, agent_path):
+def test_a_recording_has_columns_of_positions_if_it_is_told(recordings):
     plain, with_them = recordings
     assert "positions" not in plain.description() and with_them.description()["positions"] is True
     levels = [(0, 0), (1, 0)]

@@ -121,8 +121,8 @@ def test_data_of_another_agent_is_refused(name, other_agent, recording, matrices
     assert "another agent than" in said or "is not the agent of this simulator" in said, said
 
 
-def test_hidden_states_of_two_agents_are_not_analysed_together(
-        recording, other_agent, simulator_file, tmp_path, capsys):
+def test_hidden_states_of_two_agents_are_not_analysed_together(recording, other_agent, tmp_path,
+                                                               capsys):
     samples = tmp_path / "samples" / "informed_init"
     samples.mkdir(parents=True)
     save_json(samples / "recording.json", {"agent_sha256": agent_sha256(other_agent)})

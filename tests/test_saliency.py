@@ -58,22 +58,16 @@ def samples(recorded, tmp_path):
 
 
 @pytest.fixture
-def arguments(simulator_file, agent_path, matrices, tmp_path):
-    """A later flag wins over an earlier one."""
-    def argv(samples, *more):
-        return [*map(str, (
+def run(simulator_file, agent_path, matrices, tmp_path):
+    """Runs the script with flags, a later one of which wins, and gives the exit status."""
+    def run_script(samples, *more, videos=False):
+        return saliency_experiments.main([*map(str, (
             "--agent_file", agent_path, "--model_file", simulator_file,
             "--interpreting_params_name", "tiny", "--samples_dir", samples,
             "--precomputed_analysis_data_path", matrices, "--difference_demo_dir",
             tmp_path / "demo", "--difference_demo_sample_ids", "0", "to", "0", "--seed", 5,
-            "--device", "cpu", "--no_videos", *more))]
-    return argv
-
-
-@pytest.fixture
-def run(arguments):
-    """Runs the script with flags, and gives the exit status."""
-    return lambda samples, *more: saliency_experiments.main(arguments(samples, *more))
+            "--device", "cpu", *([] if videos else ["--no_videos"]), *more))])
+    return run_script
 
 
 def vectors(num, seed=0):
@@ -258,10 +252,8 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     assert not list(samples.rglob("grad_*"))
 
 
-def test_videos_show_frame_and_saliency(arguments, samples):
-    argv = arguments(samples, "--sample_ids", 3, "--saliency_func_type", "value")
-    argv.remove("--no_videos")
-    assert saliency_experiments.main(argv) == 0
+def test_videos_show_frame_and_saliency(run, samples):
+    assert run(samples, "--sample_ids", 3, "--saliency_func_type", "value", videos=True) == 0
     folder = SaliencyFolder(samples)
     frames = read_video(folder.video_file(3, "value"))[:, -256:]  # below the titles
     assert frames.shape == (NUM_STEPS, 256, 512, 3)

@@ -27,20 +27,14 @@ FIELDS = [field.name for field in dataclasses.fields(SampleArrays)]
 
 @pytest.fixture(scope="module")
 def run(simulator_file, agent_path, recording):
-    """Runs the script with flags, and gives the exit status."""
-    def run_script(save_dir, *more):
-        return record_gen_samples.main(arguments(simulator_file, agent_path, recording, save_dir,
-                                                 *more))
+    """Runs the script with flags, a later one of which wins, and gives the exit status."""
+    def run_script(save_dir, *more, videos=False):
+        return record_gen_samples.main([*map(str, (
+            "--agent_file", agent_path, "--model_file", simulator_file,
+            "--interpreting_params_name", "tiny", "--data_dir", recording / "data",
+            "--data_save_dir", save_dir, "--num_samples", NUM_SAMPLES, "--seed", "5", "--precision",
+            "float32", "--device", "cpu", *([] if videos else ["--no_videos"]), *more))])
     return run_script
-
-
-def arguments(simulator_file, agent_path, recording, save_dir, *more):
-    """A later flag wins over an earlier one."""
-    return [*map(str, (
-        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", recording / "data", "--data_save_dir", save_dir, "--num_samples",
-        NUM_SAMPLES, "--seed", "5", "--precision", "float32", "--device", "cpu", "--no_videos",
-        *more))]
 
 
 def swap_flags(matrices, taken, put):
@@ -138,7 +132,7 @@ def test_a_sample_depends_on_seed_and_number_alone(informed, run, tmp_path):
         informed.origin(number).window for number in range(3)}
 
 
-def test_drawn_latents_follow_the_seed_whatever_the_batch(informed, run, tmp_path):
+def test_drawn_latents_follow_the_seed_whatever_the_batch(run, tmp_path):
     runs = {}
     for name, more in (("a", ["--batch_size", 3]), ("b", ["--batch_size", 1, "--num_samples", 4]),
                        ("c", ["--seed", 6])):
@@ -234,11 +228,8 @@ def test_boxes_are_filled_as_far_as_the_prediction_goes(mark, values, colour, co
     assert shares == [0, 0.5, 1]
 
 
-def test_videos_show_the_sample(simulator_file, agent_path, recording, tmp_path):
-    argv = arguments(simulator_file, agent_path, recording, tmp_path, "--manual_action", "pattern",
-                     "--num_samples", 1)
-    argv.remove("--no_videos")
-    assert record_gen_samples.main(argv) == 0
+def test_videos_show_the_sample(run, tmp_path):
+    assert run(tmp_path, "--manual_action", "pattern", "--num_samples", 1, videos=True) == 0
     folder = SampleFolder(tmp_path / "manual_actions")
     assert {path.name for path in folder.file_of("video", 0).parent.iterdir()} == {
         "start_00000.mp4", *(f"sample_{number:05d}.mp4" for number in range(9))}

@@ -345,7 +345,7 @@ def test_actions_without_env_grads_have_none(simulator, batch):
         torch.autograd.grad(steps[2].images.sum(), steps[0].own_actions)
 
 
-def test_a_camera_that_stands_still_does_not_move(batch, dataset):
+def test_a_camera_that_stands_still_does_not_move(batch):
     config = dataclasses.replace(CONFIG, pixels_per_square=0.0)
     simulator = Simulator(config, load_agent(AGENT)).eval()
     with torch.no_grad():
@@ -515,7 +515,7 @@ def test_the_camera_alone_is_trained(recording, tmp_path, capsys):
 
 # What is refused
 
-def test_recordings_without_positions_are_refused(recording, tmp_path):
+def test_recordings_without_positions_are_refused(tmp_path):
     assert record.main(record_arguments(AGENT, tmp_path, 3, *COINRUN)) == 0
     with pytest.raises(UserError, match=r"no positions .* record it with --positions"):
         SimulatorTraining(tmp_path / "run", settings_for(tmp_path / "data"), FLOAT32)
