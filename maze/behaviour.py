@@ -1,6 +1,6 @@
 """Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions.
 
-The regressions predict from features of a level whether the agent gets the cheese. A killed run
+Regressions on features of the levels predict whether the agent gets the cheese. A killed run
 resumes after its last level; more levels can be added to a finished run. To compare agents, run
 this script on each of them with a separate output folder.
 """
@@ -67,12 +67,14 @@ from stats.significance import LEVEL, share
 _MODELS = {  # models in the report: title and explanation
     SINGLE: ("Which features predict it", "Logistic regression on one feature alone."),
     SET: ("Sets of features", "L1 logistic regression (penalty of weight 1) on standardised "
-          f"features; intervals of coefficients from fits to {RESAMPLINGS} draws of levels. VIF: "
-          "variance inflation factor, empty if the other features determine the feature. Sets: "
+          f"features; intervals of coefficients from fits to {RESAMPLINGS} bootstrap resamples of "
+          "the levels. VIF: variance inflation factor, empty if the feature is a linear function "
+          "of the others. Sets: "
           + "; ".join(f"{name}: {', '.join(members)}" for name, members in SETS.items()) + "."),
-    ALL: ("Signs over subsets of the features", f"Of {NUM_SUBSETS} random subsets of all "
-          f"{len(FEATURES)} features, those with a feature: share that gives it a positive and a "
-          "negative coefficient (otherwise 0). VIF among all features.")}
+    ALL: ("Signs over subsets of the features", f"L1 logistic regressions on {NUM_SUBSETS} random "
+          f"subsets of the {len(FEATURES)} features: share of the subsets with a feature in which "
+          "its coefficient is positive, and share in which it is negative (0 in the others). VIF: "
+          "given all other features.")}
 _BINS = 10  # bins of exact probabilities
 
 
@@ -180,9 +182,10 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
     lines = ["# Behaviour of the agent in mazes", "", f"{markdown_escaped(what)}.", "",
              *(f"{note}\n" for note in notes), "## How often it gets the cheese", "",
              "An episode is played to its end, at most 500 steps; whether it got the cheese is the "
-             f"game's own flag. The region is the last {region} rows and columns. First: whether "
-             "the mouse was at the cheese or on another square of the region first. Shares have "
-             "Wilson's 95 % interval; means over levels have a bootstrap interval.", ""]
+             f"game's own flag. The region is the last {region} rows and columns. Cheese first: "
+             "share of episodes in which the mouse reached the cheese before any other square of "
+             "the region. Shares have Wilson's 95 % interval; means over levels have a bootstrap "
+             "interval.", ""]
     lines += markdown_table(
         ("levels", "episodes", PLAYED_LABEL, EXACT_LABEL, "cheese first", "region first", "neither",
          "P(cheese) at the decision square", "steps"),
@@ -192,20 +195,21 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
           _mean(group["p_cheese"], seed), f"{group['steps'].mean():.1f}")
          for name, group in group_levels(table).items()])
     if regressions is not None:
-        lines += ["## Regressions", "", f"Scores by {FOLDS}-fold cross-validation over levels, "
-                  "standardised by the training folds. Gains over the base rate are paired, "
-                  "with a bootstrap interval over levels and a sign-flip p after Holm's correction "
-                  "for all gains here. **Bold**: the interval lies above 0 and p (Holm) <= "
-                  f"{LEVEL}. The second target is the exact probability, so its scores are those "
-                  "expected of episodes, without the noise of playing them.", ""]
+        lines += ["## Regressions", "", f"Scores are from {FOLDS}-fold cross-validation over "
+                  "levels; features are standardised on the training folds. Gains over the base "
+                  "rate are paired, with a bootstrap interval over levels and a sign-flip p after "
+                  "Holm's correction for all gains in this report. **Bold**: the interval lies "
+                  f"above 0 and p (Holm) <= {LEVEL}. The second target is the exact probability; "
+                  "its scores are expected values over episodes, without sampling noise.", ""]
         for (model, target), part in regressions.groupby(["model", "target"], sort=False):
             lines += _regression_lines(part, *_MODELS[model], TARGET_LABELS[target])
     return "\n".join(lines)
 
 
 def _regression_lines(part: pd.DataFrame, title: str, explanation: str, target: str) -> list[str]:
-    """Format the numbers of one kind of model and one target as a Markdown section, whose table has
-    a row per feature and a column per quantity.
+    """Format the numbers of one kind of model and one target as a Markdown section.
+
+    The table of the section has a row per feature and a column per quantity.
 
     Args:
         part: rows of the table of regressions.
@@ -276,7 +280,8 @@ def _shares(groups: Mapping[Any, pd.DataFrame]) -> pd.DataFrame:
 
 
 def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
-    """Draw gains of single features over the base rate and coefficients of sets, by target."""
+    """Draw, for each target, the gains of single features over the base rate and the coefficients
+    of the sets of features."""
     targets = list(table["target"].unique())
     figure = Figure(figsize=(17, 5.2 * len(targets)), layout="constrained")
     for panels, target in zip(figure.subplots(len(targets), 3, squeeze=False), targets):
@@ -287,8 +292,8 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
             forest_plot(axes, rows, rows["features"], [
                 {"color": VERMILION if _beats(row) else BLUE} for row in rows.itertuples()],
                 "value")
-            axes.set(xlabel=f"{quantity.replace('_', ' ')} over the base rate (red: beats it after "
-                     "Holm)", title=f"{TARGET_LABELS[target]}: one feature alone")
+            axes.set(xlabel=f"{quantity.replace('_', ' ')} over the base rate (red: significant "
+                     "after Holm)", title=f"{TARGET_LABELS[target]}: one feature alone")
         rows = numbers.loc[(SET, "coefficient")]
         colours = dict(zip(rows["features"].unique(), COLOURS))
         forest_plot(panels[2], rows, rows["features"] + ": " + rows["feature"], [

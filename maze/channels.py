@@ -2,8 +2,8 @@
 
 Channels are chosen on one half of the levels and reported on the other. The positive and negative
 parts of the chosen channels of one layer are multiplied, and the effect at decision squares is
-compared with the effect of multiplying random channels. Linear probes test what can be read from
-each layer. A killed run resumes after its last finished step.
+compared with the effect of multiplying random channels. Linear probes decode properties of the
+level from each layer. A killed run resumes after its last finished step.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
         multiplied: value of ``--layer``; this layer is scored, too.
 
     Raises:
-        UserError: if the agent does not have a layer, or a layer has no cells.
+        UserError: if the agent does not have a layer, or a layer is not convolutional.
     """
     maps = [layer for layer in all_layers(policy) if layer.is_map]
     names = names or ([layer.name for layer in maps if layer.name.endswith("resadd")]
@@ -172,11 +172,11 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
     sizes = scores.drop_duplicates("set").set_index("set")["num_levels"]
     lines = [
         "# Channels that follow the cheese", "",
-        f"Chosen on {sizes['choosing']} levels: channels whose hit rate, contrast and specificity "
-        "are above the largest of any channel with permuted squares, and in which the cheese "
-        f"stands out more than a wall at the same squares. Numbers are from {sizes['reporting']} "
-        "other levels. Contrasts are in standard deviations of a channel; the last two are those "
-        "of the mouse and of a wall in the same channel.", ""]
+        f"Channels were chosen on {sizes['choosing']} levels: their hit rate, contrast and "
+        "specificity exceed the maximum over all channels with permuted squares, and their "
+        "contrast is larger for the cheese than for a wall at the same squares. The numbers below "
+        f"are from {sizes['reporting']} other levels. Contrasts are in standard deviations of a "
+        "channel.", ""]
     chosen = scores[(scores["set"] == REPORTING) & scores["chosen"]]
     by_thing = {thing: chosen[(chosen["thing"] == thing) & (chosen["mapping"] == PUBLISHED)
                               ].set_index(["layer", "channel"]) for thing in OBJECTS}
@@ -204,8 +204,8 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
         return "\n".join([*lines, "## Multiplied channels", "", f"No channel of {layer} was "
                           "chosen, so none was multiplied."])
     multiplied = effect_report(
-        effects, OUTCOMES, PATCHES, f"Positive and negative parts of the chosen channels of "
-        f"{layer}, multiplied, at the decision squares of {num_forks} forks among the same "
+        effects, OUTCOMES, PATCHES, "The positive and negative parts of the chosen channels of "
+        f"{layer} were multiplied at the decision squares of {num_forks} forks among the reported "
         "levels.")
     return "\n".join(lines) + "\n" + multiplied.replace("\n#", "\n##").replace("# ", "## ", 1)
 

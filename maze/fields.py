@@ -51,22 +51,22 @@ def parser() -> Parser:
     add_own_vector_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
-                       help="facing of the mouse, 1 as after an action to the right; both: also "
-                            "compute exact probabilities, for agents without memory")
+                       help="facing of the mouse: 0 for left, 1 for right; both: compute both "
+                            "fields and, for agents without memory, exact probabilities")
     flags.add_argument("--memory", default=START, choices=MEMORIES,
                        help="recurrent state of agents with a GRU: the state at an episode's "
                             "start, or the state after walking to the square")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
                        help="rows and columns of the top right region, for exact probabilities")
     flags.add_argument("--num_pictures", type=from_zero, default=20,
-                       help="number of levels, from the first on, whose figures are drawn")
+                       help="number of levels, in order, for which figures are drawn")
     flags.add_argument("--components", action="store_true",
                        help="draw an arrow for each direction instead of the net arrow")
     flags.add_argument("--margin", action="store_true", help="draw the walls around the maze, too")
     flags.add_argument("--films", nargs="+", default=[],
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
-                       help="films of the levels with figures: over the arms in order, over the "
-                            "agent files in the agent's folder, or over the squares of the cheese")
+                       help="films of the levels with figures, with one image per arm, per agent "
+                            "file in the agent's folder, or per square of the cheese")
     flags.add_argument("--num_stills", type=from_zero, default=0,
                        help="number of stills of each film to write side by side as an image")
     add_output_flags(flags, "fields")
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
     store.write("moved", value=sizes)
     store.write("differences", value=table)
     for row in sizes[sizes["pictures"] == 0].itertuples():
-        print(f"{row.arm}: the patch at {row.layer} was never in force")
+        print(f"{row.arm}: the patch at {row.layer} never acted on any frame")
     style = Style(args.components, args.margin)
     drawn = list(levels)[:args.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}

@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str, Policy]:
-    """Load agents by name.
+    """Load the agents of the page; return them by name.
 
     Args:
         paths: agent files.

@@ -1,4 +1,4 @@
-"""Retargeting: set a cell of channels that follow the cheese; test whether the mouse goes there.
+"""Retargeting: set a cell of channels that follow the cheese; test if the mouse goes to its square.
 
 The cheese is removed, and every free square of each level is a separate target. Controls set other
 channels at the same cell, and the same channels at other cells. Each run adds an arm to the folder;
@@ -139,8 +139,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
-    """Return the name of a patch's folder: its channels and value, and options that differ from the
-    defaults. Long lists of channels are replaced by their number and a digest.
+    """Return the name of a patch's folder, such as ``55_to_5.5``.
+
+    The name contains the channels, the value, and options that differ from the defaults. A long
+    list of channels is replaced by the number of channels and a digest.
 
     Args:
         patch: patch of the target's cell.
@@ -178,8 +180,8 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
               f"{row.patched:.3f}", format_interval(row.effect, row.low_95, row.high_95, "+.3f"),
               f"{row.ratio:.2f}", f"{row.share_larger:.0%}") for row in parts.itertuples()])]
     if tested.empty:
-        return "\n".join([*lines, "No controls were measured, or on fewer than 10 levels, so "
-                          "nothing is claimed.", ""])
+        return "\n".join([*lines, "Controls were measured on fewer than 10 levels, or not at all, "
+                          "so nothing is claimed.", ""])
     lines += ["## Against controls", "", "Path probability at some targets of each level.", "",
               *markdown_table(
                   ("compared", "change (95 %)", "p (Holm)", "controls' changes", "p (controls)",

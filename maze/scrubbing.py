@@ -156,12 +156,15 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
         f"# Causal scrubbing of channels {channels} of {layer}", "",
         "Hypothesis: the channels matter only through the cheese's square. In "
         f"{num_levels} levels, the channels are resampled from other levels, with the cheese at "
-        f"the same square or at another one; so are {num} random sets of as many channels. "
-        "Intervals: 95 %, over levels. The published norm shrinks with the size of a maze and is "
-        "not a total variation; it is given for comparison with published numbers.", "",
-        f"Sizes of the change, in standard deviations: {sets['moved'].iloc[0]:.3g}; of the random "
-        f"sets {sets['moved'].iloc[1:].min():.3g} to {sets['moved'].iloc[1:].max():.3g}, "
-        f"{int(sets['matched'].iloc[1:].sum())} of {num} within a quarter of this size.", "",
+        f"the same square or at another one; {num} random sets of as many channels are resampled "
+        "in the same way. Intervals: 95 %, over levels. The published norm shrinks with the size "
+        "of a maze and is not a total variation; it is given for comparison with published "
+        "numbers.", "",
+        "The Euclidean norm of the change, in standard deviations, is "
+        f"{sets['moved'].iloc[0]:.3g} for these channels and {sets['moved'].iloc[1:].min():.3g} to "
+        f"{sets['moved'].iloc[1:].max():.3g} for the random sets; for "
+        f"{int(sets['matched'].iloc[1:].sum())} of {num} random sets, the two differ by at most a "
+        "quarter.", "",
         *markdown_table(
             ("outcome", "channels", "cheese at", "mean (95 %)"),
             [(OUTCOMES[row.outcome], _SETS[row.channels], _FEATURES[row.feature],

@@ -81,10 +81,10 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to steer", num_mazes=400)
     flags.add_argument("--vector", nargs="+", default=[CHEESE.name], metavar="VECTOR",
-                       help="cheese: level with the cheese minus level without it; top_right: "
-                            "level with a path to the world's corner minus level without it; a "
-                            "file <name>.npz; or two level files or seeds, the first minus the "
-                            "second")
+                       help="cheese: activations with the cheese minus activations without it; "
+                            "top_right: activations with a path to the world's corner minus "
+                            "activations without it; a file <name>.npz; or two level files or "
+                            "seeds: activations in the first minus activations in the second")
     flags.add_argument("--coefficients", nargs="+", type=float, metavar="C",
                        help=f"coefficients of the vectors, an arm each; {COEFFICIENTS} "
                             f"if not given")
@@ -92,13 +92,14 @@ def parser() -> Parser:
                        help=f"layers to add vectors to; {EACH}: every layer separately, {ALL}: all "
                             f"layers at once; {LAYER} if not given, or the layers of the file")
     flags.add_argument("--sources", nargs="+", default=[OWN], choices=SOURCES,
-                       help="levels from which vectors are computed: the level itself; another "
-                            "level with its cheese, or its maze's corner, at the same square; "
-                            "another level with it at another square; the mean over many levels")
+                       help="levels from which vectors are computed. own: the level itself; "
+                            "same_square: another level with its cheese, or its maze's corner, at "
+                            "the same square; other: another level with it at another square; "
+                            "mean: the mean over many levels")
     flags.add_argument("--offsets", nargs="+", type=whole(1, max(WORLD_DIMS.values())), default=[],
                        metavar="SQUARES",
-                       help="further sources: levels with the cheese, or the maze's corner, offset "
-                            "by this many squares, in rows or columns, whichever is larger")
+                       help="further sources: levels whose cheese, or maze's corner, is this many "
+                            "squares away in rows or in columns, whichever distance is larger")
     flags.add_argument("--num_sources", type=count, default=100,
                        help="number of other levels from which vectors are computed")
     flags.add_argument("--compose", action="store_true",
@@ -170,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     std = {name: reference.std(policy, find_layer(policy, name)) for name in layers}
     experiment = Experiment(policy, compute, pool, fixed, std, args.controls, args.num_controls,
                             args.seed, args.region, args.exact)
-    chosen_on = "Nothing was chosen: every arm that was run is in the table."
+    chosen_on = "The table contains every arm; no arm was selected."
     if choosing:
         alone = dataclasses.replace(experiment, control_kinds=(), num_controls=0)
         arms = strongest(arms, measure(store, CHOOSING, alone, arms, choosing))
@@ -178,8 +179,8 @@ def main(argv: list[str] | None = None) -> None:
     what = (f"{len(states)} forks of {env.distribution_mode} mazes, one frame each, with the "
             f"mouse at the decision square; agent {args.agent_file.name}; vector "
             f"{'cheese and top_right' if args.compose else ' '.join(args.vector)}. "
-            f"{num_levels - len(forks)} levels were left out because they are no forks, or have no "
-            f"room or no source for a vector. {chosen_on}" + (
+            f"{num_levels - len(forks)} levels were left out because they are not forks, have no "
+            f"room for a vector, or have no source level. {chosen_on}" + (
                 " The interaction is the effect of both vectors together minus the sum of their "
                 "single effects." if args.compose else ""))
     outcomes = field_outcomes(kinds[0] if len(kinds) == 1 else None, args.exact)
@@ -195,8 +196,8 @@ def main(argv: list[str] | None = None) -> None:
         reports.append(write_effects(
             store, "field_", compare_arms(arms, fields, args.controls, args.num_controls,
                                           outcomes, args.seed), outcomes, FIELD_WORDING,
-            f"The fields of {len(chosen)} of these forks. This table is a family of its own in "
-            "Holm's correction."))
+            f"The fields of {len(chosen)} of these forks. Holm's correction treats this table as "
+            "a separate family."))
     single = [(group, result) for group, result in zip(arms, measured) if len(group.sources) == 1]
     if single and len(single[0][0].conditions) > 1:
         with store.file("curves") as temporary:
@@ -215,9 +216,8 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
         policy: the agent.
 
     Returns:
-        Kinds of the vectors, empty for a file or a pair of levels; and a nested dict, in which
-        ``["given"][layer]`` is the vector of the file or the pair at a layer, empty if there are
-        kinds.
+        Kinds of the vectors, empty for a file or a pair of levels; and the vectors of the file or
+        the pair, as ``["given"][layer]`` of a nested dict, which is empty if there are kinds.
 
     Raises:
         UserError: if flags are incompatible, a file or level does not exist, or a vector does not
@@ -225,8 +225,8 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
     """
     if args.compose:
         if args.vector != [CHEESE.name] or args.sources != [OWN] or args.offsets or args.choose_on:
-            raise UserError("--compose uses the own cheese and top right vectors of each level; "
-                            "leave out --vector, --sources, --offsets and --choose_on")
+            raise UserError("--compose uses each level's own cheese and top right vectors; leave "
+                            "out --vector, --sources, --offsets and --choose_on")
         if len(args.coefficients or COMPOSED) != 2:
             raise UserError("--compose takes two --coefficients, of the cheese and of the top "
                             f"right vector, not {len(args.coefficients)}")
@@ -306,7 +306,7 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
         kinds: kinds of the vectors.
 
     Returns:
-        The forks, with the mouse at the start; and the number of all examined levels.
+        The forks, with the mouse at the start; and the number of examined levels.
 
     Raises:
         UserError: if --kind excludes forks, or too few levels are found.
@@ -376,7 +376,8 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
                      wording.controls)
     kinds = [text for kind, text in CONTROL_KINDS.items() if f"p_{kind}" in table]
     return report(table, outcomes, wording, f"{what} Controls: {', and '.join(kinds)}. An arm is "
-                  "compared with each kind by itself, and p (controls) is the largest of them.")
+                  "compared with each kind of controls separately; p (controls) is the largest of "
+                  "these p-values.")
 
 
 def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,

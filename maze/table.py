@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     names = [folder.resolve().name for folder in args.studies]
     if len(set(names)) < len(names):
-        raise UserError(f"two of --studies have the same name; they are columns of the table: "
+        raise UserError("the folders of --studies give the columns their names, which must differ: "
                         f"{', '.join(names)}")
     findings, reasons = {}, {}
     for name, folder in zip(names, args.studies):

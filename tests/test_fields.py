@@ -260,7 +260,7 @@ def test_a_walked_field_leaves_out_what_lies_behind_the_cheese():
     state = stock_state("easy", 2)
     assert state.grid.kind() == "cheese on the way" and state.grid.cheese != state.grid.corner
     field = vector_field(tiny_policy(), FLOAT32, state, memory="walked")
-    with pytest.raises(UserError, match="walked to"):
+    with pytest.raises(UserError, match="unreachable"):
         field.row(state.grid.corner)
     assert len(field.squares) < len(state.grid.squares(without_cheese=True))
 
@@ -415,7 +415,8 @@ def test_a_folder_takes_no_other_levels_of_the_same_name(finished, feed_forward,
     assert fields.main(arguments(
         feed_forward, finished, "--patch", PATCH, "--num_pictures", "1", "--films", "cheese",
         "checkpoints", "--num_stills", "3", levels=str(tmp_path / "level_0.json"))) == 2
-    assert "is of another level than the requested one of seed 0" in capsys.readouterr().err
+    assert ("belongs to another level than the requested level with seed 0"
+            in capsys.readouterr().err)
 
 
 def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path):

@@ -350,7 +350,7 @@ def test_states_that_procgen_could_not_play_as_a_maze_are_refused(easy, name, ro
     (lambda easy: easy.with_cheese(easy.grid.mouse), "mouse cannot be on the cheese at row 2"),
     (lambda easy: easy.with_cells({easy.grid.cheese: WALL}), "the cheese is at"),
     (lambda easy: easy.with_cells({easy.grid.corner: CHEESE}), r"a wall \(51\) or free \(100\)"),
-    (lambda easy: easy.with_grid(stock_state("easy", 0).grid), "another level than one of 11"),
+    (lambda easy: easy.with_grid(stock_state("easy", 0).grid), "cannot replace one of 11"),
     (lambda _: from_text("...\n.x.\nM..", "easy"), "'x' at row 1, column 1 .line 2."),
     (lambda _: from_text("...\n..\nM..", "easy"), "row 1 of the maze .line 2. has 2 squares"),
     (lambda _: from_text("...\n...\n...", "easy"), "no mouse")])

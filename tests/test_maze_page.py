@@ -553,7 +553,7 @@ def test_what_the_page_cannot_show_is_refused(tmp_path, capsys):
     output = tmp_path / "page"
     for flags, words in (
             ([str(tmp_path / "gru.pth")], "GRU"),
-            ([str(tmp_path / "nature.pth")], "no IMPALA network"),
+            ([str(tmp_path / "nature.pth")], "not an IMPALA network"),
             ([small, "--levels", str(tmp_path / "level_3.json")], "background"),
             ([small, "--distribution_mode", "memory"], "moves with the mouse"),
             ([small, small], "two agents are called 'small'"),

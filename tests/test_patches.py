@@ -397,13 +397,13 @@ def test_sources_with_the_same_cheese_show_it_at_the_same_square():
 
 @pytest.mark.parametrize(("text", "message"), [
     ("square=15.0", "rows and columns go from 0 to 14"),
-    ("at=nowhere", "at=nowhere is no valid option"),
-    ("condition=same_cheese", "zero has none"), ("facing=2", "facing=2 is no valid option")])
+    ("at=nowhere", "at=nowhere is not a valid option"),
+    ("condition=same_cheese", "zero has none"), ("facing=2", "facing=2 is not a valid option")])
 def test_words_of_mazes_are_checked(text, message):
     opening, patch = maze_opening(), parse_patch(f"zero@{LAYER},{text}")
     with pytest.raises(UserError, match=message):
         open_patches([patch], opening)
-    with pytest.raises(UserError, match="has no meaning in coinrun"):
+    with pytest.raises(UserError, match="works only in maze, not in coinrun"):
         open_patches([patch], dataclasses.replace(opening, env=EnvConfig("coinrun", "easy")))
 
 

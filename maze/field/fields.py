@@ -132,8 +132,8 @@ class Field:
         """
         row = self._rows.get((square[0], square[1]))
         if row is None:
-            raise UserError(f"the field has no {Square(*square)}: it is a wall, the cheese, or "
-                            "cannot be walked to")
+            raise UserError(f"the field does not include {Square(*square)}: it is a wall, the "
+                            "cheese, or unreachable")
         return row
 
     def map(self, values: np.ndarray) -> np.ndarray:
@@ -189,7 +189,7 @@ def difference(original: Field, patched: Field) -> Difference:
         UserError: if the attribute ``memory`` of the fields differs.
     """
     if original.memory != patched.memory:
-        raise UserError("fields whose agents saw the squares with different memories "
+        raise UserError("fields that were computed with different memories "
                         f"({original.memory} and {patched.memory}) cannot be subtracted")
     here = {tuple(square) for square in patched.squares.tolist()}
     common = [square for square in original.squares.tolist() if tuple(square) in here]
@@ -299,10 +299,12 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
 class ResumedField:
     """Forward passes of a level's frames up to a layer, which can be resumed from there.
 
+    Recurrent agents are in the state in which episodes start.
+
     Args:
         forward: forward pass of the agent, split at the layer.
         state: the level.
-        squares: squares of the mouse; recurrent agents have the state of an episode's start.
+        squares: squares of the mouse.
         facings: facings of the mouse.
 
     Attributes:

@@ -10,10 +10,13 @@ Layout::
                                         PyTorch's layouts
 
 Data files are scripts (see ``common/page_files.py``). Agents are numbered from 0. ``manifest``
-contains the names of the ``actions``; for each of the ``agents``, its name, file, checksum, cheese
-region and ``layers`` (see ``agents.layers.Layer``); for each of the ``modes``, its name and
-``world_dim``; for each of the ``levels``, its name, mode, ``maze_dim``, facing and rows of text;
-and the first view, ``start``.
+contains
+
+- ``actions``: their names;
+- ``agents``: name, file, checksum, cheese region and layers (see ``agents.layers.Layer``) of each;
+- ``modes``: name and ``world_dim`` of each;
+- ``levels``: name, mode, ``maze_dim``, facing and rows of text of each;
+- ``start``: the first view.
 
 ``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` reimplements
 ``agents/networks.py``, and a test compares the two.
@@ -74,8 +77,8 @@ def check_agent(policy: Policy, path: Path) -> None:
         raise UserError(f"the agent in {path} has a GRU, so its action does not depend on the "
                         "frame alone, as the page assumes; use python -m maze.fields")
     if not isinstance(policy.embedder, ImpalaEmbedder):
-        raise UserError(f"the agent in {path} is no IMPALA network, which the page requires; use "
-                        "python -m maze.fields")
+        raise UserError(f"the agent in {path} is not an IMPALA network, which the page requires; "
+                        "use python -m maze.fields")
 
 
 def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequence[Path],

@@ -37,7 +37,7 @@ FILM_FRAMES_PER_SECOND = 4
 _CELL_COLOURS = ListedColormap(("#7A6A58", "#161616", ORANGE))  # wall, free, cheese
 _WIDTH = 0.005  # width of an arrow, relative to a panel of 25 x 25 squares
 _LENGTH = 0.9  # length of an arrow of probability 1, in squares
-_SHORTEST = 0.05  # arrows of a smaller probability are not drawn
+_SHORTEST = 0.05  # smallest probability for which an arrow is drawn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ Layout::
 
     settings.json                       settings of the run
     differences.csv                     a row of outcomes per arm and level, see outcomes.py
-    moved.csv                           a row per patch of an arm: mean size of the change by it
+    moved.csv                           a row per patch of an arm: mean size of its change
     <arm>/patches.json                  metadata of the arm's patches
     <arm>/field_<level>.npz             field of a level; <level> is its seed
     <arm>/field_<level>_facing_1.npz    field with facing 1, if requested
@@ -15,13 +15,17 @@ Layout::
     films/<name>_<level>.mp4            film
     films/<name>_<level>.png            stills of the film side by side, if requested
 
-An ``.npz`` file contains ``squares`` (n, 2) int16, inner row and column; ``log_probs`` (n, 15),
-``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
-top to bottom, one string per row as in a level file, with the mouse where the episode starts;
-``maze_dim``; ``level_facing``, at the episode's start; ``facing`` and ``memory`` of the field;
-``moved_layers`` (p,), the layer of each of p patches; and ``moved`` (p, 4), for each patch the
-number of frames on which it acted, and the mean sizes ``in_std``, ``norm`` and ``relative`` of its
-change.
+An ``.npz`` file contains these arrays, for n squares and p patches:
+
+- ``squares``: inner row and column, int16 (n, 2);
+- ``log_probs`` (n, 15), ``probs`` of left, down, up, right, stay (n, 5), ``values`` (n,), float32;
+- ``rows``: the world from top to bottom, one string per row as in a level file, with the mouse
+  where the episode starts;
+- ``maze_dim``, and ``level_facing``, the facing at the start of the episode;
+- ``facing`` and ``memory`` of the field;
+- ``moved_layers``: the layer of each patch (p,);
+- ``moved``: for each patch, the number of frames on which it acted, and the mean sizes ``in_std``,
+  ``norm`` and ``relative`` of its change (p, 4).
 
 Levels can be divided among shards. Each shard writes its fields; tables, figures and settings are
 written when the shards are joined.
@@ -80,7 +84,7 @@ FIELDS_FILES = Schema(
 
 def write_field(store: ResultStore, arm: str, key: str, field: Field,
                 moved: Sequence[ChangeSize] = ()) -> None:
-    """Write a field.
+    """Write a field, and the sizes of the changes that the patches made.
 
     Args:
         store: open store of the results.
@@ -192,8 +196,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
                 write_field(store, arm, key, field, scope.changes())
             field, sizes = read_field(store, arm, key)
             if field.grid.to_rows() != state.grid.to_rows():
-                raise UserError(f"{store.file_of('field', arm, key)} is of another level "
-                                f"than the requested one of seed {state.level_seed}; choose "
+                raise UserError(f"{store.file_of('field', arm, key)} belongs to another level "
+                                f"than the requested level with seed {state.level_seed}; choose "
                                 "another --output_dir, or give --overwrite")
             sides.append(field)
             moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
@@ -203,8 +207,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """Return a row per patch of an arm with the mean sizes of the change by the patch over all
-    frames.
+    """Return a table with a row per patch of an arm: its layer, the number of frames on which it
+    acted, and the mean sizes of its change over these frames.
 
     Args:
         moved: sizes of changes, from :func:`fields_of_arm`.

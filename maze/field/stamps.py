@@ -83,7 +83,7 @@ class Stamps:
             with atomic_path(path) as temporary:
                 _FILE.write(temporary, dataclasses.asdict(stamps))
         except OSError as error:
-            logger.warning("the stamps are not kept: %s", error)
+            logger.warning("the stamps cannot be cached: %s", error)
         return stamps
 
     def frames(self, grid: Grid, squares: Sequence[Square] | np.ndarray,
@@ -122,14 +122,14 @@ class Stamps:
 
 
 def cache_file(distribution_mode: str) -> Path:
-    """Return the cache file of a mode's stamps for this version of Procgen and of the format."""
+    """Return the cache file of a mode's stamps, named after Procgen's version and FORMAT."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
     version = versions().get("procgen") or versions().get("procgen-mirror")
     return folder / f"maze_{distribution_mode}_procgen_{version}_format_{FORMAT}.npz"
 
 
 def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Blend colours over the colours below them.
+    """Blend semi-transparent colours over opaque ones.
 
     Rounding is that of ``BYTE_MUL`` in Qt's raster engine.
 

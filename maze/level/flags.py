@@ -109,7 +109,7 @@ def add_level_flags(parser: Parser, num_mazes: int) -> None:
 
 
 def add_flags(parser: Parser, flags: dict[str, dict[str, Any]]) -> None:
-    """Add flags to a parser.
+    """Add a group of flags to a parser.
 
     Args:
         parser: parser to add the flags to.

@@ -56,8 +56,8 @@ class Grid:
         facing: facing of the mouse: 0 for left, as at the start of a level; 1 for right.
 
     Raises:
-        UserError: if a cell has another value, the sizes do not fit, or the mouse is not on a free
-            square; the message names row and column.
+        UserError: if a cell has another value, the sizes are invalid, or the mouse is not on a
+            free square; the message names row and column.
     """
 
     cells: np.ndarray

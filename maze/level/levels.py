@@ -134,7 +134,7 @@ def parse_seeds(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", part)
         if match is None:
-            raise UserError(f"'{part.strip()}' in '{text}' is no level seed; write for example "
+            raise UserError(f"'{part.strip()}' in '{text}' is not a level seed; write for example "
                             "0-99,795")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first + len(seeds) >= MAX_SEEDS:

@@ -1,7 +1,7 @@
 """Patch options for mazes: squares, the path to the cheese, and the facing of the mouse.
 
-    square=12.20/13.20    patch the cells of a map that show these squares: by default the published
-                          mapping; with mapping=centred, cells with the nearest receptive field
+    square=12.20/13.20    patch the cells of the layer that show these squares, in the published
+                          mapping; with mapping=centred, cells whose receptive field is nearest
     squares=12.20/13.20   active while the mouse is on one of these squares
     at=decision_square    active while the mouse is on the decision square; at=path, at=off_path:
                           on the shortest path from the start to the cheese, or off it
@@ -9,9 +9,9 @@
     condition=same_cheese for resample: sources are other levels with the cheese moved to the same
                           square; other_cheese: levels whose cheese is on another square
 
-Squares are written row.column in world coordinates, row 0 at the bottom. In a level without a
-decision square at=decision_square is never active; without a path to exactly one cheese at=path is
-never and at=off_path always active.
+Squares are written row.column in world coordinates, row 0 at the bottom. A patch with
+at=decision_square is never active in a level without a decision square. In a level without a path
+to exactly one cheese, at=path is never active and at=off_path is always active.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def _open(name: str, open_word: Callable[[Patch, str, Opening, EnvConfig], Patch
     """
     if opening.env is None or opening.env.env_name != GAME:
         where = "in the simulator" if opening.env is None else f"in {opening.env.env_name}"
-        raise UserError(f"'{name}' is a word for the game {GAME}, and has no meaning {where}; "
-                        "leave it out")
+        raise UserError(f"the patch option '{name}' works only in {GAME}, not {where}; leave it "
+                        "out")
     choices = CHOICES.get(name, (value,))
     if value not in choices:
-        raise UserError(f"{name}={value} is no valid option{nearest(value, choices)}")
+        raise UserError(f"{name}={value} is not a valid option{nearest(value, choices)}")
     mode = "hard" if opening.env.distribution_mode == "exploration" else (
         opening.env.distribution_mode)
     return open_word(patch, value, opening, dataclasses.replace(opening.env,
@@ -144,7 +144,7 @@ def _at(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
 
 def _condition(patch: Patch, value: str, opening: Opening, env: EnvConfig) -> Patch:
     if not isinstance(patch, Resample):
-        raise UserError(f"condition={value} selects the sources of resample, and {patch.kind} has "
+        raise UserError(f"condition={value} selects the sources of resample, but {patch.kind} has "
                         "none")
 
     def sources(level: int, number: int, seed: int) -> np.ndarray:
@@ -176,7 +176,7 @@ def _grid(opening: Opening, env: EnvConfig, level: int) -> Grid:
 def _check_squares(rows: BatchInfo) -> None:
     if rows.square is None or rows.facing is None:
         raise UserError("a patch depends on the mouse's square or facing, which are unknown in "
-                        "this forward pass; play with squares, or leave the option out")
+                        "this forward pass; leave out the option of the patch")
 
 
 def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
@@ -184,7 +184,7 @@ def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
 
     Args:
         rows: metadata of the B frames.
-        squares: world (row, column) of the squares (n, 2).
+        squares: world (row, column) of n squares (n, 2).
 
     Returns:
         bool (B,).

@@ -52,7 +52,7 @@ class MazeState:
     def __post_init__(self):
         level = self.level
         if level.game != GAME:
-            raise _error(f"it is one of {level.game}, not of {GAME}")
+            raise _error(f"it is a state of {level.game}, not of {GAME}")
         mode = int(level.options["distribution_mode"])
         if mode not in _MODES:
             raise _error(f"distribution_mode is {mode}; mazes are easy (0), hard (1) or memory "
@@ -75,7 +75,7 @@ class MazeState:
             if name in ("vx", "vy") and not abs(value) <= 1:
                 raise _error(f"{name} of the mouse is {value}")
             if name in ("x", "y") and not (0 < value < width and value % 1 == 0.5):
-                raise _error(f"{name} of the mouse is {value}, which is no middle of a square")
+                raise _error(f"{name} of the mouse is {value}, which is not the centre of a square")
         if not 0 <= level.step["cur_time"] < level.step["timeout"]:
             raise _error(f"cur_time is {level.step['cur_time']} of {level.step['timeout']} steps")
         self.grid  # noqa: B018  checked on construction
@@ -192,8 +192,8 @@ class MazeState:
         old = self.grid
         if (grid.world_dim, grid.maze_dim) != (old.world_dim, old.maze_dim):
             raise UserError(f"a maze of {grid.maze_dim} x {grid.maze_dim} squares in a world of "
-                            f"{grid.world_dim} is another level than one of {old.maze_dim} in "
-                            f"{old.world_dim}; choose a level seed of its size")
+                            f"{grid.world_dim} cannot replace one of {old.maze_dim} in "
+                            f"{old.world_dim}; choose a level seed whose maze has the same size")
         entities = self.level.entities.copy()
         if grid.mouse != old.mouse:
             entities["x"], entities["y"] = grid.mouse.column + 0.5, grid.mouse.row + 0.5

@@ -10,8 +10,9 @@ A result folder contains::
     report.md, *.png     report and figures
 
 ``paths.npz`` contains the ``seeds`` of N levels, int64 (N,), the ``lengths`` of their paths, int64
-(N,), and the concatenated paths, ``squares``, int16 (S, 2): the inner row and column of the mouse
-in each frame of an episode, and at last the row and column of the cheese if the mouse got it.
+(N,), and the concatenated paths, ``squares``, int16 (S, 2). A path consists of the inner row and
+column of the mouse in each frame of an episode, followed by those of the cheese if the mouse got
+it.
 
 Claims 2, 4 and 5 of the table of claims are computed from such folders.
 """
@@ -111,10 +112,13 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
         region: rows and columns of the top right region.
 
     Yields:
-        A row of the journal: ``number`` and ``seed`` of the level; ``level``, its digest;
-        ``got_cheese``, the game's own flag; ``path``, inner row and column of the mouse in each
-        frame, then of the cheese if it was reached; and ``outcomes`` of the field by name, see
-        OUTCOMES, with None instead of NaN.
+        A row of the journal, with the keys
+
+        - ``number``, ``seed``, ``level``: index, seed and digest of the level;
+        - ``got_cheese``: the game's own flag;
+        - ``path``: inner row and column of the mouse in each frame, then of the cheese if the mouse
+          reached it;
+        - ``outcomes``: outcomes of the field by name, see OUTCOMES, with None instead of NaN.
     """
     for episode in play_episodes(
             policy, compute, game_of(states), [(number, states[number].level_seed)
@@ -173,7 +177,7 @@ def first_of(visited: Sequence[Square], grid: Grid, inside: np.ndarray) -> str:
     Args:
         visited: squares of the mouse, in order.
         grid: the level.
-        inside: mask of the region, bool (W, W).
+        inside: mask of the region, bool, of the shape of the grid's cells.
     """
     first = next((square for square in visited if square == grid.cheese or inside[square]), None)
     return NEITHER if first is None else CHEESE if first == grid.cheese else REGION

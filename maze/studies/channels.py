@@ -101,8 +101,8 @@ def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, l
         state: the level.
 
     Returns:
-        Frames with the object, uint8 (Q, 64, 64, 3); a frame without it, uint8 (1, 64, 64, 3), or
-        none, (0, 64, 64, 3), for the mouse; and the squares.
+        Frames with the object, uint8 (Q, 64, 64, 3); the frame without it, uint8 (1, 64, 64, 3),
+        which is missing for the mouse, (0, 64, 64, 3); and the squares.
     """
     bare = state.with_cheese(None)
     grid = bare.grid
@@ -125,7 +125,7 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
     Args:
         policy: the agent.
         compute: device and precision.
-        layers: layers with cells.
+        layers: convolutional layers.
         states: levels, each with at least 3 free squares.
         name: name of the set of levels.
         seed: seed of the permutations.
@@ -187,16 +187,16 @@ def add_channel_flags(parser: Parser) -> None:
 
 
 def find_map(policy: Policy, name: str) -> Layer:
-    """Return a layer that has cells.
+    """Find a convolutional layer by name.
 
     Raises:
-        UserError: if the agent does not have the layer, or the layer has no cells.
+        UserError: if the agent does not have the layer, or the layer is not convolutional.
     """
     layer = find_layer(policy, name)
     if not layer.is_map:
         maps = [other.name for other in all_layers(policy) if other.is_map]
-        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; take a map, "
-                        f"such as {LAYER if LAYER in maps else maps[-1]}")
+        raise UserError(f"{layer.name} has no cells: its output is {layer.shape[0]} units; choose "
+                        f"a convolutional layer, such as {LAYER if LAYER in maps else maps[-1]}")
     return layer
 
 
@@ -222,8 +222,8 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
                                SCRIPT)
             table = table[(table["set"] == CHOOSING) & (table["layer"] == layer.name)]
             if table.empty:
-                raise UserError(f"{text} has no scores of {layer.name}; name channels, or take "
-                                "another --layer")
+                raise UserError(f"{text} has no scores of {layer.name}; give --channels as "
+                                "numbers, or another --layer")
             chosen = table[table["chosen"]].sort_values("contrast", ascending=False, kind="stable")
             channels |= set(map(int, chosen["channel"][:strongest]))
         else:
@@ -358,7 +358,7 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
 
     Args:
         policy: the agent.
-        layers: layers with cells.
+        layers: convolutional layers.
         states: levels with one cheese each.
         got: labels from :func:`draw_got_cheese`; None leaves out "will get the cheese".
         seed: seed of squares, splits, shuffles and bootstrap.

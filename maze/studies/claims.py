@@ -266,7 +266,13 @@ def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_lev
 
 
 def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of rows 6 and 7: a level's own vector; the first outcome is primary."""
+    """Yield the findings of rows 6 and 7: effects of a level's own vector.
+
+    Args:
+        coefficient: coefficient of the vector, as text.
+        outcomes: outcomes; the first one is primary.
+        folder: studies of the agent.
+    """
     table, num = folder.steering(STEERING)
     medians = table.assign(effect=table["median_altered"] - table["median_unaltered"],
                            unaltered=table["median_unaltered"], altered=table["median_altered"],
@@ -314,8 +320,11 @@ def _without_cheese(folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _layers(folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of row 11 for single layers: the number of layers with a claimed fall of
-    P(cheese), and the effect at each layer, of which the strongest is shown."""
+    """Yield the findings of row 11 for single layers.
+
+    The findings are the number of layers with a claimed decrease of P(cheese), and the effect at
+    each layer; only the strongest effect is shown in the table.
+    """
     table, num = folder.steering(LAYERS)
     own = _own_rows(table)
     own = own[own["outcome"] == P_CHEESE]
@@ -351,11 +360,12 @@ def _both(folder: StudiesFolder) -> Iterator[Finding]:
         yield from _effect(table, label, P_CORNER, f"P(corner), {label}", num)
     for finding in _effect(table, "interaction", "log_odds", "interaction in log-odds", num,
                            primary=True):
-        yield dataclasses.replace(finding, base=math.nan, altered=math.nan)  # without meaning
+        # An interaction has no reference value.
+        yield dataclasses.replace(finding, base=math.nan, altered=math.nan)
 
 
 def _tracking(folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of row 14 by layer; the layer of the other studies is shown."""
+    """Yield the findings of row 14 by layer; only those of the study's main layer are shown."""
     table, _ = folder.table(CHANNELS, CHANNEL_FILES, "channels")
     main_layer = str(folder.settings(CHANNELS).get("layer"))
     table = table[(table["thing"] == CHEESE) & (table["mapping"] == PUBLISHED)
@@ -420,7 +430,7 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
     for row in own[own["outcome"] == "total_variation"].itertuples():
         yield dataclasses.replace(Finding.of_effect(
             "forks", "total variation, another - same square, chosen - random channels", row, num,
-            primary=True, shown=True), base=math.nan, altered=math.nan)  # without meaning
+            primary=True, shown=True), base=math.nan, altered=math.nan)  # no reference value
 
 
 def _probes(folder: StudiesFolder) -> Iterator[Finding]:

@@ -86,9 +86,8 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
     for name, target in {"the target": strata, **targets}.items():
         either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
         if min(either) < MIN_LEVELS:
-            raise UserError(f"a regression needs at least {MIN_LEVELS} levels of either outcome; "
-                            f"of {name} there are {either[0]:.3g} and {either[1]:.3g}: take more "
-                            "levels")
+            raise UserError(f"a regression needs at least {MIN_LEVELS} levels with each outcome, "
+                            f"but {name} has {either[0]:.3g} and {either[1]:.3g}; use more levels")
     folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(features, strata))
     bootstrap = ClusterBootstrap(np.arange(len(features)), seed)
     rows, gains = [], []  # gains: gain of each level (N,) for every row with a gain
@@ -154,7 +153,7 @@ def _fitted(values: np.ndarray, target: np.ndarray, model: LogisticRegression,
 
 def _held_out(values: np.ndarray, target: np.ndarray, folds: list,
               model: LogisticRegression | None) -> np.ndarray:
-    """Predict the probability of outcome 1 for each level by a fit to the other folds.
+    """Predict the probability of outcome 1 for each level from a fit to the other folds.
 
     Args:
         values: features (N, F).

@@ -95,7 +95,7 @@ class _Trial:
 
     Attributes:
         target: target square.
-        squares: indices of the squares to run (k,).
+        squares: indices in the field of the k squares to run (k,).
         facings: facings of the mouse.
         patch: patch to apply.
         cell: cell that the patch sets, (row, column).
@@ -127,7 +127,7 @@ class RetargetedLevel:
     """A level without its cheese, on which targets are measured.
 
     Args:
-        forward: forward pass of the agent, split at a layer with cells.
+        forward: forward pass of the agent, split at a convolutional layer.
         layer: this layer.
         state: the level, with or without cheese.
     """

@@ -61,7 +61,7 @@ CONTROL_KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
                  GAUSSIAN: "Gaussian vectors of the same norm",
                  OTHERS: "vectors of levels with the cheese or corner elsewhere"}
 MAX_FORKS = 64  # per batch
-_MAX_ENTRIES = 1 << 21  # numbers in the vectors of a batch; every control has as many
+_MAX_ENTRIES = 1 << 21  # maximum number of entries of the steering vectors of a batch
 _TO_OTHER_LEVEL = "distance_to_other_level"
 SIZES = ("in_std", "norm", "relative")  # fields of ``agents.hooks.ChangeSize``
 
@@ -117,8 +117,8 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
     """Return the outcomes that are measured over fields.
 
     Args:
-        kind: if given, include the distance from the field of the changed level of this kind of
-            vector, such as the level without cheese.
+        kind: kind of vector; if given, the outcomes include the distance from the field of its
+            changed level, such as the level without cheese.
         exact: whether to include exact probabilities, which need fields with both facings.
     """
     other = () if kind is None else (Outcome(
@@ -438,7 +438,7 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
     sizes = [*measured.sizes[draw].mean(axis=1)]
     if arms.contrast is not None:
         one, other, both = after
-        # Unpatched outcomes plus the departure of both vectors from the sum of their effects.
+        # Unpatched outcomes plus the interaction: joint effect minus the sum of the single effects.
         after.append(measured.before + both - one - other + measured.before)
         conditions.append(arms.contrast)
         sizes.append(sizes[-1])
