@@ -351,8 +351,7 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
 def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[ConditionSet],
                    settings: Mapping[str, Any], description: str, wording: Wording,
                    overwrite: bool, shard: Shard) -> None:
-    """Play under all conditions whose runs are missing in a folder, and, unless the work is divided
-    into shards, write the results.
+    """Play the conditions whose runs are missing in a folder; without shards, write the results.
 
     Args:
         store: result store of the folder.

@@ -1,6 +1,7 @@
-"""Parameters of directions of the hidden state, and of swaps along them: parts of the sections
-``gen_model``, ``analysis.agent_h`` and ``analysis.saliency`` of
-``hyperparams/interpreting_configs.yml``, as published.
+"""Parameters of directions of the hidden state, and of swaps along them.
+
+As published, they belong to the sections ``gen_model``, ``analysis.agent_h`` and
+``analysis.saliency`` of ``hyperparams/interpreting_configs.yml``.
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the change that each random set of channels causes differs in size by at
-            most a quarter from the change that the patch causes; unmatched sets are the most
-            similar others.
+        matched: whether the change by every random set of channels is matched: its size differs by
+            at most a quarter from the size of the patch's change.
     """
 
     patches: tuple[Patch, ...]
@@ -74,7 +73,7 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
         number: number of controls.
         seed: seed of the random draws.
         reference: frames on which the size of a change is measured; required for CHANNELS.
-        kind: kind of all controls, one of KINDS; by default that of each patch.
+        kind: kind of the controls, one of KINDS; by default, each patch has its own default kind.
         others: vectors for OTHERS, at least ``number``: arrays of the layer's shape, or mappings
             from layer names to such arrays.
 

@@ -112,10 +112,10 @@ def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") ->
 def add_alter_from_flag(parser: Parser, default: int) -> None:
     """Add --alter_from_step, the first altered step in the real environment."""
     parser.add_argument("--alter_from_step", type=from_zero, default=default,
-                        help="first step of an episode at which the hidden state is altered. 0 "
-                             "also alters the first change, which starts from the learned initial "
-                             "state, far from all later ones: the coordinate along a removed "
-                             "direction then keeps its initial value")
+                        help="first step of an episode at which the hidden state is altered. With "
+                             "0, the change in the first step is altered, too, so the coordinate "
+                             "along a removed direction keeps its value in the learned initial "
+                             "state, which differs a lot from later states")
 
 
 def add_patch_flags(parser: argparse.ArgumentParser) -> None:

@@ -124,7 +124,7 @@ _SEED: _Form = "a whole number from 0", lambda text: int(_match(r"\d{1,9}", text
 _YES_NO: _Form = "yes or no", {"yes": True, "no": False}.__getitem__
 _OPTIONS: dict[str, _Form] = {  # options that every patch takes
     "cell": ("row.column from the top left, such as 5.10, or several, 5.10/5.11", _parse_cells),
-    "steps": ("from:to, such as 0:20, the first step and the one it ends before", _parse_steps),
+    "steps": ("from:to, such as 0:20, which excludes step 20", _parse_steps),
     "levels": _NUMBERS}
 _VECTOR = _value("the .npz file of a steering vector", r"(?P<vector>.+\.npz)", Path)
 # Class, text form of the value (None if the patch takes no value), and further options by name.
@@ -139,7 +139,7 @@ _TYPES: dict[str, _Type] = {cls.kind: (cls, value, options) for cls, value, opti
     (kinds.Mean, None, {"over": _choice("cells", "channels")}),
     (kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _SEED}),
     (kinds.Noise, _value(
-        "sigma, a number, or with sd after it of standard deviations of the channel (0.5sd)",
+        "sigma: a number, or a multiple of each channel's standard deviation, such as 0.5sd",
         rf"(?P<sigma>{_FLOAT})(?P<reference_sd>sd)?",
         lambda text: text == "sd" or _parse_number(text)),
         {"draw": _choice("once", "picture"), "seed": _SEED}),
@@ -245,8 +245,8 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
     options = [_expand_sweeps(entries, f"{path}, patch {number}")
                for number, entries in enumerate(content, 1)]
     if math.prod(map(len, options)) > MAX_ARMS:
-        raise UserError(f"the sweeps of {path} make {math.prod(map(len, options))} arms, more "
-                        f"than {MAX_ARMS}; divide it into several files")
+        raise UserError(f"the sweeps of {path} define {math.prod(map(len, options))} arms, more "
+                        f"than {MAX_ARMS}; divide the file into several")
     return list(itertools.product(*options))
 
 
@@ -332,7 +332,8 @@ def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
     """Read the files that patches name, and apply their registered options, for one agent.
 
     Args:
-        opening: the agent, and the means to read or record what the patches need.
+        patches: patches as parsed from text.
+        opening: agent, game and reference frames for which the patches are opened.
 
     Raises:
         UserError: if the agent has no such layer, channel or cell; a file is missing, damaged, or
@@ -376,8 +377,8 @@ def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
     """Apply the option ``source``: take the entries from the first frames of source levels."""
     from envs.procgen_env import MAX_LEVEL, LevelSlots  # the simulator runs without Procgen
     if not isinstance(patch, kinds.Interchange):
-        raise UserError(f"source={text} names levels whose entries interchange takes; {patch.kind} "
-                        "takes none")
+        raise UserError(f"source={text} is an option of interchange; {patch.kind} does not have "
+                        "it")
     if opening.env is None:
         raise UserError(f"source={text} names levels of the game, which the simulator does not "
                         "have; leave the patch out")
@@ -387,7 +388,7 @@ def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
         raise UserError(f"source={text} is not {_NUMBERS[0]}") from None
     layer, *others = layers_named(opening.policy, patch.layer)
     if others or max(levels) >= MAX_LEVEL:
-        raise UserError(f"source={text} takes one layer, not {patch.layer}" if others else
+        raise UserError(f"source={text} needs a single layer, not {patch.layer}" if others else
                         f"source={text}: levels are numbered 0 to {MAX_LEVEL - 1}")
     slots = LevelSlots(opening.env, len(levels), edit=opening.edit)
     for slot, level in enumerate(levels):

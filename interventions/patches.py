@@ -4,7 +4,7 @@ a is the output of the layer, and a' its replacement, which later layers read. E
 patch's channels, cells and frames stay unchanged.
 
 Letters in shape comments: R frames that are changed, C channels and H W cells of a layer (units
-are channels with one cell), K channels and M cells that are changed, P = H W.
+are channels with one cell), K channels and M cells that are changed, P = H W, D hidden units.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Project(Patch):
             return (entries * unit).sum(dim=dims, keepdim=True)
 
         to: float | Tensor
-        if isinstance(self.to, str):  # by linearity, the mean component is the mean's component
+        if isinstance(self.to, str):  # by linearity, the mean component is that of the mean
             mean = _require_reference(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
         else:
@@ -314,7 +314,7 @@ class Clamp(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shift(Patch):
-    """Shift the maps of channels; vacated cells get the channel's mean over the reference set.
+    """Shift channels by whole cells; vacated cells get the channel's mean over the reference set.
 
     Attributes:
         down: number of cells to shift down; negative shifts up.
@@ -331,8 +331,8 @@ class Shift(Patch):
     def bind(self, selection: Selection) -> PatchFn:
         layer = selection.layer
         if not layer.is_map or self.cells is not None:
-            raise UserError(f"shift needs a layer with maps and takes no cells, because it moves "
-                            f"whole maps; {layer.name} has the shape {layer.shape}")
+            raise UserError("shift moves whole channels of a convolutional layer, so it takes no "
+                            f"cells; {layer.name} has the shape {layer.shape}")
         means = _require_reference(self.reference, self.kind).channel_means(selection.policy, layer)
         fill = selection.take(means[None])[..., None]  # (1, K, 1, 1)
         # Row i takes the entries of row i - down.

@@ -163,7 +163,8 @@ class _Fitted:
 
 
 def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool) -> _Fitted:
-    """Fit the training part with each penalty, and return the best fit on the penalty part.
+    """Fit a model to the training part with each penalty; return the model with the best score on
+    the penalty part.
 
     Args:
         entries: activations (N, F).
@@ -174,7 +175,8 @@ def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool
     train, train_target = entries[parts.train], target[parts.train]
     held_out, held_target = entries[parts.penalty], target[parts.penalty]
     means = train.mean(axis=0, dtype=np.float64)
-    # One scale for all: otherwise, entries that hardly vary in training could be huge in the test.
+    # Entries share one scale; with its own, an entry that hardly varies in training could be huge
+    # in the test part.
     scale = float(np.sqrt(train.var(axis=0, dtype=np.float64).mean())) or 1.0
     candidates, scores = [], []
     for penalty in PENALTIES:
@@ -303,8 +305,10 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
               rng: np.random.Generator) -> np.ndarray:
-    """Return targets (N,) in which each level has the targets of another level of the same part,
-    repeated or truncated to its number of rows."""
+    """Exchange the targets of levels within each part; return the new targets (N,).
+
+    The targets of the other level are repeated or truncated to the level's number of rows.
+    """
     shuffled = target.copy()
     for part in (parts.train, parts.penalty, parts.test):
         order = rng.permutation(np.unique(levels[part]))

@@ -4,7 +4,8 @@ With the standardised state z = (hx - mu) / sigma, the principal coordinates are
 the rows of C are the components. The independent coordinates are s = (p_k / std_k) W^T, with the
 first k principal coordinates p_k, their standard deviations std_k, and the unmixing matrix W.
 
-Letters in shape comments: D hidden units, P principal components, k independent components.
+Letters in shape comments: D hidden units, P principal components, k independent components, B
+states.
 """
 
 from __future__ import annotations

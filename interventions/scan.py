@@ -1,10 +1,10 @@
 """Effect scans: the effect on an outcome of patching every layer, channel or cell in turn.
 
 The activations of a part are replaced by 0 (``zero``), by their mean over reference frames
-(``mean``), or by the activations in a paired frame (``interchange``, which is activation patching;
-cell by cell, it is the causal trace of Meng et al. 2022, "Locating and editing factual associations
-in GPT"). ``run_scan`` ranks the parts on some levels and tests the strongest on others, to avoid
-selection bias.
+(``mean``), or by the activations in a paired frame (``interchange``). The last kind is activation
+patching; applied cell by cell, it is the causal trace of Meng et al. 2022, "Locating and editing
+factual associations in GPT". ``run_scan`` ranks the parts on some levels and tests the strongest on
+others, to avoid selection bias.
 
 Layout of ``analysis/scan/``::
 
@@ -132,7 +132,8 @@ def parts_of(policy: Policy, layers: Sequence[str], unit: str) -> list[Part]:
         unit: kind of the parts, one of UNITS.
 
     Raises:
-        UserError: if the policy has no such layer, or cells are requested of a layer without a map.
+        UserError: if the policy has no such layer, or cells are requested of a layer that is not
+            convolutional.
     """
     parts = []
     for layer in (find_layer(policy, name) for name in layers):
@@ -141,8 +142,8 @@ def parts_of(policy: Policy, layers: Sequence[str], unit: str) -> list[Part]:
         elif unit == "channel":
             parts += [Part(layer.name, channel) for channel in range(layer.shape[0])]
         elif not layer.is_map:
-            raise UserError(f"{layer.name} has no cells, it is {layer.shape[0]} units; scan its "
-                            "channels, or a layer with a map")
+            raise UserError(f"{layer.name} has no cells: its output is {layer.shape[0]} units; "
+                            "scan its channels, or a convolutional layer")
         else:
             parts += [Part(layer.name, None, (row, column))
                       for row, column in np.ndindex(layer.shape[1], layer.shape[2])]
@@ -454,8 +455,8 @@ def _report(title: str, labels: Sequence[str], table: pd.DataFrame,
         f"The {len(tested)} strongest were tested on {tested['num_levels'].iloc[0]} other levels: "
         "mean over levels of patched minus unpatched outcome, with a 95 % bootstrap interval. p: "
         f"two-sided sign-flip test; p (Holm): corrected for these {len(tested)} parts; none for "
-        "absolute effects, which are never negative. There are no controls: a part with an effect "
-        "need not have a larger one than random parts; compare it with --patch.", "",
+        "absolute effects, which are never negative. The scan has no controls, so an effect may be "
+        "no larger than that of random parts; use --patch to compare a part with controls.", "",
         *markdown_table(
             ("part", "unpatched", "effect (95 %)", "p", "p (Holm)", "mean absolute effect",
              "norm of the change"),

@@ -52,7 +52,7 @@ class Tracker:
         self._by_offset = np.zeros((orders, channels, 2 * height - 1, 2 * width - 1))
 
     def add(self, activations: np.ndarray, without: np.ndarray, cells: np.ndarray) -> None:
-        """Add a level.
+        """Accumulate the maps of one level.
 
         Args:
             activations: maps with the object at each square (Q, C, H, W).

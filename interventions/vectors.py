@@ -148,7 +148,7 @@ def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
         for name, array in arrays.items():
             content = io.BytesIO()
             np.lib.format.write_array(content, array, allow_pickle=False)
-            # With a fixed date; numpy's own writer would store the current one.
+            # A fixed date, because numpy's own writer would store the current date.
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
 
 
