@@ -12,10 +12,10 @@ from pathlib import Path
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config
 from agents.episodes import Episode, PlayOptions, evaluate, play_episodes
+from agents.failures import attribute_failures, causes_of, unknown_hazards
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from agents.similarity import compare_agents, format_similarity
-from attribution.failures.causes import attribute_failures, causes_of, unknown_hazards
 from common.cli import (
     Parser,
     add_compute_flags,

@@ -18,18 +18,17 @@ from matplotlib.figure import Figure
 
 from agents.config import add_env_flags, env_config
 from agents.episodes import last_steps, side_by_side_films
+from agents.failures import causes_of, unknown_hazards
 from agents.reference_set import MIN_FRAMES, played_reference
 from attribution.failures.causes import (
     Levels,
     Run,
     agent_conditions,
-    causes_of,
     invisible_hazards,
     label_agents,
     match_controls,
     play_condition,
     run_of,
-    unknown_hazards,
 )
 from attribution.failures.results import (
     ORIGINAL,

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from agents.agent_file import agent_title, load_agent
+from agents.failures import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
 from agents.provenance import agent_digests, agent_sha256
 from attribution.checking.object_scores import OBJECT_FILES, has_names, read_names
-from attribution.failures.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
 from attribution.feature_directions import SUBDIVISIONS, Examples
 from attribution.feature_directions import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.page_files import (

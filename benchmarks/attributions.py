@@ -27,12 +27,12 @@ import torch
 
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
+from agents.failures import attribute_failures
 from agents.hooks import cached
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, outputs_named
 from attribution import attribute, checks, features, page
 from attribution.checking.agent_checks import CHECKS
-from attribution.failures.causes import attribute_failures
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks
 from attribution.recordings import RecordedFrames, Recording, batches

@@ -31,8 +31,8 @@ from page_exports import needs_browser
 from page_view import colours, facts, fragment_of, image_of, parse_number, pixels, read_script
 from PIL import Image
 
+from agents.failures import recorded_causes
 from attribution.checking.object_scores import OBJECT_FILES
-from attribution.failures.causes import recorded_causes
 from attribution.page_contents import MIN_STABILITY
 from attribution.page_files import FORMAT, AttributionPageFolder
 from attribution.results import INPUT, read_features

@@ -17,6 +17,17 @@ import record
 from agents.agent_file import save_agent
 from agents.edits import Edit, with_edits
 from agents.episodes import PlayOptions, play_episodes
+from agents.failures import (
+    ENDED,
+    MULTIPLE,
+    OTHER,
+    STEPS_PER_STATE,
+    TIMEOUT,
+    FailureAttributor,
+    attribute_failures,
+    causes_of,
+    recorded_causes,
+)
 from agents.networks import Policy
 from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
@@ -39,7 +50,7 @@ HOP, RIGHT, STILL = 8, 7, 4  # actions: to the right and up; to the right; none
 # Seeds of hard levels of CoinRun on which an agent that always hops to the right is killed at a
 # step by what its feet or its front touch, as a person sees it in the frames.
 KILLED = {"saw": (43, 31), "enemy_left": (20, 20), "enemy_right": (22, 50), "lava": (29, 67),
-          causes.MULTIPLE: (51, 31)}  # the last one: a saw and an enemy at one place
+          MULTIPLE: (51, 31)}  # the last one: a saw and an enemy at one place
 
 
 def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1, again=False):
@@ -57,16 +68,16 @@ def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1,
 
 @pytest.fixture(scope="module")
 def attributor():
-    with contextlib.closing(causes.FailureAttributor(HARD)) as found:
+    with contextlib.closing(FailureAttributor(HARD)) as found:
         yield found
 
 
 @pytest.mark.parametrize(("cause", "level"), KILLED.items(), ids=list(KILLED))
 def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     seed, length = level
-    states, steps = driven(HARD, seed, HOP, every=causes.STEPS_PER_STATE)
+    states, steps = driven(HARD, seed, HOP, every=STEPS_PER_STATE)
     assert steps == length
-    left = steps - causes.STEPS_PER_STATE * (len(states) - 1)
+    left = steps - STEPS_PER_STATE * (len(states) - 1)
     before = attributor.before_last(states[-1], [HOP] * left)
     assert attributor.cause(before, HOP) == cause
     with pytest.raises(UserError, match="does not continue"):
@@ -74,24 +85,24 @@ def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
 
 
 def test_an_agent_that_stands_still_runs_out_of_time(attributor):
-    states, steps = driven(EnvConfig("coinrun", "easy"), 1, STILL, every=causes.STEPS_PER_STATE)
+    states, steps = driven(EnvConfig("coinrun", "easy"), 1, STILL, every=STEPS_PER_STATE)
     assert steps == 1000
-    left = steps - causes.STEPS_PER_STATE * (len(states) - 1)
+    left = steps - STEPS_PER_STATE * (len(states) - 1)
     before = attributor.before_last(states[-1], [STILL] * left)
-    assert attributor.cause(before, STILL) == causes.TIMEOUT
+    assert attributor.cause(before, STILL) == TIMEOUT
 
 
 def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_end(monkeypatch):
     states, _ = driven(HARD, KILLED["saw"][0], HOP, every=30)
-    monkeypatch.setattr(causes, "hazards_of", lambda game: tuple(
+    monkeypatch.setattr("agents.failures.hazards_of", lambda game: tuple(
         kind for kind in hazards_of(game) if kind.name == "lava"))
-    with contextlib.closing(causes.FailureAttributor(HARD)) as of_lava:
-        assert of_lava.cause(states[-1], HOP) == causes.OTHER
+    with contextlib.closing(FailureAttributor(HARD)) as of_lava:
+        assert of_lava.cause(states[-1], HOP) == OTHER
     monkeypatch.undo()
     bigfish = EnvConfig("bigfish", "hard")
     states, _ = driven(bigfish, 3, 7)
-    with contextlib.closing(causes.FailureAttributor(bigfish)) as found:
-        assert found.cause(states[-1], 7) == causes.ENDED
+    with contextlib.closing(FailureAttributor(bigfish)) as found:
+        assert found.cause(states[-1], 7) == ENDED
 
 
 def test_an_invisible_enemy_kills_and_has_no_pixel_nor_a_trail(attributor):
@@ -130,10 +141,10 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, LEVELS, 1, 4)
     plain = {episode.number: episode for episode in play()}
     found = {}  # by the steps between states that are read: cause and steps in view
-    for every in (1, causes.STEPS_PER_STATE):
-        monkeypatch.setattr(causes, "STEPS_PER_STATE", every)
+    for every in (1, STEPS_PER_STATE):
+        monkeypatch.setattr("agents.failures.STEPS_PER_STATE", every)
         found[every] = {}
-        for episode, cause, seen in causes.attribute_failures(HARD, play):
+        for episode, cause, seen in attribute_failures(HARD, play):
             np.testing.assert_array_equal(episode.actions, plain[episode.number].actions)
             assert (cause is None) == plain[episode.number].level_complete
             found[every][episode.number] = cause, seen
@@ -154,12 +165,12 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
 
 def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
     """Sixteen times the same episode: each of its steps is looked at in one of them."""
-    levels = [(number, KILLED["saw"][0]) for number in range(causes.STEPS_PER_STATE)]
+    levels = [(number, KILLED["saw"][0]) for number in range(STEPS_PER_STATE)]
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
                              PlayOptions(greedy=True))
-    sampled = np.array([in_view for *_, in_view in causes.attribute_failures(HARD, play)])
-    monkeypatch.setattr(causes, "STEPS_PER_STATE", 1)
-    exact = np.array([in_view for *_, in_view in causes.attribute_failures(HARD, play)])
+    sampled = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
+    monkeypatch.setattr("agents.failures.STEPS_PER_STATE", 1)
+    exact = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
     assert (exact == exact[0]).all() and exact[0].any()
     np.testing.assert_array_equal(sampled.sum(axis=0), exact.sum(axis=0))
 
@@ -171,13 +182,13 @@ def test_a_recordings_failures_have_the_causes_that_playing_found(tmp_path, caps
     assert record.main([*common, "--logdir", str(tmp_path), "--param_name", "tiny",
                         "--no_action_noise", "--no_videos"]) == 0
     folder = RolloutFolder(tmp_path / "data")
-    found = causes.recorded_causes(folder, folder.finished())
+    found = recorded_causes(folder, folder.finished())
     assert evaluate.main([*common, "--causes", "--output", str(tmp_path / "evaluation.json"),
                           "--num_levels", "0"]) == 0
     counted = read_json(tmp_path / "evaluation.json")["causes"]
     values = list(found.values())
     assert {cause: row["failures"] for cause, row in counted.items()} == {
-        cause: values.count(cause) for cause in causes.causes_of("coinrun")}
+        cause: values.count(cause) for cause in causes_of("coinrun")}
     assert values and "cause of failure" in capsys.readouterr().out
 
     path = folder.steps_file(0)
@@ -185,7 +196,7 @@ def test_a_recordings_failures_have_the_causes_that_playing_found(tmp_path, caps
     steps.loc[:9, "action"] = STILL
     steps.to_csv(path, index=False)
     with pytest.raises(UserError, match="episode 0 differs"):
-        causes.recorded_causes(folder, [0])
+        recorded_causes(folder, [0])
 
 
 def test_mcnemars_test_is_the_exact_one():
@@ -308,7 +319,7 @@ def test_failures_are_counted_and_reported(counted):
         episodes = store.read("episodes", name)
         assert episodes["level"].tolist() == list(range(10))
         assert episodes["level_seed"].tolist() == HARD.draw_levels(10, 5)
-        for cause in causes.causes_of("coinrun"):
+        for cause in causes_of("coinrun"):
             assert rates.loc[(name, cause), "failures"] == (episodes["cause"] == cause).sum()
     text = store.read("report")
     assert store.has("last_frames") and "](failures.png)" in text
@@ -337,7 +348,7 @@ def test_controls_play_and_are_counted(counted, played, capsys):
         np.testing.assert_array_equal(np.sort(one), np.sort(other))
     store = results_in(counted)
     table = pd.read_csv(store.file_of("effects"))
-    assert table["control"].sum() == 2 * len(causes.causes_of("coinrun"))
+    assert table["control"].sum() == 2 * len(causes_of("coinrun"))
     assert (table.loc[~table["control"], "num_controls"] == 2).all()
     assert "fewer than 19 controls" in store.read("report")
 

@@ -1,23 +1,13 @@
-"""Causes of failed episodes, and the conditions under which failures are counted.
-
-Procgen reports whether a level is solved, but not why an episode ended. The cause of a failed
-episode is the hazard whose removal lets the episode continue after its last action. The last step
-is therefore repeated in copies of the level, each without the hazards of one kind near the player:
-if the episode continues in a copy, that kind is the cause.
-
-The state of a level is read only every few steps, which is much cheaper than at every step. The
-state before a failure is restored by replaying the actions since the last state that was read.
-
-The conditions are the original agent, edited agents, invisible hazards and controls.
+"""Conditions under which failures are counted, see ``agents.failures``: the original agent, edited
+agents, invisible hazards and controls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +16,10 @@ import torch
 from agents.agent_file import load_agent
 from agents.edits import Edit, with_edits
 from agents.episodes import Episode, PlayOptions, play_episodes
+from agents.failures import attribute_failures, unknown_hazards
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
-from agents.replay import recorded_game, replayed
-from agents.rollout_files import RolloutFolder
 from attribution.editing import ChangeSizes, random_edits
 from attribution.failures.results import ORIGINAL, SOLVED, episodes_table
 from common.devices import Compute
@@ -38,197 +27,9 @@ from common.errors import UserError, nearest
 from common.progress import Progress
 from common.results import ResultStore
 from envs.level_state import LevelState
-from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, invisible, removed
-from envs.procgen_env import EnvConfig, LevelEdit, StateView
+from envs.objects import GameObject, hazards_of, invisible
+from envs.procgen_env import EnvConfig, LevelEdit
 from stats.effects import Condition
-
-TIMEOUT = "timeout"
-MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, but no single kind does
-OTHER = "other"  # removing all kinds of hazard does not prevent the failure
-ENDED = "ended"  # the hazards of the game are not known
-NEAR = 3.0  # distance from the player in cells within which hazards are removed
-STEPS_PER_STATE = 16  # steps of an episode between two states that are read
-
-
-def causes_of(game: str) -> tuple[str, ...]:
-    """Return all possible causes of failure in a game, its hazards first."""
-    names = [kind.name for kind in hazards_of(game)]
-    return (*names, MULTIPLE, TIMEOUT, OTHER) if names else (ENDED, TIMEOUT)
-
-
-def unknown_hazards(game: str) -> str:
-    """Return a note if the hazards of a game are not known; otherwise an empty string."""
-    return "" if hazards_of(game) else (
-        f"{GAME_OBJECTS_FILE.name} has no table of hazards of {game}, so its causes of failure are "
-        f"{TIMEOUT} and {ENDED}.")
-
-
-class FailureAttributor(StateView):
-    """Finds the causes of failures by replaying steps in a copy of the level.
-
-    Args:
-        config: configuration of the game.
-    """
-
-    def __init__(self, config: EnvConfig):
-        super().__init__(config)
-        self._hazards = hazards_of(config.env_name)
-
-    def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
-        """Return the state before the last action of an episode, by replaying all actions but the
-        last from an earlier state.
-
-        Args:
-            state: state of the level before the first of the actions.
-            actions: actions up to the end of the episode.
-
-        Raises:
-            UserError: if the episode ends before the last action.
-        """
-        self.set(state)
-        for action in actions[:-1]:
-            self._check(not self.step(action)[0])
-        return self.state()
-
-    def cause(self, before: bytes, action: int) -> str | None:
-        """Determine the cause of a failure.
-
-        Args:
-            before: state before the step that ended the episode.
-            action: action of this step.
-
-        Returns:
-            One of ``causes_of``; None if the step solves the level.
-
-        Raises:
-            UserError: if the episode does not end when the step is repeated.
-        """
-        state = LevelState.parse(before, self._game)
-        ended, solved = self._step_from(before, action)
-        self._check(ended)
-        if solved:
-            return None
-        if state.step["cur_time"] + 1 >= state.step["timeout"]:
-            return TIMEOUT
-        if not self._hazards:
-            return ENDED
-        for kind in self._hazards:
-            if self._saves([kind], state, before, action):
-                return kind.name
-        return MULTIPLE if self._saves(self._hazards, state, before, action) else OTHER
-
-    def _saves(self, kinds: Sequence[GameObject], state: LevelState, before: bytes,
-               action: int) -> bool:
-        """Return whether the step no longer ends the episode, or solves the level, if all nearby
-        hazards of the given kinds are removed.
-
-        Args:
-            kinds: kinds of hazard.
-            state, before: state before the step, parsed and as bytes.
-            action: action of the step.
-        """
-        for kind in kinds:
-            state = removed(state, kind, NEAR)
-        without = state.to_bytes()
-        return without != before and (
-            self._step_from(without, action) in ((False, False), (True, True)))
-
-    def _step_from(self, state: bytes, action: int) -> tuple[bool, bool]:
-        """Take a step from a state; return whether it ends the episode, and whether it solves the
-        level."""
-        self.set(state)
-        return self.step(action)
-
-    def _check(self, is_same: bool) -> None:
-        if not is_same:
-            raise UserError(f"a level of {self._game} does not continue from its state as it did "
-                            "before; was it played with another version of Procgen?")
-
-
-class StateSampler:
-    """``watch`` callback of ``play_episodes`` that reads the states of levels at some steps, keeps
-    the last state of each episode, and estimates the number of steps with hazards in view.
-
-    Args:
-        game: name of the game.
-
-    Attributes:
-        last: pair of the step at which the last state was read and this state, by the episode's
-            number.
-        in_view: estimated number of steps with a hazard of each kind in view, by the episode's
-            number. The estimate is STEPS_PER_STATE times the number of read states with such a
-            hazard.
-    """
-
-    def __init__(self, game: str):
-        self._game, self._hazards = game, hazards_of(game)
-        self.last: dict[int, tuple[int, bytes]] = {}
-        self.in_view: dict[int, np.ndarray] = {}
-
-    def __call__(self, number: int, step: int, read: Callable[[], bytes]) -> None:
-        # The offset by the episode's number samples all steps equally often over many episodes.
-        sampled = (step + number) % STEPS_PER_STATE == 0
-        if step == 0:
-            self.in_view[number] = np.zeros(len(self._hazards), int)
-        if step and not sampled:
-            return
-        self.last[number] = step, read()
-        if sampled and self._hazards:
-            level = LevelState.parse(self.last[number][1], self._game)
-            self.in_view[number] += [STEPS_PER_STATE * in_view(level, kind)
-                                     for kind in self._hazards]
-
-
-def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
-                       ) -> Iterator[tuple[Episode, str | None, list[int]]]:
-    """Play episodes, and yield each with the cause of its failure as soon as it ends.
-
-    Args:
-        config: configuration of the game.
-        play: ``play_episodes`` with all arguments bound except ``watch``.
-
-    Yields:
-        The episode; the cause of its failure, one of ``causes_of``, or None if the level was
-        solved; and for each kind of hazard, in the order of ``hazards_of``, the estimated number of
-        steps with such a hazard in view, see ``StateSampler``.
-    """
-    sampler = StateSampler(config.env_name)
-    with contextlib.closing(FailureAttributor(config)) as attributor:
-        for episode in play(watch=sampler):
-            cause = None
-            step, state = sampler.last.pop(episode.number)
-            if not episode.level_complete:
-                actions = episode.actions[step:-1].tolist()
-                cause = attributor.cause(attributor.before_last(state, actions), actions[-1])
-            yield episode, cause, sampler.in_view.pop(episode.number).tolist()
-
-
-def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int, str]:
-    """Find the causes of the failed episodes of a recording by replaying it in the real game.
-
-    Every frame is compared with the recording, which takes 0.3 ms per step.
-
-    Args:
-        folder: the recording.
-        episodes: numbers of finished episodes; see ``RolloutFolder.finished``.
-
-    Returns:
-        Cause by episode number; episodes that solved their level are left out.
-
-    Raises:
-        UserError: if a frame or the end of an episode differs from the recording; see
-            ``agents.replay.replayed``.
-    """
-    causes = {}
-    with contextlib.closing(FailureAttributor(recorded_game(folder))) as attributor:
-        for episode in episodes:
-            actions = folder.steps(episode)["action"]
-            last = len(actions) - 2  # the row before the terminal row
-            [(_, state)] = replayed(folder, episode, [last])
-            cause = attributor.cause(state.to_bytes(), int(actions.iloc[last]))
-            if cause is not None:
-                causes[episode] = cause
-    return causes
 
 
 @dataclasses.dataclass(frozen=True)
