@@ -54,6 +54,10 @@ class GameObject:
                             f"{RIGHT}, not {self.moving!r}")
 
     @property
+    def is_player(self) -> bool:
+        return _PLAYER in self.entity_types
+
+    @property
     def changes_place(self) -> bool:
         """Whether objects of this kind move through the level: kinds with ``mobile`` or
         ``moving``."""
@@ -110,7 +114,7 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
     Raises:
         UserError: if the kind is the player, which every level needs.
     """
-    if _PLAYER in kind.entity_types:
+    if kind.is_player:
         raise UserError(f"{kind.name} is the player of {state.game}, which cannot be removed")
     far = {"x": _FAR_AWAY, "y": _FAR_AWAY}
     if within is None:
@@ -126,10 +130,25 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
 def in_view(state: LevelState, kind: GameObject) -> bool:
     """Return whether an object of a kind, or its trail, lies in the view of the last frame, even if
     it is occluded."""
-    view = (state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2)
+    view = _view(state)
     seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
     cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
     return bool(seen.any() or cells.any())
+
+
+def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
+    """Return the centres of the objects of a kind, without their trails, that lie in the view of
+    the last frame, even if they are occluded: float (objects, 2), x and y in cells."""
+    view = _view(state)
+    seen = state.entities[_entities_of(state, kind) & _reaches(state.entities, *view)]
+    rows, columns = np.nonzero(np.isin(state.grid, kind.cells) & _cells_reach(state, *view))
+    return np.concatenate([np.stack([seen["x"], seen["y"]], axis=1),
+                           np.stack([columns, rows], axis=1) + 0.5])
+
+
+def _view(state: LevelState) -> tuple[float, float, float]:
+    """Return the centre (x, y) of the view, and half of its side, in cells."""
+    return state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2
 
 
 def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:

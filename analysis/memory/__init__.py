@@ -1,0 +1,1 @@
+"""What the hidden state of a recurrent agent holds."""
