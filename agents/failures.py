@@ -41,7 +41,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 def unknown_hazards(game: str) -> str:
     """Return a note if the hazards of a game are not known; otherwise an empty string."""
     return "" if hazards_of(game) else (
-        f"{GAME_OBJECTS_FILE.name} has no table of hazards of {game}, so its causes of failure are "
+        f"{GAME_OBJECTS_FILE.name} lists no hazards of {game}, so the only causes of failure are "
         f"{TIMEOUT} and {ENDED}.")
 
 
@@ -135,7 +135,7 @@ class StateSampler:
         game: name of the game.
 
     Attributes:
-        last: pair of the step at which the last state was read and this state, by the episode's
+        last: last state that was read, as a pair of its step and the state, by the episode's
             number.
         in_view: estimated number of steps with a hazard of each kind in view, by the episode's
             number. The estimate is STEPS_PER_STATE times the number of read states with such a

@@ -230,8 +230,8 @@ class TrajectoryAttributor:
 
     def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
                   integration: Integration) -> None:
-        """Attribute to a layer all outputs that have no summary for this layer yet. Write the
-        attributions and the activations of the layer's features."""
+        """Attribute outputs to a layer, and write the attributions and the activations of the
+        layer's features. Outputs that already have a summary for this layer are skipped."""
         outputs = self.unfinished(bottleneck.name)
         if outputs:
             attributor = LayerIntegratedGradients(
@@ -270,8 +270,8 @@ class TrajectoryAttributor:
                     multiply, f"{bottleneck.name} gradient-times-activation trajectory")
 
     def differentiate_frames(self) -> None:
-        """Compute and write the gradients with respect to the frames of all outputs whose gradients
-        have no summary yet."""
+        """Compute and write the gradients of outputs with respect to the frames. Outputs whose
+        gradients already have a summary are skipped."""
         outputs = self.unfinished(INPUT)
 
         def differentiate(frame_ids: np.ndarray) -> list[Arrays]:
@@ -279,7 +279,7 @@ class TrajectoryAttributor:
             for gradients, output in zip(*frame_gradients(
                     self._context.policy, self._context.compute, outputs,
                     self._context.recording.read(frame_ids))):
-                check_finite_frames(gradients, frame_ids, "gradients by the frame")
+                check_finite_frames(gradients, frame_ids, "gradients with respect to the frame")
                 largest = np.abs(gradients).max(axis=(1, 2, 3))
                 shares = gradients / np.where(largest > 0, largest, 1)[:, None, None, None]
                 items.append({"gradients": shares.astype(np.float16), "largest": largest,
@@ -290,7 +290,7 @@ class TrajectoryAttributor:
                     f"{INPUT} trajectory")
 
     def unfinished(self, layer: str) -> list[Output]:
-        """Return the outputs whose attributions to a layer have no stored summary."""
+        """Return the outputs for which no summary of the attributions to a layer is stored."""
         return [output for output in self._outputs
                 if not self._store.has("summary", layer, output.name)]
 

@@ -1,6 +1,6 @@
 """Check an agent's attributions by experiment. Do they sum to the change of the output? Do cells
 with large attributions matter? Do attributions depend on what the network learned? Do outputs
-change as attributed when a feature is ablated in a layer, or an object is removed from the game?
+change as attributed when a feature is ablated in a layer, or an object is not rendered?
 
 A killed run resumes after the last layer; more checks, layers and outputs can be added later.
 """
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     if not chosen:
         raise UserError(f"{args.attribution_dir} holds no attributions of "
                         f"{', '.join(args.outputs)} to {', '.join(args.layers or ('any layer',))} "
-                        "with a spatial map; python -m attribution.attribute makes them")
+                        "with a spatial map; compute them with python -m attribution.attribute")
     steps = attributions.trajectories()
     rows = np.sort(np.random.default_rng(args.seed).permutation(len(steps))[:args.num_frames])
     checked = CheckContext(context, attributions, rows, steps.frame_ids[rows], args.seed)

@@ -151,10 +151,11 @@ def main(argv: list[str] | None = None) -> None:
         save_agent(path, with_edits(load_agent(args.agent_file), [edit_of(
             features, best["layer"], best["features"], best["strength"])]),
                    origin=dataclasses.replace(origin, edited_from=root))
-        print(f"wrote {path}: without {best['layer']}'s features {best['features']}, strength "
-              f"{best['strength']:g}: fails {best['by_hazard']} of {best['levels']} levels by "
-              f"{hazard.name} ({best['by_hazard_before']} before) and {best['by_others']} by "
-              f"others ({best['by_others_before']})")
+        print(f"wrote {path}: features {', '.join(map(str, best['features']))} of {best['layer']} "
+              f"ablated at strength {best['strength']:g}; fails {best['by_hazard']} of "
+              f"{best['levels']} levels because of {hazard.name} (before the edit: "
+              f"{best['by_hazard_before']}) and {best['by_others']} for other causes (before: "
+              f"{best['by_others_before']})")
     write_table(table, pd.DataFrame(rows))
 
 

@@ -95,8 +95,8 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            8: "failure_causes has not been run with an edited agent and --invisible",
            9: "fewer than six agents have been trained on different numbers of levels",
            11: "python -m attribution.objects has not been run",
-           12: "the attributions do not say the unit of rewards; run python -m "
-               "attribution.attribute again with the same flags, which adds it"}
+           12: "the settings of the attributions lack the unit of rewards; run python -m "
+               "attribution.attribute again with the same flags to add it"}
 PAIRS = 10  # number of pairs of cell and feature in row 2
 SHOWN_OBJECTS = (*OBJECTS_AT_STAKE, "enemy_left", "enemy_right")
 _TINY = np.finfo(np.float32).tiny
@@ -225,7 +225,7 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "effects")
     for row in table[~table["control"].astype(bool)].itertuples():
-        tested = np.isfinite(row.p_holm)  # conditions without controls are not part of the row
+        tested = np.isfinite(row.p_holm)  # conditions without controls are not shown
         yield Finding.of_effect("levels", f"{row.label}: failures by {row.outcome}", row,
                                 shown=tested and max(row.unaltered, row.altered) > 0,
                                 holds=True if row.claimed else None)
@@ -285,8 +285,8 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
                       shown=name == layer)
 
 
-# Functions that yield the findings of a row of the table for one agent, given the layer to show and
-# the seed of the bootstraps. Row 9 needs many agents and has none.
+# By row of the table, the function that yields the findings of one agent, given the layer to show
+# and the seed of the bootstraps. Row 9 has no function, because it needs many agents.
 _ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
     1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
     8: _blind, 10: _clock, 11: _object_scores, 12: _odd_frames}

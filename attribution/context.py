@@ -111,8 +111,8 @@ class AttributionContext:
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def features(self, path: Path, bottleneck: Bottleneck) -> LayerFeatures:
-        """Read the features of a layer. They were found in this agent, or in the original of which
-        this agent is an edited copy.
+        """Read the features of a layer, which were found in this agent or, if this agent is edited,
+        in the original.
 
         Args:
             path: folder of the features of all layers.

@@ -86,14 +86,15 @@ def main(argv: list[str] | None = None) -> None:
         recording = Recording(args.data_dir, policy, args.agent_file)
         if features.settings.get("recording_sha256") != recording.sha256:
             raise UserError(f"the features in {args.features_dir} were found in another recording "
-                            f"than {args.data_dir}; give that one as --data_dir")
+                            f"than {args.data_dir}; give the recording of the features as "
+                            "--data_dir")
         rows = recording.read(features.observations)
         activations = activations_of(policy, rows.frames, [layer], rows.entering)[layer]
         [control] = random_edits(edit, activations, 1, args.random_directions)
         edit = control.edit
-        removed = (f"random directions instead of {removed} (at equal strength, they change the "
-                   f"layer {control.relative:.2f} times as much; the strength makes the sizes "
-                   "equal)")
+        removed = (f"random directions instead of {removed} (at the strength of the edit, they "
+                   f"would change the layer {control.relative:.2f} times as much; their strength "
+                   "was rescaled to make both changes equally large)")
     edited = in_weights(policy, edit) if args.in_weights else with_edits(policy, [edit])
     save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
     print(f"wrote {args.output}: {args.agent_file} without {removed}, strength {edit.strength:g}, "

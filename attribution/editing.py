@@ -5,8 +5,8 @@ A control permutes the channels of the edit's directions, with the same permutat
 directions. The strength of a control is chosen such that control and edit change the layer by the
 same norm, averaged over frames.
 
-Letters in shape comments: N frames, C channels of the layer, M channels by sign, F directions, R
-rank of an edit, O output channels of a module, P cells.
+Letters in shape comments: N frames, C channels of the layer, M channels after the split by sign (C,
+or 2 C with a split), F directions, R rank of an edit, O output channels of a module, P cells.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def pool_behind(policy: Policy, layer: str) -> str:
     """
     name, module = _module_behind(policy, layer)
     if not isinstance(module, L2Pool):
-        raise UserError(f"there is no L2 pool behind {layer}, but {name}; leave --behind_pool out")
+        raise UserError(f"{layer} is read by {name}, which is not an L2 pool; leave --behind_pool "
+                        "out")
     return name
 
 
@@ -75,8 +76,8 @@ def in_weights(policy: Policy, edit: Edit) -> Policy:
 def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
     """Return the name of the module of the embedder that reads a layer, and the module.
 
-    If this module is a convolution or a linear module, no other module reads the layer: a layer
-    that a residual unit also reads is followed by a ReLU or a sum.
+    If this module is a convolution or a linear module, no other module reads the layer, because a
+    layer that a skip connection also reads is followed by a ReLU or a sum.
     """
     names = [candidate.name for candidate in all_layers(policy)
              if candidate.name.startswith("embedder.")]
@@ -170,8 +171,8 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
             controls.append(RandomEdit(dataclasses.replace(
                 control, strength=edit.strength / relative), relative))
     if len(controls) < number:
-        raise UserError(f"{number} controls cannot be drawn for the edit of {edit.layer}: there "
-                        f"are {len(controls)} other directions that change anything; take fewer "
+        raise UserError(f"{number} controls cannot be drawn for the edit of {edit.layer}: only "
+                        f"{len(controls)} permutations of its channels change the layer; lower "
                         "--num_controls")
     controls.sort(key=lambda control: 0.0 if control.near else abs(np.log(control.relative)))
     return controls[:number]

@@ -3,12 +3,13 @@ dataset examples of each feature.
 
 Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
-al. 2020, "Understanding RL vision", "Feature directions"). Examples are, as in their interface, one
-observation per position of the frame, and the observations in which a feature is strongest. Only
-the number of the observation, a box in it, and the strength of the feature in the box are stored.
+al. 2020, "Understanding RL vision", "Feature directions"). As in the article's interface, examples
+of a feature are one observation per position of the frame, and the observations in which the
+feature is strongest. Only the number of the observation, a box in it, and the strength of the
+feature in the box are stored.
 
 Letters in shape comments: O observations, C H W channels and grid of a layer, N rows (or patches of
-a thumbnail), M slots, F features, R C positions in the frame.
+a thumbnail), M slots, F features, R C rows and columns of positions (only in ``Examples``).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ THUMBNAIL = 4  # patches of a thumbnail along each side
 _PATCHES_PER_CELL = 4  # maximum number of patches of a thumbnail from one cell
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")
 _MAX_ITERATIONS = 400
-_MORE_ITERATIONS = 10  # extra iterations without convergence, to measure the remaining gain
-_ROWS, _HALVES = 0, 1  # streams of random numbers, in addition to the seed
+_MORE_ITERATIONS = 10  # further iterations of a fit that has not converged, to measure the gain
+_ROWS, _HALVES = 0, 1  # independent streams of random numbers; each is combined with the seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +101,14 @@ class _Rows:
         self.cells = nonzero[0].size
         self.numbers = np.flatnonzero(nonzero)
         if number > slots:
-            raise UserError(f"the layer {samples.name} has {slots} slots, which {number} features "
-                            f"are too many for; give --nmf_features {slots} or fewer")
+            raise UserError(f"the layer {samples.name} has {slots} slots, too few for {number} "
+                            f"features; give --nmf_features {slots} or fewer")
         if len(self.numbers) < ROWS_PER_FEATURE * number or not samples.attributions.any():
-            raise UserError(f"the layer {samples.name} has {len(self.numbers)} rows of {kind} that "
-                            f"are not zero in {len(samples.episodes)} observations, and {number} "
+            raise UserError(f"the layer {samples.name} has {len(self.numbers)} non-zero rows of "
+                            f"{kind} in {len(samples.episodes)} observations, but {number} "
                             f"features need {ROWS_PER_FEATURE * number}; give more "
-                            "--num_observations or fewer --nmf_features, or another of --layers if "
-                            "the value does not depend on this one")
+                            "--num_observations or fewer --nmf_features, or choose other --layers "
+                            "if the value does not depend on this one")
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rows with the given indices (n,) as an array (n, M)."""
@@ -164,7 +165,7 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
     Args:
         samples: activations and attributions.
         components: directions of any sign over the layer's channels (k, C).
-        number: number of features F to keep, those of the 2 k features with the largest
+        number: number F of features to keep: of the 2 k features, those with the largest
             |attribution| of the value.
 
     Returns:
@@ -180,7 +181,7 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
     nonzero = directions.sum(axis=1) > 0
     directions, names = directions[nonzero], names[nonzero]
     if number > len(directions):
-        raise UserError(f"{len(components)} components make {len(directions)} features of the "
+        raise UserError(f"{len(components)} components give only {len(directions)} features of the "
                         f"layer {samples.name}, not {number}; give fewer --nmf_features")
     rows = _Rows(samples, ATTRIBUTIONS, number, number)
     directions = (directions / directions.sum(axis=1, keepdims=True)).astype(np.float32)

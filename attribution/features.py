@@ -91,8 +91,8 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     context = AttributionContext(args)
     if context.wants_frame:
-        raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients and no "
-                        f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} gives them")
+        raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients but no "
+                        f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} computes the gradients")
     observations = context.recording.observations(args.num_observations, args.seed)
     if len(observations) < args.num_observations:
         logger.warning("the recording has %d frames, fewer than the %d of --num_observations; "

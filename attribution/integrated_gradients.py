@@ -91,8 +91,8 @@ class Attributions:
     older: np.ndarray | None = None
 
     def integral(self, number: int) -> dict[str, np.ndarray]:
-        """Return all arrays of one output except its attributions, (B,) each, by their names in
-        files; ``number`` is the index of the output."""
+        """Return the arrays of the output with index ``number`` except its attributions, (B,) each,
+        by their names in files."""
         older = {} if self.older is None else {"older": self.older[number]}
         return {"output": self.outputs[number], "baseline": self.baselines[number],
                 "gap": self.errors[number], "steps": self.steps[number], **older}
@@ -418,8 +418,8 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
     sum to the output minus the output at the start of the path.
 
     Args:
-        policy, *args: as for :class:`LayerIntegratedGradients`, for an agent with memory and
-            without a baseline.
+        policy: the agent, which must have memory.
+        *args: further arguments of :class:`LayerIntegratedGradients`, except ``baseline``.
     """
 
     def __init__(self, policy: Policy, *args):

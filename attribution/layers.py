@@ -1,7 +1,8 @@
 """Layers that an agent's outputs can be attributed to.
 
-Attributions to a layer add up to an output if the layer is a *bottleneck*: every path from this
-step's frame to both heads passes through it, which is tested on the traced network itself.
+Attributions to a layer sum to the change of an output from its baseline if the layer is a
+*bottleneck*: every path from this step's frame to both heads passes through it. This is tested on
+the traced network.
 
 Letters in shape comments: C channels and H x W cells of a layer; a layer of units counts as a map
 of one cell.
@@ -48,8 +49,8 @@ class Bottleneck:
 
 
 def short_names(policy: Policy) -> dict[str, str]:
-    """Return the default layers for attribution, in order of computation: the path of each layer's
-    module by its short name."""
+    """Return the default layers for attribution, in order of computation, as a dict from a layer's
+    short name to the path of its module."""
     if type(policy.embedder) in _SHORT_NAMES:
         return dict(_SHORT_NAMES[type(policy.embedder)])
     return {layer.name.rpartition(".")[2]: layer.name for layer in all_layers(policy)

@@ -158,8 +158,8 @@ def main(argv: list[str] | None = None) -> None:
         size = sum(path.stat().st_size for path in temporary.rglob("*"))
     slope = content.unit["slope"]
     print(f"{content.steps.num_trajectories} trajectories, {len(content.steps)} frames, "
-          f"{len(content.layers)} layers, {len(content.outputs)} outputs; rewards times "
-          f"{settings.reward_scale:.4g}: slope of returns on values "
+          f"{len(content.layers)} layers, {len(content.outputs)} outputs; slope of returns on "
+          f"values with rewards scaled by {settings.reward_scale:.4g}: "
           + ("unknown" if slope is None else f"{slope:.2f} ({content.unit['slope_low_95']:.2f} to "
              f"{content.unit['slope_high_95']:.2f})"))
     if content.unit["off"]:

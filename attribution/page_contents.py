@@ -75,9 +75,10 @@ _TITLES = {
 _PREFIXES = {"log_prob_any_": "log-probability of anything ", "log_prob_": "log-probability of ",
              "logit_sum_": "sum of logits: "}
 _WHY = {TIMEOUT: "Episodes that ended at the time limit.",
-        MULTIPLE: "Replaying the last step ends the episode without any single kind of hazard, but "
-                  "not without all hazards nearby.",
-        OTHER: "Replaying the last step ends the episode even without hazards nearby.",
+        MULTIPLE: "When the last step is replayed, the episode ends whichever single kind of "
+                  "hazard is removed, but not if all nearby hazards are removed.",
+        OTHER: "When the last step is replayed, the episode ends even if all nearby hazards are "
+               "removed.",
         ENDED: "Failed episodes; the hazards of this game are not known."}
 
 
@@ -143,8 +144,8 @@ class AttributedAgent:
             self._store.check_features(features)
         for name in activations or ():
             if name not in self.features:
-                raise UserError(f"there are no features of a layer '{name}' whose activations "
-                                f"could be shown{nearest(name, self.features)}")
+                raise UserError(f"--activations names the layer '{name}', which has no attributed "
+                                f"features{nearest(name, self.features)}")
         self._with_activations = {
             name for name, features in self.features.items()
             if math.prod(features.facts["grid"]) <= MAX_CELLS
@@ -152,8 +153,8 @@ class AttributedAgent:
         gradients = self._store.outputs(INPUT)
         self.layers = [*([INPUT] if gradients else []), *self.features]
         if not self.layers:
-            raise UserError(f"{attributions} holds no finished attributions; {ATTRIBUTION_SCRIPT} "
-                            "makes them")
+            raise UserError(f"{attributions} holds no finished attributions; compute them with "
+                            f"{ATTRIBUTION_SCRIPT}")
         self.steps = self._store.trajectories()
         self.outputs = [*dict.fromkeys(itertools.chain(*map(self.outputs_at, self.layers)))]
         self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))  # stable
@@ -180,8 +181,8 @@ class AttributedAgent:
         return self.recording.read(self.steps.part(trajectory).frame_ids).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
-        """Read attributions along a trajectory, or what the page shows like them: gradient times
-        activation, activations, or gradients with respect to the frame.
+        """Read attributions along a trajectory, or a quantity that the page shows in the same way:
+        gradient times activation, activations, or gradients with respect to the frame.
 
         Activations have a residual of zero. Gradients with respect to the frame are summed over
         colours, which gives the change of the output when a pixel gets brighter.
@@ -216,7 +217,7 @@ class AttributedAgent:
         return self._store.read("over_time", layer, output, self.lags(layer, output), trajectory)
 
     def page_layer(self, name: str) -> PageLayer:
-        """Return what the page shows of a layer, given its short name, or of the frame (INPUT)."""
+        """Return the page's content for a layer, given its short name, or for the frame (INPUT)."""
         available = self.outputs_at(name)
         outputs = tuple(number for number, output in enumerate(self.outputs)
                         if output in available)
@@ -446,10 +447,11 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
         gaps, residuals = _errors(agent, layer, output)
         what = f"{title_of(output)} at {layer}"
         lists += [
-            ("Largest completeness errors", f"Attributions of {what} differ most from the change "
-             "of the output from its baseline, relative to that change.", best(gaps), gaps),
-            ("Largest residuals", f"The residual has the largest share of |attribution| of {what}.",
-             best(residuals), residuals)]
+            ("Largest completeness errors", f"Frames in which the summed attribution of {what} "
+             "differs most from the change of the output from its baseline, relative to that "
+             "change.", best(gaps), gaps),
+            ("Largest residuals", "Frames in which the residual has the largest share of the "
+             f"|attribution| of {what}.", best(residuals), residuals)]
     return [{"title": title, "why": why,
              "steps": [[*steps.place(step), None if scores is None else float(scores[step])]
                        for step in chosen.tolist()]}
@@ -458,8 +460,9 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
 
 def _explain_cause(cause: str) -> str:
     """Return the page's explanation of a cause of failure."""
-    return _WHY.get(cause, "Replaying the last step in the real game without the "
-                           f"{cause.replace('_', ' ')} nearby does not end these episodes.")
+    return _WHY.get(cause, "When the last step is replayed in the real game without the nearby "
+                           f"hazards of the kind {cause.replace('_', ' ')}, these episodes do not "
+                           "end.")
 
 
 def _failures(agent: AttributedAgent) -> list[dict]:

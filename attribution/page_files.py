@@ -229,7 +229,7 @@ class PageContent:
             check.
         tolerance: accepted completeness error.
         remembers: whether the agent has a memory.
-        start: first view: numbers of the ``layer``, the ``trajectory`` and the ``step``.
+        start: numbers of the ``layer``, ``trajectory`` and ``step`` that the page shows first.
     """
 
     experiment: str
@@ -490,7 +490,7 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
     content = read_json(path)
     if not isinstance(content, dict) or not all(isinstance(names, dict)
                                                 for names in content.values()):
-        raise UserError(f"{path} holds no names of features by layer: "
+        raise UserError(f"{path} holds no names of features by layer, such as "
                         '{"2b": {"1": "a name"}}')
     labels: dict[str, dict[int, str]] = {}
     for layer, names in content.items():
@@ -503,7 +503,7 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
                 raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
                                 f"features are numbered 1 to {count}")
             if not isinstance(name, str) or len(name) > MAX_NAME:
-                raise UserError(f"in {path} the name of feature {number} of {layer} is no text of "
-                                f"at most {MAX_NAME} letters")
+                raise UserError(f"in {path} the name of feature {number} of {layer} is not a text "
+                                f"of at most {MAX_NAME} characters")
             labels.setdefault(layer, {})[int(number) - 1] = name
     return labels

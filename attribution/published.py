@@ -251,7 +251,7 @@ def read_joblib(path: Path, what: str) -> dict:
                         "from such a file, because any other entry could be code") from None
     except Exception as error:  # files of other formats can raise almost any exception
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-        raise UserError(f"the {what} {path} is truncated, compressed or no joblib file "
+        raise UserError(f"the {what} {path} is truncated, compressed or not a joblib file "
                         f"({reason})") from None
     if not isinstance(loaded, dict):
         raise UserError(f"the {what} {path} holds a {type(loaded).__name__}, not a dict")

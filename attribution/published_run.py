@@ -49,7 +49,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     Args:
         checkpoint_path: published checkpoint (``.jd``), which is converted, or an agent file.
         output_dir: folder for all results.
-        load_kwargs: ``resample`` (True); False uses the existing recording in the folder.
+        load_kwargs: ``resample`` (True), whether to record; if False, the recording in the folder
+            is used.
         trajectories_kwargs: ``num_envs``, number of trajectories (8), and ``num_steps``, steps per
             trajectory (512).
         observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of

@@ -194,8 +194,8 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     store = ResultStore(Path(path) / layer, FEATURES)
     settings = read_description(store.settings_file)
     if _FACTS not in settings:
-        raise UserError(f"{store.path} holds no finished features of the layer '{layer}'; "
-                        f"{FEATURES_SCRIPT} finds them")
+        raise UserError(f"{store.path} holds no finished features of the layer '{layer}'; find "
+                        f"them with {FEATURES_SCRIPT}")
     names = "directions", "mean_activations", "observations"
     directions, mean_activations, observations = map(store.read, names)
     facts = settings[_FACTS]
@@ -203,7 +203,7 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
             or list(mean_activations.shape[1:]) != list(facts.get("grid", ()))):
         raise UserError(f"{store.path} is damaged: the shapes of its files do not fit each other; "
-                        f"{FEATURES_SCRIPT} --overwrite makes them again")
+                        f"replace them with {FEATURES_SCRIPT} --overwrite")
     digest = hashlib.sha256()
     for name in names[:2]:
         digest.update(sha256(store.file_of(name)).encode())
@@ -230,11 +230,11 @@ def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
     again = f"; give --features_dir of this agent, or find them with {FEATURES_SCRIPT}"
     agent = str(features.settings.get("agent_sha256"))
     if agent not in agents:
-        raise UserError(f"the features in {folder} are of the agent {agent[:12]}, and this one is "
+        raise UserError(f"the features in {folder} belong to the agent {agent[:12]}, not to "
                         f"{' or '.join(sorted(digest[:12] for digest in agents))}{again}")
     if game not in (None, features.settings.get("game")):
-        raise UserError(f"the features in {folder} are of the game "
-                        f"{features.settings.get('game')}, and this one is {game}{again}")
+        raise UserError(f"the features in {folder} belong to the game "
+                        f"{features.settings.get('game')}, not to {game}{again}")
     if (features.settings.get("layer") != bottleneck.layer.name
             or features.mean_activations.shape != bottleneck.shape):
         raise UserError(f"the features in {folder} are of the layer "
@@ -257,7 +257,7 @@ def finished_layers(path: Path) -> list[str]:
                 for file in Path(path).glob(f"*/{FEATURES.settings_name}")}
     finished = [name for name in settings if _FACTS in settings[name]]
     if not finished:
-        raise UserError(f"{path} holds no finished features; {FEATURES_SCRIPT} finds them")
+        raise UserError(f"{path} holds no finished features; find them with {FEATURES_SCRIPT}")
     return sorted(finished, key=lambda name: (settings[name].get("place", 0), name))
 
 
@@ -323,8 +323,8 @@ class AttributionStore(ResultStore):
             if settings.get(key) not in accepted:
                 raise UserError(f"the attributions in {self.path} are of another {what}: its "
                                 f"checksum is {str(settings.get(key))[:12]}, not "
-                                f"{' or '.join(sorted(digest[:12] for digest in accepted))}; make "
-                                f"them again with {ATTRIBUTION_SCRIPT}")
+                                f"{' or '.join(sorted(digest[:12] for digest in accepted))}; "
+                                f"compute them again with {ATTRIBUTION_SCRIPT}")
 
     def check_features(self, features: LayerFeatures) -> None:
         """Check that any existing attributions to a layer were reduced to the given features.
@@ -336,9 +336,9 @@ class AttributionStore(ResultStore):
             checksum = self.read("layer", features.name).get("features_sha256")
             if checksum != features.checksum:
                 raise UserError(f"the attributions in {self.path} to the layer '{features.name}' "
-                                f"are of features with the checksum {str(checksum)[:12]}, and "
-                                f"those given have {features.checksum[:12]}; name the right "
-                                "--features_dir, or make the attributions in another folder")
+                                f"are of features with the checksum {str(checksum)[:12]}, but the "
+                                f"given features have {features.checksum[:12]}; give the matching "
+                                "--features_dir, or compute attributions in another folder")
 
 
 def error_quantiles(errors: np.ndarray) -> dict[str, float]:

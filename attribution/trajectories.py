@@ -114,8 +114,9 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
     recorded = folder.index()["episode"].unique().tolist()
     missing = set(episodes) - set(recorded)
     if missing or not recorded:
-        raise UserError(f"{folder.path} has {len(recorded)} finished episodes, without "
-                        f"{sorted(missing) or 'any'}; record.py writes them")
+        raise UserError(f"{folder.path} has {len(recorded)} finished episodes"
+                        + (f", but not {sorted(missing)}" if missing else "")
+                        + "; record episodes with record.py")
     selected = list(episodes) or recorded
     if choose == FAILURES:
         rewards = folder.all_steps(selected).groupby("episode")["reward"].sum()
@@ -158,8 +159,8 @@ def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.
     steps, log_probs = folder.steps(episode), folder.array_files(episode).log_probs
     length = len(steps) - 1  # the terminal row is not a step
     if length < 1 or not steps["done"].iloc[-1] or steps["done"].iloc[:-1].any():
-        raise UserError(f"{folder.steps_file(episode)} is no whole episode: its last row, and no "
-                        "other, must be done")
+        raise UserError(f"{folder.steps_file(episode)} is not a whole episode: done must be set in "
+                        "its last row, and in no other")
     size = min(length, most)
     column = {name: steps[name].to_numpy() for name in ("value", "action", "reward", "done")}
     ended = column["done"][1:size + 1]

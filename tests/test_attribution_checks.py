@@ -113,7 +113,7 @@ def test_attributions_of_the_wrong_sign_are_found_out(box_agent, box_run, tmp_pa
     assert feature.slope == pytest.approx(-1, abs=0.01)
     box = table_of(store, "objects").set_index("kind").loc["box"]
     assert box["agreement"] < 0.1 and not box["above_chance"]
-    assert "not so for block3, value" in store.read("report")
+    assert "exceptions: block3, value" in store.read("report")
 
 
 def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, tmp_path):
@@ -136,7 +136,7 @@ def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, 
 
 @pytest.mark.parametrize(("name", "key", "words"), [
     ("settings.json", "recording_sha256", "are of another recording"),
-    ("block3/settings.json", "features_sha256", "name the right --features_dir")])
+    ("block3/settings.json", "features_sha256", "give the matching --features_dir")])
 def test_attributions_of_others_are_refused(box_agent, box_run, tmp_path, capsys, name, key, words):
     other = shutil.copytree(box_run / "attribution", tmp_path / "attribution")
     settings = json.loads((other / name).read_text())
@@ -199,7 +199,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(box_
     assert np.isnan(lava["agreement"]) and lava["frames"] == 4
     assert coin["share"] / coin["area"] == pytest.approx(coin["density"])
     table = table.reset_index().assign(layer="block3", output="value")
-    assert "in 1 of 2 cases; not so for block3, value, saw" in CHECKS["objects"].verdict(table)
+    assert "in 1 of 2 cases; exceptions: block3, value, saw" in CHECKS["objects"].verdict(table)
 
 
 # Object masks of recordings, scores and names of features

@@ -74,7 +74,8 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run,
 @pytest.mark.parametrize(("labels", "words"), [
     ({"block4": {"1": "x"}}, r"a layer 'block4', which is not shown \(did you mean 'block3'\?\)"),
     ({MAP: {"6": "x"}}, "a name for feature '6' of block3, whose features are numbered 1 to 5"),
-    ({MAP: {"1": "x" * 61}}, "no text of at most 60 letters"), ([1], "holds no names of features")])
+    ({MAP: {"1": "x" * 61}}, "not a text of at most 60 characters"),
+    ([1], "holds no names of features")])
 def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path):
     (tmp_path / "labels.json").write_text(json.dumps(labels))
     with pytest.raises(UserError, match=words):

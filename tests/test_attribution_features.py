@@ -138,8 +138,8 @@ def test_a_layer_that_nothing_reads_or_that_is_too_small_is_refused():
     held, _ = planted(overlapping=False, signed=False)
     dead = LayerSamples("block9", 0 * held.attributions, held.activations, held.episodes)
     for bad, number, words in (
-            (dead, 3, "block9 has 0 rows of attributions that are not zero in 40 observations"),
-            (held, 7, "has 6 slots, which 7 features are too many for"),
+            (dead, 3, "block9 has 0 non-zero rows of attributions in 40 observations"),
+            (held, 7, "has 6 slots, too few for 7 features"),
             (LayerSamples("x", held.attributions[:1] * (np.arange(36).reshape(6, 6) < 5),
                   held.activations[:1], held.episodes[:1]), 3, "3 features need 30")):
         with pytest.raises(UserError, match=words):

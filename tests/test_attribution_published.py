@@ -155,7 +155,7 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path, capsys):
     content, path = (tmp_path / "whole.jd").read_bytes(), tmp_path / "damaged.jd"
     for damaged in (b"", content[:5000], content[:-30], b"PK" + content):
         path.write_bytes(damaged)
-        assert "truncated, compressed or no joblib file" in refused(path, capsys)
+        assert "truncated, compressed or not a joblib file" in refused(path, capsys)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -327,7 +327,7 @@ def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
     np.testing.assert_array_equal(edit.directions.nonzero()[:, 1], [GUARD])
     origin = read_origin(output / "blind_to_saw.pth")
     assert origin.edited_from == agent_sha256(folder / "model.pth")
-    assert f"fails {tried['by_hazard']['1']} of 6 levels by saw" in capsys.readouterr().out
+    assert f"fails {tried['by_hazard']['1']} of 6 levels because of saw" in capsys.readouterr().out
 
 
 def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):

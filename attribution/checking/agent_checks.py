@@ -1,8 +1,8 @@
 """All checks of an agent's attributions, and the files of analysis/attribution/checks::
 
     settings.json                       settings
-    raw/<check>/<layer>/<output>.npz    results per frame, see ``arrays`` of each check, and ``of``,
-                                        the checksum of the features
+    raw/<check>/<layer>/<output>.npz    results per frame (``Check.arrays``), and ``of``, the
+                                        checksum of the features
     raw/objects/<output>.npz            results per frame of the removal of objects, which are the
                                         same for all layers; ``of`` is the agent's checksum
     <check>.csv, <check>.png            table and figure of each check
@@ -49,11 +49,11 @@ class Completeness(Check):
 
     title = "Do the attributions add up?"
     method = (
-        "Gap: |sum of the attributions - (output - output at the baseline)|, as a share "
-        "of that difference, or of a tenth of the output's deviation where this is "
-        f"larger. Bar: median at most {MEDIAN_BAR:.1%}, 99 % of all frames at most "
-        f"{HIGH_BAR:.0%}.")
-    columns: ClassVar = {"frames": "frames", "median": "median", "high": "99 %",
+        "Completeness error: |sum of the attributions - (output - output at the baseline)|, "
+        "divided by |output - output at the baseline| or by a tenth of the output's standard "
+        "deviation, whichever is larger. Criterion: the median is at most "
+        f"{MEDIAN_BAR:.1%}, and the 99 % quantile at most {HIGH_BAR:.0%}.")
+    columns: ClassVar = {"frames": "frames", "median": "median", "high": "99 % quantile",
         "largest": "largest", "above": "frames above the tolerance", "met": "met"}
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
@@ -75,14 +75,14 @@ class Completeness(Check):
             axes.plot(np.maximum(table[column], 1e-7), np.arange(len(names)), "o", color=colour,
                       label=label)
             axes.axvline(bar, color=colour, linewidth=0.8, linestyle="--")
-        axes.set(xscale="log", xlabel="gap (bars: dashed)")
+        axes.set(xscale="log", xlabel="completeness error (dashed: limits)")
         axes.set_yticks(np.arange(len(names)), names, fontsize=8)
         axes.invert_yaxis()
         axes.legend(fontsize=8)
         return figure
 
     def verdict(self, table: pd.DataFrame) -> str:
-        return summarise(table["met"], table, "Gaps are within the bar")
+        return summarise(table["met"], table, "Completeness errors are within the limits")
 
 
 CHECKS: dict[str, Check] = {

@@ -1,11 +1,10 @@
-"""Base class of the checks of attributions. All checks use the same frames; many compute outputs at
-changed activations of a layer.
+"""Base class of the checks of attributions, and outputs at changed activations of a layer.
 
 A check computes results per frame for each attributed layer and output, and summarises them in a
-table, a figure and a one-sentence verdict.
+table, a figure and a one-sentence verdict. All checks use the same frames.
 
 Letters in shape comments: N frames, B frames of a batch, C H W channels and grid of a layer,
-F features, R changed activations of frames.
+F features, R changed copies of the activations of single frames.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Subject:
     """An output, and a layer to whose features it is attributed.
 
     Attributes:
-        bottleneck: the layer, which is a map of cells.
+        bottleneck: the layer, which has a spatial map.
         features: features of the layer.
         output: the output.
     """
@@ -228,9 +227,11 @@ class Check(abc.ABC):
     arrays: ClassVar[dict[str, Array]] = {}
 
     def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
-        """Return the key under which the results for a layer and an output are stored (the names of
-        layer and output, unless a check overrides this method), and the checksum of the features or
-        agent to which the results belong."""
+        """Return the key under which the results for a layer and an output are stored, and the
+        checksum of the features or agent to which they belong.
+
+        By default, the key consists of the names of layer and output.
+        """
         return subject.name, subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
@@ -277,7 +278,7 @@ def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -
         return f"{statement}: no cases."
     names = table[["layer", "output", *more]].agg(", ".join, axis=1)[~holds]
     return f"{statement}: " + (f"yes, in all {len(holds)} cases." if holds.all() else (
-        f"in {holds.sum()} of {len(holds)} cases; not so for {'; '.join(names)}."))
+        f"in {holds.sum()} of {len(holds)} cases; exceptions: {'; '.join(names)}."))
 
 
 def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:

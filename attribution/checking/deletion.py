@@ -55,20 +55,20 @@ _CHANGED_PER_BATCH = 128
 class Deletion(Check):
     """Deletion and insertion curves.
 
-    The stored array ``values`` holds values of the output, float32 (N, orders, 2, M), where orders
-    are those of ``ORDERS``, and 2 stands for deletion and insertion. No cell is replaced or
-    restored at the first point of a curve; all cells are at the last point.
+    The stored array ``values`` holds values of the output, float32 (N, orders, 2, M). The second
+    axis is in the order of ``ORDERS``, the third in the order of ``KINDS``. No cell has been
+    replaced or restored at the first point of a curve, and all cells have at the last point.
     """
 
     title = "Do the cells with the largest attributions matter most?"
     method = (
         "Cells of the layer are set to the baseline (deletion) or restored from it (insertion), "
-        "cells with the largest attribution first. Areas under the curves are in standard "
-        "deviations of the output. Better: by how much the area is smaller than that of the "
-        "other order in deletion, and larger in insertion. Bar: the 95 % interval against "
-        "random orders lies above 0.")
-    columns: ClassVar = {"kind": "curve", "other": "against", "area": "area",
-        "other_area": "other's area", "better": "better", "low_95": "low", "high_95": "high"}
+        "in descending order of attribution. Areas under the curves are in standard deviations "
+        "of the output. Better: advantage over the other order, which is a smaller area in "
+        "deletion and a larger area in insertion. Criterion: the 95 % interval of the advantage "
+        "over random orders lies above 0.")
+    columns: ClassVar = {"kind": "curve", "other": "other order", "area": "area",
+        "other_area": "other order's area", "better": "better", "low_95": "low", "high_95": "high"}
     arrays: ClassVar = {"values": Array(np.float32, f"N {len(ORDERS)} 2 {POINTS}")}
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
@@ -231,8 +231,8 @@ class Ablation(Check):
     title = "Does the output change as attributed when a feature is ablated?"
     method = (
         "Each feature's direction is projected out of every cell of a frame. Expected change: "
-        "minus the sum of the feature's attributions. Slope: of the actual on the expected "
-        "change, 1 if attributions are right and features do not interact.")
+        "minus the sum of the feature's attributions. Slope: regression slope of the actual on "
+        "the expected change; it is 1 if attributions are right and features do not interact.")
     columns: ClassVar = {"feature": "feature", "change": "change", "expected": "expected",
         "slope": "slope", "low_95": "low", "high_95": "high", "r2": "R²",
         "rank_correlation": "rank correlation"}

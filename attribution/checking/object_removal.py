@@ -1,9 +1,9 @@
-"""Removal of objects from the real game in single frames: does the output change by the amount
-attributed to their cells?
+"""Objects left out of single frames: does the output change by the amount attributed to their
+cells?
 
-The frame is rendered again without one kind of object and shown to the agent, whose memory is kept
-(Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis of saliency
-maps for deep reinforcement learning").
+The real game renders the frame again without one kind of object. The agent sees the new frame with
+the same memory (Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis
+of saliency maps for deep reinforcement learning").
 
 Letters in shape comments: N frames, K kinds of object, J outputs, R renderings of a frame, H W
 cells of a layer.
@@ -45,7 +45,7 @@ OBJECTS_AT_STAKE = ("coin", "saw")  # kinds that end or reward an episode, used 
 
 
 class ObjectRemoval(Check):
-    """Changes of the output when single kinds of object are removed.
+    """Changes of the output when single kinds of object are not rendered.
 
     Stored arrays: ``masks``, packed into bits, uint8 (N, K, 512); ``changes``, changes of the
     output, float64 (N, K), 0 where a kind is not in view. Both are the same for all layers.
@@ -53,13 +53,13 @@ class ObjectRemoval(Check):
 
     title = "Does the output change as attributed when an object is removed from the game?"
     method = (
-        "Each kind of object is removed from the real game in one frame, and the agent, with the "
-        "same memory, sees the new frame. Expected change: minus the sum of the attributions in "
-        "the cells that the object's exact mask touches. Agreement: share of frames in which the "
-        "output changes in the expected direction. By chance: agreement with the mask of the "
+        "The real game renders each frame again without one kind of object, and the agent sees "
+        "the new frame with the same memory. Expected change: minus the sum of the attributions "
+        "in the cells that the object's exact mask touches. Agreement: share of frames in which "
+        "the output changes in the expected direction. By chance: agreement with the mask of the "
         "kind in another frame. Density: share of |attribution| in the touched cells, divided by "
-        "their share of the grid. The agent itself is only made invisible. Bar, for coin and "
-        "saw: the interval of the agreement lies above 0.5, and above chance.")
+        "their share of the grid. Criterion for coin and saw: the interval of the agreement lies "
+        "above 0.5, and that of agreement minus chance above 0.")
     columns: ClassVar = {"kind": "object", "frames": "frames", "change": "change",
         "expected": "expected", "agreement": "agreement", "low_95": "low", "high_95": "high",
         "chance": "by chance", "rank_correlation": "rank correlation", "density": "density",
@@ -125,7 +125,7 @@ class ObjectRemoval(Check):
 def changes_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject],
                     run: Callable[[int, LevelState, np.ndarray], np.ndarray]
                     ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the changes of outputs in recorded frames without each kind of object.
+    """Compute how outputs change if a kind of object is not rendered in recorded frames.
 
     Args:
         folder: the recording.

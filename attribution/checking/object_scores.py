@@ -1,4 +1,4 @@
-"""Objects in recorded frames, and the features that respond to them: scores by exact masks, and the
+"""Scores of features as detectors of objects, computed with exact masks of the objects, and the
 files of ``analysis/attribution/objects/``.
 
 ::
@@ -31,13 +31,14 @@ files of ``analysis/attribution/objects/``.
                                 its object, with hallucinations_low_95 and hallucinations_high_95;
                                 null without a name
 
-The score of a feature and a kind of object is an area under the ROC curve: the feature's activation
-in a cell is used to detect the cells that the object's mask touches, over all cells of all frames.
-Many kinds lie in the same part of every frame, and many features are active there whatever the
-frame shows. Cells are therefore weighted. The weight of a touched cell is the share of frames in
-which its position on the grid is not touched; the weight of an untouched cell is the share in which
-its position is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then have the
-same distribution over the grid, and a position that is always, or never, touched has weight 0.
+The score of a feature for a kind of object is the area under the ROC curve with which the feature's
+activation in a cell predicts whether the object's mask touches the cell, over all cells of all
+frames. Many kinds lie in the same part of every frame, and many features are active there whatever
+the frame shows. Cells are therefore weighted. The weight of a touched cell is the share of frames
+in which its position on the grid is not touched; the weight of an untouched cell is the share in
+which its position is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then
+have the same distribution over the grid, and a position that is always, or never, touched has
+weight 0.
 
 The chance level is the same score with the masks of other frames, by a cyclic shift of the frames.
 
@@ -129,7 +130,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         low[place], high[place] = bootstrap.interval_of(
             functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any value is
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if one is
     table = pd.DataFrame({
         "feature": np.repeat(np.arange(len(auc)), len(kinds)), "kind": np.tile(kinds, len(auc)),
         "auc": auc.ravel(), "low_95": low.ravel(), "high_95": high.ravel(),
@@ -245,7 +246,7 @@ class ObjectScorer:
         return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
-        """Compute areas under the ROC curve by chance: each frame gets the masks of another frame.
+        """Compute the chance level of the areas under the ROC curve, with masks of other frames.
 
         Args:
             activations: activations of the features, float (O, H, W, F).
@@ -376,8 +377,8 @@ def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
     """
     kinds = objects_of(config.env_name)
     if not kinds:
-        raise UserError(f"{GAME_OBJECTS_FILE.name} has no objects of {config.env_name}; add them "
-                        "there")
+        raise UserError(f"{GAME_OBJECTS_FILE.name} lists no objects of {config.env_name}; add them "
+                        "to this file")
     return kinds
 
 
@@ -425,12 +426,12 @@ def read_names(store: ResultStore, layer: str) -> dict:
     names = store.read("names", layer)
     if not isinstance(names.get("features"), list):
         raise UserError(f"{store.file_of('names', layer)} is damaged: it has no list of features; "
-                        "delete it to have it made again")
+                        f"delete it, and run {OBJECT_FILES.script} again")
     return names
 
 
 def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
-    """Return whether names and scores are stored for the layer's features with this checksum."""
+    """Return whether names and scores are stored for a layer's features with a given checksum."""
     return store.has("names", layer) and (
         store.read("names", layer).get("features_sha256") == features_sha256)
 

@@ -6,11 +6,11 @@ that does not change with the weights does not depend on what the network learne
 
 *Fidelity*: infidelity and sensitivity, computed with Captum, both from Yeh et al. (2019), "On the
 (in)fidelity and sensitivity of explanations". Infidelity is the mean squared difference between the
-predicted and the actual change of the output when activations move to or from the baseline by
-random shares of their distance (normally distributed, with standard deviation NOISE). It is divided
-by the mean square of the actual change, so that attributions of zero have infidelity 1. Sensitivity
-is the largest relative change of the attributions (Euclidean norm) when activations move by shares
-of at most NOISE.
+predicted and the actual change of the output when activations move towards the baseline or away
+from it by random shares of their distance to it (normally distributed, with standard deviation
+NOISE). It is divided by the mean square of the actual change, so that attributions of zero have
+infidelity 1. Sensitivity is the largest relative change of the attributions (Euclidean norm) when
+activations move by shares of at most NOISE.
 
 Letters in shape comments: N frames, B frames of a batch, S stages, H W cells.
 """
@@ -62,10 +62,11 @@ class Randomisation(Check):
 
     title = "Do the maps depend on what the network learned?"
     method = (
-        "Rank correlation of |attribution| over the cells of a frame with that of the same agent "
-        "with randomised weights: first those of the heads, then, in each row, those of one more "
-        f"part below. Bar: below {CORRELATION_BAR} when all weights are random.")
-    columns: ClassVar = {"drawn_again": "drawn again", "correlation": "rank correlation",
+        "Rank correlation over the cells of a frame between |attribution| of the agent and of a "
+        "copy with randomised weights. The first row randomises the heads, and each further row "
+        "also the next part below. Criterion: the correlation is below "
+        f"{CORRELATION_BAR} when all weights are random.")
+    columns: ClassVar = {"drawn_again": "randomised down to", "correlation": "rank correlation",
         "low_95": "low", "high_95": "high"}
     arrays: ClassVar = {"correlations": Array(np.float64, "S N")}
 
@@ -98,7 +99,7 @@ class Randomisation(Check):
             axes.fill_between(rows["drawn_again"], rows["low_95"], rows["high_95"], color=colour,
                               alpha=0.2, linewidth=0)
         axes.axhline(CORRELATION_BAR, color=DARK_GREY, linewidth=0.8, linestyle="--")
-        axes.set(xlabel="drawn again, with all to the left",
+        axes.set(xlabel="randomised part, in addition to all to its left",
                  ylabel="rank correlation of |attribution|")
         axes.legend(fontsize=8)
         return figure
@@ -110,8 +111,8 @@ class Randomisation(Check):
 
 
 def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
-    """Return the stages of randomisation, from the heads downwards, as pairs of a name and the
-    paths of the modules to randomise."""
+    """Return the stages of the randomisation, from the heads downwards: pairs of a name and the
+    paths of the modules that the stage adds."""
     stages = [(HEADS, ["fc_policy", "fc_value"])]
     if policy.recurrent:
         stages.append((MEMORY, ["gru"]))

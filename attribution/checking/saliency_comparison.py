@@ -118,8 +118,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         simulator: the simulator with its agent.
         compute: device and precision.
         dataset: dataset of the recording.
-        windows: for each of the N frames, index of the dataset window with this frame as its last
-            initial frame (N,).
+        windows: for each frame, index of the dataset window whose last initial frame it is (N,).
         function: output to differentiate.
         lags: numbers of steps after the frame at which the output is read.
         kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
@@ -249,7 +248,7 @@ def frame_deletion_curves(policy: Policy, compute: Compute, recorded: RecordedFr
     changed = np.round(np.linspace(0, side**2, POINTS)).astype(int)
     curves = np.empty((len(recorded.frames), len(scores), 2, POINTS))
     for number, frame in enumerate(with_progress(recorded.frames, len(curves),
-                                                 "frame of deletion")):
+                                                 "deletion frame")):
         ranks = ranks_of(np.stack([score[number] for score in scores]))  # (M, blocks)
         gone = ranks[:, None] < changed[:, None]  # (M, P, blocks)
         hidden = np.stack([gone, ~gone], axis=1).reshape(-1, side, side)
@@ -303,10 +302,11 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
         seed: seed of the bootstrap.
 
     Returns:
-        The table of ``stats.effects.compare_conditions`` with all comparisons in one family.
-        Additional columns are ``map``, ``compared_with``, ``lag``, and the shares ``right`` and
-        ``other`` of correct signs of both. ``altered`` is the difference ``right`` - ``other``,
-        and ``unaltered`` is 0. A control is the same difference with the maps of other frames.
+        The table of ``stats.effects.compare_conditions``, corrected over all comparisons, without
+        the columns ``label`` and ``pattern``. Additional columns are ``map``, ``compared_with``,
+        ``lag``, and the shares of correct signs of both: ``right`` and ``other``. ``altered`` is
+        the difference ``right`` - ``other``, and ``unaltered`` is 0. A control is the same
+        difference with the maps of other frames.
     """
     shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))
     counted = np.all([(change != 0).any(axis=1) for change in changes.values()], axis=0)

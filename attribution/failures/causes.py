@@ -50,7 +50,7 @@ class Run:
 
 
 def run_of(condition: Condition[Run]) -> Run:
-    """Return the agent and level edit of a condition, which must have them."""
+    """Return the ``Run`` of a condition, which must have one."""
     assert condition.value is not None
     return condition.value
 
@@ -201,8 +201,8 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
     conditions = []
     for kind in find_hazards(names, game):
         if kind.cells:
-            raise UserError(f"{kind.name} of {game} is drawn from cells, which cannot be "
-                            "invisible and act")
+            raise UserError(f"{kind.name} of {game} consists of cells, which cannot act while they "
+                            "are invisible")
         label = f"invisible {kind.name}"
         conditions.append(Condition(
             f"invisible_{kind.name}", label, pattern or label,

@@ -161,9 +161,9 @@ def effects(conditions: Sequence[Condition], moved: Mapping[str, float],
             ) -> pd.DataFrame:
     """Compute paired differences of each condition from the original.
 
-    Claims are made in two families of tests, both only for patterns that have controls: edited
-    agents, and conditions with an invisible hazard. An invisible hazard is a planted effect, which
-    the rule must find.
+    Claims are made only for patterns that have controls. P-values are corrected separately in two
+    families of tests: edited agents, and conditions with an invisible hazard. An invisible hazard
+    is a planted effect, which the rule must find.
 
     Args:
         conditions: all conditions except the original.
@@ -259,9 +259,10 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                      *(" to ".join(map(_percent, spread.loc[cause])) for cause in causes)))
     lines = [
         "# Causes of failure", "", markdown_escaped(description), "",
-        "Each failed episode has one cause: the hazard without which its last step, repeated in a "
-        "copy of the real game, does not end it; *multiple* if only removing all hazards prevents "
-        "the end, *timeout* at the time limit, *other* if removing them does not prevent it.", "",
+        "Each failed episode has one cause. Its last step is repeated in a copy of the real game "
+        "without the nearby hazards of one kind; if the episode then continues, this kind is the "
+        "cause. *Multiple*: the episode continues only without all nearby hazards. *Timeout*: the "
+        "time limit was reached. *Other*: the episode ends even without nearby hazards.", "",
         "## Failures by cause, % of levels (95 %, Wilson)", "",
         "Bold: claimed as different from the original.", "",
         *markdown_table(("arm", *causes), rows), *_differences(effects, controls)]
@@ -302,14 +303,15 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
     fewest = shown["num_controls"].min()
     lines = [
         "## Differences from the original on the same levels", "",
-        "Points of % (95 % bootstrap over levels); p: McNemar's exact test; p (Holm): corrected "
-        "over edits and causes; p (controls): (1 + controls with a difference as large) / (1 + "
-        f"controls). **Claimed**: the interval excludes 0 and both p (Holm) and p (controls) "
+        "Percentage points (95 % bootstrap over levels). p: McNemar's exact test; p (Holm): "
+        "corrected over edits and causes; p (controls): (1 + number of controls with at least as "
+        "large a difference) / (1 + number of controls). **Claimed**: the interval excludes 0 and "
+        "both p (Holm) and p (controls) "
         f"are <= {LEVEL}. An invisible hazard is a planted effect, which the same rule must find; "
         "it is not an edit, and is corrected separately.", "",
         *([controls, ""] if controls else []),
-        *(["Nothing is claimed about arms without controls; agents with different weights have "
-           "none.", ""] if np.isnan(fewest) else []),
+        *(["Nothing is claimed about arms without controls. Agents whose weights differ from the "
+           "original's have none.", ""] if np.isnan(fewest) else []),
         *warn_of_few_controls(fewest),
         *markdown_table(
             ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
