@@ -188,10 +188,10 @@ def report(agreement: pd.DataFrame, draws: pd.DataFrame, num_samples: int, share
              f"{draws['draw'].nunique()} draws of {share:.0%} of {num_samples} samples; all steps "
              "of the analysis were repeated in each draw. Agreement: adjusted Rand index between "
              "two draws, over the samples in both (mean of all pairs, smallest to largest); 0 is "
-             "chance, 1 means identical groups. Control: the principal coordinates were permuted "
-             "among the samples, which destroys any behaviours; the agreement that remains comes "
-             "from the shape of the cloud of states alone.", "",
-             "| method | behaviours | samples in none | agreement | control |",
+             "chance, 1 means identical groups. Control: each principal coordinate was permuted "
+             "among the samples, which destroys any behaviours. The remaining agreement is due to "
+             "the shape of the cloud of states alone.", "",
+             "| method | behaviours | samples without one | agreement | control |",
              "| --- | --- | --- | --- | --- |"]
     ranges = draws[draws["data"] == SAMPLES].groupby("method")[["behaviours", "in_none"]].agg(
         ["min", "max"])

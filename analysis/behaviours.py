@@ -88,8 +88,8 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
     """Compute the features of every step: the states of agent and environment, then their changes.
 
     The change over k steps is the state minus the state k steps earlier. Steps before step k of a
-    sample get the change from step 0 to step k: zeros would put the first steps of all samples into
-    clusters of their own.
+    sample get the change from step 0 to step k, because zeros would put the first steps of all
+    samples into separate clusters.
 
     Args:
         agent: hidden states of the agent (M, T, D).
@@ -280,7 +280,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
                                     linewidth=0)
             value_axes.plot(middle, color=colour, marker=".", label=label)
     value_axes.set(xlabel="step of the sample", ylabel="value estimate",
-                   title="value: median, and half of the samples")
+                   title="value: median and quartiles of the samples")
     value_axes.grid(alpha=0.3)
     right.legend(loc="outside lower center", ncols=2, fontsize=9)
     figure.suptitle(f"Behaviour {behaviour}: {note}", fontsize=11)
@@ -309,7 +309,7 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     for number, size in zip(numbers, sizes):
         bars.annotate(f" {size}", (size, number), va="center", fontsize=8)
     bars.margins(x=0.15)
-    bars.set(xlabel="samples", ylabel="behaviour", title=f"samples that show it ({in_none} none)")
+    bars.set(xlabel="samples", ylabel="behaviour", title=f"samples ({in_none} without behaviour)")
     image = times.imshow(steps, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
     times.set(xlabel="step of the sample", ylabel="behaviour", title="steps in its cluster")
     figure.colorbar(image, ax=times, label="samples")
@@ -334,7 +334,7 @@ def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
     axes.barh(places + 0.2, of_all[taken], height=0.38, color=NO_CATEGORY_COLOUR)
     axes.set_yticks(places, [ACTION_LABELS[number] for number in taken])
     axes.invert_yaxis()
-    axes.set(xlabel="share of the actions that entered the steps", title="actions", xlim=(0, 1))
+    axes.set(xlabel="share of the actions that led to the steps", title="actions", xlim=(0, 1))
 
 
 def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
@@ -432,8 +432,8 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
     shares[sizes == 0] = np.nan
     yield "behaviours_overview.png", plot_overview(
         sizes, int((per_sample < 0).sum()), labels, shares,
-        f"{number} behaviours in {len(per_sample)} simulated samples; a sample shows the cluster "
-        f"that most of its first {VOTING_STEPS} steps are in")
+        f"{number} behaviours in {len(per_sample)} simulated samples; a sample shows the most "
+        f"common cluster of its first {VOTING_STEPS} steps")
     for behaviour in range(number):
         members = per_sample == behaviour
         inside = labels == behaviour  # (M, T)
@@ -450,6 +450,6 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         draw_strips(below, samples, steps.by_sample(steps.sample)[rows, 0].tolist(), actions[rows],
                     inside[rows])
         whose = "its samples" if members.any() else "samples that pass through it"
-        below.suptitle(f"{len(rows)} of {whose}, with the action that entered the step; framed: "
+        below.suptitle(f"{len(rows)} of {whose}, with the action that led to the step; framed: "
                        "steps in its cluster", fontsize=10)
         yield f"behaviour_{behaviour:02d}.png", figure

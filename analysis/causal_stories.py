@@ -74,8 +74,8 @@ def parser() -> Parser:
     add_analysis_flags(flags)
     add_direction_folder_flag(flags)
     add_direction_number_flag(flags)
-    flags.add_argument("--samples_dir", type=Path, help="folder of the samples; the folder used "
-                       "for the comparison if not given")
+    flags.add_argument("--samples_dir", type=Path, help="folder of the samples; if not given, the "
+                       "folder that the comparison used")
     flags.add_argument("--comparison_dir", type=Path, help="folder of the tables and matrices of "
                        "dynamics_grads_consistency_plots.py; <save_dir>/dyn_grad_comparison_data "
                        "if not given")
@@ -150,8 +150,8 @@ class BehaviourPages:
         self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
         self._numbers, labels = comparison.read("sample_ids"), comparison.read("behaviours")
         if not len(self._numbers) == len(labels) == len(ics):
-            raise UserError(f"{comparison.path} is damaged: it names {len(self._numbers)} samples "
-                            f"and {len(labels)} behaviours for {len(ics)} samples")
+            raise UserError(f"{comparison.path} is damaged: for {len(ics)} samples, it has "
+                            f"{len(self._numbers)} sample numbers and {len(labels)} behaviours")
         self._in_none = int((labels < 0).sum())
         self._groups: dict[Group, np.ndarray] = {
             ALL_SAMPLES: np.arange(len(labels)), **members(labels)}
@@ -218,7 +218,7 @@ class BehaviourPages:
             parts += [f"## {variant.capitalize()} gradients through the environment\n",
                       influences.text(variant)]
         if len(influences.variants) == 1:
-            parts.append("Gradients without paths through the environment were not looked at.\n")
+            parts.append("Gradients without paths through the environment were not analysed.\n")
         shown = influences.components()
         if shown:
             parts.append("## What these components look like\n")
@@ -244,10 +244,10 @@ class BehaviourPages:
         lines = [
             "# Causal stories\n",
             f"{len(self._numbers)} simulated samples; {len(self._groups) - 1} behaviours"
-            + (f"; {self._in_none} of the samples in none of them" if self._in_none else "") + ". "
+            + (f"; {self._in_none} samples without a behaviour" if self._in_none else "") + ". "
             f"Targets are read at step {self._step}, sources up to {self._step} steps earlier.\n",
             "| | samples | " + " | ".join(f"claimed of tested, {kind} environment gradients"
-                                          for kind in first) + " | the most consistent of them |",
+                                          for kind in first) + " | most consistent claim |",
             "| --- | --- |" + " --- |" * (len(first) + 1)]
         for group, influences in self._influences.items():
             counts = [f"{len(influences.claims(kind))} of {influences.num_tested(kind)}"
@@ -260,13 +260,14 @@ class BehaviourPages:
             "", "The table counts influences of a component on other components and on the "
             "agent's outputs; influences of a component on itself are on the pages.\n",
             "## How to read them\n",
-            f"An influence is claimed if gradient and deviations from the median agree in sign in "
-            f"more samples than they do when the sources are shuffled among the samples (corrected "
-            f"p ≤ {settings['level']} for all pairs, lags and behaviours, "
-            f"{settings['num_shuffles']} shuffles), if the median gradient has the sign of the "
-            f"cross-correlation, and if one standard deviation of the source moves the target by "
-            f"at least {MIN_EFFECT} of its own. Components (ICs) are directions of the agent's "
-            "hidden state; their sign is arbitrary. The target of an influence at lag k is read k "
+            "An influence is claimed if three conditions hold. First, the gradient has the sign of "
+            "the product of the deviations of source and target from their medians in more samples "
+            f"than when the sources are shuffled among the samples (p ≤ {settings['level']}, "
+            f"corrected for all pairs, lags and behaviours; {settings['num_shuffles']} shuffles). "
+            "Second, the median gradient has the sign of the cross-correlation. Third, one "
+            f"standard deviation of the source moves the target by at least {MIN_EFFECT} of the "
+            "target's standard deviation. Components (ICs) are directions of the agent's hidden "
+            "state; their sign is arbitrary. The target of an influence at lag k is read k "
             "steps after its source.\n",
             "## Limitations\n",
             "Gradients are those of the learned simulator, not of the game, and hold for small "
@@ -274,13 +275,13 @@ class BehaviourPages:
             "same step is its readout weight and needs no simulator. An influence may pass through "
             "other components. An influence that is not claimed may still exist: small effects, "
             "and effects in small behaviours, do not exceed chance. Gradients with and without "
-            "paths through the environment are two separate sets of tests. Samples count as "
-            "independent, though some start in the same recorded episode. " + (
+            "paths through the environment are two separate sets of tests. Samples are treated as "
+            "independent, although some start in the same recorded episode. " + (
                 "Influences on the agent's outputs are computed from its readout weights alone, in "
                 "the same step." if settings["answers_from"] != "saliency" else
                 "Influences on the agent's outputs come from the gradients of its outputs."
                 if settings["answers"] else
-                "Influences on the agent's outputs were not looked at.") + "\n"]
+                "Influences on the agent's outputs were not analysed.") + "\n"]
         return "\n".join(lines)
 
     def _draw_component(self, path: Path, component: int) -> None:

@@ -138,8 +138,8 @@ NO_CLUSTER = -1
 CLUSTER_FIT_ROWS = 30_000
 GRAPH_NEIGHBOURS = 10
 KMEANS_STARTS = 4
-# Neighbours from which hdbscan estimates the density around a row. Its default, the minimum cluster
-# size, leads to quadratic run time and labels most of a t-SNE map as noise.
+# Neighbours from which hdbscan estimates the density around a row. The default of hdbscan is the
+# minimum cluster size, which leads to quadratic run time and labels most of a t-SNE map as noise.
 DENSITY_NEIGHBOURS = 5
 
 logger = logging.getLogger(__name__)
@@ -222,8 +222,8 @@ def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
         labels = HDBSCAN(min_cluster_size=smallest, min_samples=DENSITY_NEIGHBOURS,
                          algorithm="boruvka_kdtree").fit_predict(rows)
     if labels.max() == NO_CLUSTER:
-        logger.warning("hdbscan finds no cluster of at least %d rows; all count as one cluster",
-                       smallest)
+        logger.warning("hdbscan finds no cluster of at least %d rows; all rows are assigned to one "
+                       "cluster", smallest)
         return np.zeros(len(rows), dtype=np.int64)
     return labels
 

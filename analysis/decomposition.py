@@ -148,7 +148,7 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
         The arrays ``unmixing``, a matrix W (k, k); ``mixing``, the inverse of W (k, k); and
         ``sources``, the independent coordinates (N, k). A state with principal coordinates p has
         the independent coordinates (p / std(p)) W^T, see ``interventions.projector.Projector``.
-        The facts ``iterations``, the number of iterations, and ``converged``.
+        Also the facts ``iterations``, the number of iterations, and ``converged``, a bool.
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -185,9 +185,9 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
     Returns:
         The float32 arrays ``nmf``, the non-negative weight of each factor in each state (N, F);
         ``nmf_components``, the non-negative factors (F, D); and ``nmf_min``, the minimum of each
-        unit, which is subtracted before the fit (D,). The facts ``iterations``, the number of
-        iterations; ``converged``; and ``relative_error``, the norm of the residual divided by the
-        norm of the states after the subtraction.
+        unit, which is subtracted before the fit (D,). Also the facts ``iterations``, the number of
+        iterations; ``converged``, a bool; and ``relative_error``, the norm of the residual divided
+        by the norm of the states after the subtraction.
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.
@@ -199,7 +199,7 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
     shifted = states - minimum
     norm = float(np.linalg.norm(shifted))
     if norm == 0:
-        raise UserError("no hidden unit varies, so that there is nothing to factorise")
+        raise UserError("no hidden unit varies over these states, so they cannot be factorised")
     model = NMF(number, init="nndsvda", max_iter=max_iter, tol=tol, random_state=seed)
     weights = model.fit_transform(shifted)
     return ({"nmf": weights.astype(np.float32),

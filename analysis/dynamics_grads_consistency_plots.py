@@ -30,8 +30,9 @@ def parser() -> Parser:
     flags.add_argument("--only_with_env_grads", action="store_true",
                        help="use only the gradients that include paths through the environment")
     flags.add_argument("--agent_file", type=Path,
-                       help="agent whose readout weights replace the saliency of its outputs if "
-                            "the samples have none; without it, the outputs are then left out")
+                       help="agent, used if the samples have no saliency of its outputs: "
+                            "influences on the outputs are then computed from its readout "
+                            "weights; without this flag, they are left out")
     flags.add_argument("--num_shuffles", type=count, default=2000,
                        help="number of shuffles for the null distribution; the smallest possible "
                             "p-value is 1 / (shuffles + 1)")
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     if not answers and args.agent_file:
         answers, policy = list(ANSWERS), load_agent(args.agent_file)
     print("influences on " + ", ".join(["ICs", *answers]) + (
-        " (answers through the read-out weights alone)" if policy else ""), flush=True)
+        " (outputs through the readout weights only)" if policy else ""), flush=True)
     influences = {kind: reader.read(answers, without, policy)
                   for kind, without in variants.items()}
     comparison = SignAgreementTable(

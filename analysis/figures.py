@@ -45,8 +45,9 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
     """
     labels, number = results.read("clusters", num_rows), len(results.read("cluster_means"))
     if labels.max() >= number:
-        raise UserError(f"{results.file('clusters')} names cluster {labels.max()}, but "
-                        f"{results.file('cluster_means')} has only {number}; write both again")
+        raise UserError(f"{results.file('clusters')} contains cluster {labels.max()}, but "
+                        f"{results.file('cluster_means')} has only {number} clusters; compute both "
+                        "again")
     return labels, number
 
 
@@ -206,7 +207,7 @@ def central_frames(samples: SampleFolder, members: np.ndarray, principal: np.nda
     frames = samples.stacked_field("frames", numbers[rows].tolist())  # (n, T, H, W, C)
     return Pictures(frames[np.arange(len(rows)), steps[rows]],
                     [f"sample {numbers[row]}, step {steps[row]}" for row in rows],
-                    f"its most central states, one of each sample ({len(rows)})")
+                    f"the {len(rows)} states nearest to its mean, at most one per sample")
 
 
 def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluster",
@@ -231,7 +232,7 @@ def colour_steps(steps: SimulatedSteps) -> Colourings:
         "time_step": Quantity(steps.step, "step of the sample"),
         "reward": Quantity(steps.reward, "reward of the step"),
         "terminal": Quantity(steps.terminal, "probability that the episode ends"),
-        "action": Category(steps.action, "action that entered the step", ACTION_LABELS)}
+        "action": Category(steps.action, "action that led to the step", ACTION_LABELS)}
 
 
 def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,

@@ -46,7 +46,7 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
     most = np.argsort(-likeliest, kind="stable")[:3]
     actions = ", ".join(f"{ACTION_LABELS[i]} in {likeliest[i]}" for i in most if likeliest[i])
     text = (f"{len(rows)} of {len(ics)} samples ({percent(len(rows) / len(ics))}). "
-            f"At step {step} the agent's likeliest action is {actions} of them; its mean value "
+            f"At step {step} the agent's most likely action is {actions} of them; its mean value "
             f"estimate is {samples.values[rows, step].mean():.2f}. "
             f"{(samples.terminals[rows] > ENDED).any(axis=1).sum()} end within their steps, "
             f"{(samples.rewards[rows] > 0.5).any(axis=1).sum()} bring a reward.")
@@ -74,13 +74,13 @@ def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
             f" The median gradient is {row['median_gradient']:+.2f} (mean {row['gradient']:+.2f}; "
             f"of that sign in {percent(row['steadiness'])} of the samples), the cross-correlation "
             f"{row['cross_correlation']:+.2f}. Gradient and deviations agree in "
-            f"{percent(row['agreement'])} of the samples, where shuffled ones agree in half "
+            f"{percent(row['agreement'])} of the samples; after shuffling, they agree in half "
             f"(corrected p = {row['p_corrected']:.3g}). One standard deviation of "
-            f"{row['source']} moves the target by {row['effect']:.2f} of its own; "
+            f"{row['source']} moves the target by {row['effect']:.2f} standard deviations; "
             + _explanation(row["explained"]))
     if other is not None:
         kind = f"{other['env_grads']} gradients through the environment"
-        text += (f" It is claimed {kind}, too (median gradient "
+        text += (f" It is also claimed {kind} (median gradient "
                  f"{other['median_gradient']:+.2f})."
                  if other["claimed"] else
                  f" It is not claimed {kind} (median gradient "
@@ -91,11 +91,12 @@ def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
 
 def _explanation(share: float) -> str:
     if share <= 0:
-        return "but at that step their covariance has another sign, so something else outweighs it."
+        return ("but their covariance at that step has the opposite sign, so other influences "
+                "outweigh this one.")
     if share > 1:
-        return "that is more than their whole covariance, so something else works against it."
-    return (f"that is {percent(share)} of their covariance, and the remainder has other causes."
-            if share < 0.95 else "that is about all of their covariance.")
+        return "this is more than their whole covariance, so other influences counteract this one."
+    return (f"this accounts for {percent(share)} of their covariance."
+            if share < 0.95 else "this accounts for about all of their covariance.")
 
 
 class BehaviourInfluences:
@@ -158,7 +159,7 @@ class BehaviourInfluences:
         parts = [self._list(claims[~on_answers], "Components on other components"),
                  self._list(claims[on_answers], "Components on the agent's outputs")]
         if not best["target"].isin(list(ANSWERS)).any():
-            parts[1] = "**Components on the agent's outputs:** not looked at.\n"
+            parts[1] = "**Components on the agent's outputs:** not analysed.\n"
         if claims.empty:
             nearest = best.iloc[0]
             parts.append(
@@ -196,7 +197,7 @@ class BehaviourInfluences:
         counts = ", ".join(f"{count} at lag {lag}"
                            for lag, count in itself.groupby("lag").size().items())
         num_positive = (itself["median_gradient"] > 0).sum()
-        return (f"**Components on themselves** (memory, which a recurrent state has in any case): "
+        return (f"**Components on themselves** (expected, because the state is recurrent): "
                 f"{counts}; {num_positive} keep their sign and {len(itself) - num_positive} "
                 "reverse it.\n")
 
@@ -205,7 +206,7 @@ class BehaviourInfluences:
         shares = ", ".join(f"{percent(row['agreement'])} at lag {row['lag']}"
                            for _, row in rows.iterrows())
         beating = rows[rows["p_corrected"] <= self._level]["lag"].tolist()
-        verdict = ("at no lag is that more than chance" if not beating else
-                   f"that is more than chance at lag {', '.join(map(str, beating))}")
+        verdict = ("this exceeds chance at no lag" if not beating else
+                   f"this exceeds chance at lag {', '.join(map(str, beating))}")
         return (f"**As a whole:** the median gradient has the sign of the cross-correlation in "
                 f"{shares} of the pairs of different components; {verdict}.\n")

@@ -136,7 +136,7 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
     agent, env = (np.stack(of_field, axis=1) for of_field in parts.values())
     if not agent.any() and not env.any():
         read_at = folder.description(numbers[0], functions[0]).get("common_timesteps")
-        where = f", for they are read at step {max(read_at)}" if read_at else ""
+        where = f", because they are read at step {max(read_at)}" if read_at else ""
         raise UserError(f"all gradients with respect to the states at grad_timestep {step} are 0: "
                         f"the components do not depend on these{where}; choose an earlier step")
     return agent, env
@@ -172,7 +172,7 @@ def compute(run: SampleRun) -> None:
                  for function in saliency_functions([DIRECTION], directions.ids(),
                                                     directions.direction_type)]
     if not functions:
-        raise UserError("there is nothing to do without components: see --direction_ids")
+        raise UserError("no components are chosen; give their numbers as --direction_ids")
     folder = SaliencyFolder(run.samples.path)
     agent, env = read_jacobians(folder, run.numbers, functions, run.config.grad_timestep)
     print(f"gradients of {len(functions)} components in {len(run.numbers)} samples", flush=True)
@@ -225,7 +225,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
                                   "sum of reward of the sample"),
         "ends": Category(ends.astype(int), "end of the sample", ("goes on", "ends")),
-        "action": Category(action, f"action that entered step {step}", ACTION_LABELS),
+        "action": Category(action, f"action that led to step {step}", ACTION_LABELS),
         "cluster": colour_by_cluster(labels, num_clusters)}
     planes: dict[str, Plane] = {}
     principal: np.ndarray | None = None

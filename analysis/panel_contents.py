@@ -100,7 +100,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
                 or arrays.hidden_states.shape[2] != first.hidden_states.shape[2]):
             raise UserError(
                 f"{source.samples.path} has frames of the shape {arrays.frames.shape[2:]} and "
-                f"{arrays.hidden_states.shape[2]} hidden units, but the first folder "
+                f"{arrays.hidden_states.shape[2]} hidden units, but the first folder has "
                 f"{first.frames.shape[2:]} and {first.hidden_states.shape[2]}")
     projector, matrices = Projector.load_for(first.hidden_states.shape[2], hidden.path,
                                              hidden.number,

@@ -14,9 +14,8 @@ Layout::
                                         coordinates, float32 (R, k); NaN for samples without it
     data/frames_00000.js                ``frames`` of sample 0, a strip, and ``recorded`` frames
                                         from the same start, a strip or null
-    data/pictures_00000.js              ``saliency``: saliency images of sample 0, a list with one
-                                        entry per saliency type: a list of strips, one per map, or
-                                        null
+    data/pictures_00000.js              ``saliency``: saliency images of sample 0; for each saliency
+                                        type, a list of strips (one per map), or null
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
 ``letters``, with the images of all steps side by side. Samples and saliency types are numbered from

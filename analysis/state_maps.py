@@ -81,8 +81,8 @@ class StateMap:
         def compute() -> StepResult:
             scale = standardizer_of(states)
             if scale.constant:
-                logger.warning("%s %s does not vary over these states; its standard deviation "
-                               "counts as 1", unit, ", ".join(map(str, scale.constant)))
+                logger.warning("%s %s does not vary over these states; its standard deviation is "
+                               "set to 1", unit, ", ".join(map(str, scale.constant)))
             return {"mean": scale.mean, "std": scale.std}, {"constant_units": scale.constant}
 
         arrays = self.results.step("scale", compute)
@@ -157,8 +157,8 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
 
 @dataclasses.dataclass(frozen=True)
 class SampleAnalysis:
-    """Description of an analysis of simulated samples. One script computes the analysis, another
-    draws it.
+    """Description of an analysis of simulated samples. One script computes its results, another
+    draws them.
 
     Attributes:
         config: class of the parameters, a subclass of ``MapConfig``.

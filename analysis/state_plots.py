@@ -24,11 +24,11 @@ from matplotlib.lines import Line2D
 from common.palette import COLOURS, DARK_GREY, SKY_BLUE, VERMILION
 from common.video import write_gif
 
-# If there are more categories than colours, the marker changes. The numbers of numbered categories
-# are written at the median position of their states.
+# If there are more categories than colours, further categories have other markers. The number of a
+# numbered category is written at the median position of its states.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
-OTHERS_SIZE = 6  # smallest marker area of other states in square points; there are few of them
+OTHERS_SIZE = 6  # smallest marker area of other states, in square points; they are few
 COLOUR_MAP = "viridis"
 LEGEND_ROWS = 20
 DENSITY_BINS = 160

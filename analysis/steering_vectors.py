@@ -163,7 +163,7 @@ class Split:
 
 
 def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray]) -> Split:
-    """Split the steps of a recording into two classes; terminal steps are left out.
+    """Split the non-terminal steps of a recording into two classes.
 
     Args:
         text: value of --split: ``action=``, ``value=``, ``reward=`` or ``cluster=`` and a value;

@@ -44,7 +44,7 @@ def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
     how many it has."""
     available = folder.index()["episode"].nunique()
     if available < num_episodes:
-        raise UserError(f"{num_episodes} episodes are asked for, but {folder.path} holds only "
+        raise UserError(f"{num_episodes} episodes are requested, but {folder.path} holds only "
                         f"{available}; record more, or give --num_episodes {available}")
 
 
@@ -120,7 +120,7 @@ def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samp
     """
     numbers = folder.numbers()
     if len(numbers) < num_samples:
-        raise UserError(f"{num_samples} simulated samples are asked for, but {folder.path} holds "
+        raise UserError(f"{num_samples} simulated samples are requested, but {folder.path} holds "
                         f"only {len(numbers)}; record more, or give --{flag} {len(numbers)}")
     return numbers[:num_samples]
 

@@ -258,7 +258,7 @@ def test_clusters_and_factors_belong_to_the_states(precomputed, states):
 
 def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, capsys):
     for more, words in (
-            (["--num_episodes", "40"], "40 episodes are asked for, but .* holds only 12"),
+            (["--num_episodes", "40"], "40 episodes are requested, but .* holds only 12"),
             (["--num_generated_samples", "7"], "7 simulated samples .* holds only 6")):
         argv = arguments(recording / "data", samples, tmp_path / "out", *more)
         assert re.search(words, refusal(hidden_analysis_precompute.main, argv, capsys))

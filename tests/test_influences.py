@@ -180,7 +180,7 @@ def test_summary_counts_influences_on_others_and_on_itself_apart(compared):
     assert 0 < others["claimed"].sum() < len(others)
     assert claims_summary(table) == (
         f"{others['claimed'].sum()} of {len(others)} tested influences of a component on others or "
-        f"on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on itself); "
+        f"on outputs are claimed ({itself['claimed'].sum()} of {len(itself)} on itself); "
         f"{(~is_tested).sum()} in behaviours with fewer than 8 samples are not tested")
 
 
@@ -498,7 +498,7 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     single = (stories / "behaviour_00.md").read_text()
     assert "Too few samples for a test (1, but at least 8 are needed); nothing is claimed" in single
     index = (stories / "index.md").read_text()
-    assert "64 simulated samples; 2 behaviours; 33 of the samples in none of them" in index
+    assert "64 simulated samples; 2 behaviours; 33 samples without a behaviour" in index
     for path in (stories / "index.md", stories / "behaviour_01.md"):
         assert f"Behaviour 1: {markdown_escaped(NAME)}" in path.read_text()
     for path in stories.glob("*.md"):
@@ -516,7 +516,7 @@ def test_a_sentence_says_no_more_than_its_row(compared):
         "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
     text = influence_sentence(row, None)
     assert ("**IC 3 lowers the mean log-probability of going left at lag 2, on average.**"
-            in text and "their covariance has another sign" in text)
+            in text and "has the opposite sign" in text)
     row[["steadiness", "explained", "lag"]] = [0.95, 1.4, 0]
     text = influence_sentence(row, None)
     assert "going left at lag 0.**" in text and "more than their whole covariance" in text
@@ -539,7 +539,7 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
     assert "leftwards" not in set(table["target"]) and "value" in set(table["target"])
     assert causal_stories.main(story_arguments(copy, "--comparison_dir", str(
         output / "dyn_grad_comparison_data"), "--output_dir", str(tmp_path / "stories"))) == 0
-    assert "were not looked at" in (tmp_path / "stories" / "all.md").read_text()
+    assert "were not analysed" in (tmp_path / "stories" / "all.md").read_text()
 
 
 def linked_copy(folder, to):

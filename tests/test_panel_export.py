@@ -198,9 +198,9 @@ MISTAKES = {
                       "4 hidden units, but the agent has 3"),
     "another agent in one folder": (
         lambda run: change(run, "*swapped*/*/agent_hs.npy", lambda a: a[:, :3]),
-        "and 3 hidden units, but the first folder .* and 4"),
+        "and 3 hidden units, but the first folder has .* and 4"),
     "smaller frames": (lambda run: change(run, "*swapped*/*/ims.npy", lambda a: a[:, ::2]),
-                       r"frames of the shape \(32, 64, 3\) and .* but the first folder \(64, "),
+                       r"frames of the shape \(32, 64, 3\) and .* but the first folder has \(64, "),
     "no samples": (lambda run: shutil.rmtree(run.folder / SWAPPED), "holds no samples"),
 }
 

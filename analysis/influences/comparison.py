@@ -247,6 +247,6 @@ def claims_summary(table: pd.DataFrame) -> str:
         return (f"none of {untested} influences is tested, because a test needs at least "
                 f"{MIN_SAMPLES} samples")
     return (f"{others['claimed'].sum()} of {len(others)} tested influences of a component on "
-            f"others or on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on "
+            f"others or on outputs are claimed ({itself['claimed'].sum()} of {len(itself)} on "
             "itself)" + (f"; {untested} in behaviours with fewer than {MIN_SAMPLES} samples are "
                          "not tested" if untested else ""))

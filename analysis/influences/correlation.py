@@ -70,7 +70,7 @@ def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarr
         UserError: if there are fewer than two rows.
     """
     if len(values) < 2:
-        raise UserError("extreme samples need at least two samples; take more samples")
+        raise UserError("at least two samples are needed to select extreme ones; take more samples")
     number = max(1, round(share * len(values)))
     order = np.argsort(values, kind="stable")
     return order[:number], order[-number:]

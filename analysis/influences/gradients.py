@@ -43,7 +43,7 @@ from interventions.projector import Projector
 # up to the rounding of the matrices.
 _IDENTITY_TOLERANCE = 0.02
 OUTLIER = 10  # multiple of the median over samples above which a gradient is an outlier
-ANSWER_NAMES = {"value": "value", "action": "log-probability of the likeliest action",
+ANSWER_NAMES = {"value": "value", "action": "log-probability of the most likely action",
                 "leftwards": "mean log-probability of going left",
                 "jumping_up": "log-probability of jumping up",
                 "jumping_right": "log-probability of jumping right"}
@@ -263,11 +263,11 @@ class InfluenceReader:
         """Raise unless the gradients between ICs of the same step (M, I, I) are the identity."""
         error = np.abs(gradients - np.eye(gradients.shape[1])).max()
         if not error < _IDENTITY_TOLERANCE:
-            raise UserError("the saliency of the ICs was computed with other directions than those "
-                            "in --precomp_dir, at another step than common_timesteps, or with "
-                            "another number of copies than batch_size of the section saliency: at "
-                            "that step the gradients between ICs should be the identity matrix, "
-                            f"but differ from it by up to {error:.2f}")
+            raise UserError("the gradients between ICs of the same step should be the identity "
+                            f"matrix, but differ from it by up to {error:.2f}: the saliency of the "
+                            "ICs was computed with other directions than those in --precomp_dir, "
+                            "at another step than common_timesteps, or with another number of "
+                            "copies than batch_size of the section saliency")
 
     def _readout(self, policy: Policy, answer: str, shape: tuple[int, ...]) -> np.ndarray:
         """Compute the gradients of an output with respect to the ICs through the agent's heads
@@ -405,7 +405,7 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
     """
     numbers = parameters.get(SaliencyConfig).ids("sample_ids")
     if not numbers:
-        raise UserError("there is nothing to do without samples: see --sample_ids")
+        raise UserError("no samples are chosen; give their numbers as --sample_ids")
     behaviours = None
     if not args.no_behaviours:
         behaviours = StepResults(
