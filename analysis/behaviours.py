@@ -273,7 +273,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
     frequency_axes, value_axes = right.subplots(1, 2)
     _draw_actions(frequency_axes, action_shares(actions[members]), action_shares(actions))
     for rows, colour, label in ((values, "#777777", f"all {len(values)} samples"),
-                                (values[members], VERMILION, f"its {members.sum()} samples")):
+                                (values[members], VERMILION, f"{members.sum()} of the behaviour")):
         if len(rows):
             low, middle, high = np.quantile(rows, (0.25, 0.5, 0.75), axis=0)
             value_axes.fill_between(range(len(middle)), low, high, color=colour, alpha=0.25,
@@ -311,11 +311,11 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     bars.margins(x=0.15)
     bars.set(xlabel="samples", ylabel="behaviour", title=f"samples ({in_none} without behaviour)")
     image = times.imshow(steps, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
-    times.set(xlabel="step of the sample", ylabel="behaviour", title="steps in its cluster")
+    times.set(xlabel="step of the sample", ylabel="behaviour", title="steps in the cluster")
     figure.colorbar(image, ax=times, label="samples")
     image = actions.imshow(np.ma.masked_invalid(shares[:, taken]), aspect="auto", cmap=COLOUR_MAP,
                            vmin=0, vmax=1, interpolation="nearest")
-    actions.set(ylabel="behaviour", title="actions of its samples (white: no samples)")
+    actions.set(ylabel="behaviour", title="actions (white: no samples)")
     actions.set_xticks(range(len(taken)), [ACTION_LABELS[number] for number in taken], rotation=45,
                        ha="right")
     figure.colorbar(image, ax=actions, label="share of the actions")
@@ -438,7 +438,7 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         members = per_sample == behaviour
         inside = labels == behaviour  # (M, T)
         note = (f"{members.sum()} of {len(members)} samples; {inside.sum()} of {inside.size} steps "
-                f"are in its cluster")
+                f"are in the cluster")
         if members.any():
             note += (f"; mean value {values[members].mean():.2f} (all samples "
                      f"{values.mean():.2f}), {100 * ends[members].mean():.0f} % "
@@ -449,7 +449,8 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         figure, below = plot_behaviour(behaviour, note, plots, members, values, actions)
         draw_strips(below, samples, steps.by_sample(steps.sample)[rows, 0].tolist(), actions[rows],
                     inside[rows])
-        whose = "its samples" if members.any() else "samples that pass through it"
+        whose = ("samples of the behaviour" if members.any() else
+                 "samples that pass through the cluster")
         below.suptitle(f"{len(rows)} of {whose}, with the action that led to the step; framed: "
-                       "steps in its cluster", fontsize=10)
+                       "steps in the cluster", fontsize=10)
         yield f"behaviour_{behaviour:02d}.png", figure

@@ -203,7 +203,7 @@ class BehaviourPages:
                    f"{plain.capitalize()}: {len(films)} of {len(rows)}, drawn at random; the mark "
                    "is the action that led to the frame")
         parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
-                 "## Its samples\n",
+                 "## Samples\n",
                  describe_samples(rows, self._samples, self._ics, self._step) + "\n",
                  f"![Steps of {len(films)} samples]({stem}_samples.png)\n"]
         if influences.testable:
@@ -212,7 +212,7 @@ class BehaviourPages:
             plot_influences(folder / f"{stem}_influences.png", chart, others, influences.variants,
                             f"The {len(chart)} most consistent influences in {plain} "
                             f"({len(rows)} samples), claimed ones first")
-            parts += ["## Its most consistent influences\n",
+            parts += ["## Most consistent influences\n",
                       f"![Agreement of gradients and deviations]({stem}_influences.png)\n"]
         for variant in influences.variants:
             parts += [f"## {variant.capitalize()} gradients through the environment\n",

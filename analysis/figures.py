@@ -33,7 +33,7 @@ TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
 Colourings = dict[str, Quantity | Category]
 """Colourings by name, which is the suffix of a figure's file name."""
 Figures = Iterator[tuple[str, Drawing]]
-"""File names and figures, drawn one after another."""
+"""Pairs of a file name and a figure; each figure is drawn when the iterator reaches it."""
 
 
 def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]:
@@ -104,7 +104,7 @@ class Variances:
 
 
 def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) -> Figures:
-    """Draw every plane in every colouring.
+    """Draw one figure for each plane and colouring.
 
     Args:
         planes: planes by the prefix of their file names.

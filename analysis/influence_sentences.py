@@ -48,13 +48,14 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
     text = (f"{len(rows)} of {len(ics)} samples ({percent(len(rows) / len(ics))}). "
             f"At step {step} the agent's most likely action is {actions} of them; its mean value "
             f"estimate is {samples.values[rows, step].mean():.2f}. "
-            f"{(samples.terminals[rows] > ENDED).any(axis=1).sum()} end within their steps, "
-            f"{(samples.rewards[rows] > 0.5).any(axis=1).sum()} bring a reward.")
+            f"The episode ends in {(samples.terminals[rows] > ENDED).any(axis=1).sum()} of the "
+            f"samples, and {(samples.rewards[rows] > 0.5).any(axis=1).sum()} contain a reward.")
     if len(rows) < len(ics):
         here, everywhere = ics[rows, step].mean(axis=0), ics[:, step].mean(axis=0)
         spread = np.maximum(ics[:, step].std(axis=0), np.finfo(np.float32).tiny)
         unusual = np.argsort(-np.abs(here - everywhere) / spread)[:3]
-        text += (" Compared with all samples, these components differ most at that step: "
+        text += (" The components whose means at that step differ most from those of all samples "
+                 "are "
                  + ", ".join(f"IC {i} (mean {here[i]:+.2f}, all samples {everywhere[i]:+.2f})"
                              for i in unusual) + ".")
     return text

@@ -146,14 +146,14 @@ def add_gradient_flags(parser: Parser) -> None:
     """Add --grad_timestep, --direction_ids, --direction_type and --without_env_grads, which select
     the gradients to analyse."""
     parser.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
-                        help="step of the samples whose states the gradients are taken with "
-                             "respect to, counted from 0")
+                        help="step, counted from 0, of the states with respect to which gradients "
+                             "are taken")
     add_direction_ids_flag(parser, "--direction_ids",
                            "numbers of the components, or a range: 0 to 16 ends before 16")
     add_direction_type_flag(parser)
     parser.add_argument("--without_env_grads", action="store_true",
-                        help="use the gradients that do not pass through the action that enters "
-                             "the environment")
+                        help="use the gradients without paths through the action that enters the "
+                             "environment")
 
 
 def compute(run: SampleRun) -> None:

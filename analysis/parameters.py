@@ -263,13 +263,13 @@ def add_influence_flags(parser: Parser) -> None:
                         help="numbers of the samples to use, or a range: 0 to 100 ends before 100")
     parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
                         key="analysis.saliency.common_timesteps",
-                        help="simulated step at which the saliency functions were read, counted "
-                             "from 0; exactly one")
+                        help="simulated step at which the saliency functions were evaluated, "
+                             "counted from 0; exactly one step")
     parser.add_argument("--behaviours_dir", type=Path,
                         help="folder of the behaviours found in --num_samples samples; "
                              "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     parser.add_argument("--no_behaviours", action="store_true",
-                        help="analyse all samples together only, not each behaviour")
+                        help="analyse only all samples together, not each behaviour")
 
 
 def add_precompute_flags(parser: Parser, section: str, what: str) -> None:

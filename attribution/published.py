@@ -129,7 +129,8 @@ class _Refused(Exception):
 
 
 class _Inert:
-    """Stand-in for classes that are only named, such as ``numpy.ndarray``; rejects any state."""
+    """Stand-in for classes to which the pickle only refers, such as ``numpy.ndarray``; rejects any
+    state."""
 
     __slots__ = ()
 

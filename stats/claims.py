@@ -188,7 +188,7 @@ class ClaimsTable:
             missing: dict[str, list[str]] = {}  # agents by reason
             for agent, name in names.items():
                 if table[(table["agent"] == agent) & (table["row"] == row)].empty:
-                    missing.setdefault(reasons[agent].get(row, "it has not been run"),
+                    missing.setdefault(reasons[agent].get(row, "the measurement has not been run"),
                                        []).append(name)
             details += [f"\n{', '.join(agents)}: no number, because {reason}."
                         for reason, agents in missing.items()]

@@ -142,7 +142,7 @@ class CheckedLayer(LayerIntegratedGradients):
     Args:
         agent: the agent and its recording.
         subject: layer and output.
-        integration: quadrature of attributions.
+        integration: settings of the numerical integration.
 
     Attributes:
         start: baseline of the activations (C, H, W).
