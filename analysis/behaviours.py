@@ -20,8 +20,8 @@ marked *; N is the number of simulated samples, and rows are the steps of sample
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples (N in file names), T steps per sample, F features per step,
-P principal components, B behaviours, A actions.
+Letters in shape comments: M samples (N in file names), T steps per sample, D units of the agent's
+state, F features per step, P principal components, B behaviours, A actions.
 """
 
 from __future__ import annotations

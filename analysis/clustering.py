@@ -2,6 +2,9 @@
 
 Neighbours are exact for few rows and approximate for many. t-SNE is initialised with the first
 principal components.
+
+Letters in shape comments: N rows, D or d coordinates, Q queries, k neighbours, c dimensions of a
+t-SNE map.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
     ICs whose mean over the group is most unusual.
 
     Args:
-        rows: indices of the group's samples among all M samples; unusual ICs are left out if the
-            group contains all samples.
+        rows: indices of the group's n samples among all M samples (n,); unusual ICs are left out if
+            the group contains all samples.
         samples: all samples; arrays have the leading dimensions (M, T).
         ics: coordinates of the ICs in all samples (M, T, I).
         step: step at which the group is described, the saliency step.

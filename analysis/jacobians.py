@@ -17,8 +17,9 @@ number of simulated samples, with one row per sample::
 
 All are ``.npy`` files.
 
-Letters in shape comments: M samples (N in file names), k independent components, D units of the
-agent's state, E units of the environment's state, F = k (D + E) features, P principal components.
+Letters in shape comments: M samples (N in file names), T steps per sample, k independent
+components, D units of the agent's state, E units of the environment's state, F = k (D + E)
+features, P principal components.
 """
 
 from __future__ import annotations

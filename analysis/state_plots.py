@@ -1,7 +1,7 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
 Letters in shape comments: N states, M other states, which are drawn in black for comparison,
-P principal components.
+P principal components, H W C a frame.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, orde
         axes: axes to draw into, with as many dimensions as ``places`` has columns.
         places: coordinates of all states (N, 2 or 3).
         colouring: value or category of each state.
-        order: indices of the states to draw, in drawing order.
+        order: indices of the n states to draw, in drawing order (n,).
         size: marker area, in square points.
         more: further arguments of ``axes.scatter``.
     """

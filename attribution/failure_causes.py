@@ -274,8 +274,8 @@ def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Leve
         levels: settings for playing levels.
 
     Returns:
-        For each episode: a title; its last frames, uint8 (T, 64, 64, 3), each marked with the
-        action taken in it; and the value estimates, float32 (T,).
+        For each episode: a title; its last T frames, at most NUM_FRAMES, uint8 (T, 64, 64, 3), each
+        marked with the action taken in it; and the value estimates in these frames, float32 (T,).
     """
     again = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
     episodes = {episode.number: episode

@@ -164,7 +164,7 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
 
     Args:
         samples: activations and attributions.
-        components: directions of any sign over the layer's channels (k, C).
+        components: k directions over the layer's channels, with entries of any sign (k, C).
         number: number F of features to keep: of the 2 k features, those with the largest
             |attribution| of the value.
 
@@ -363,7 +363,7 @@ def stable_matching(claims: np.ndarray, capacity: int) -> np.ndarray:
     Ties are broken in favour of the first column or row.
 
     Args:
-        claims: strength of each row's claim to each column (A, B).
+        claims: strength of the claim of each of A rows to each of B columns (A, B).
         capacity: maximum number of rows per column.
 
     Returns:

@@ -54,6 +54,8 @@ from common.progress import with_progress
 from common.results import ResultStore
 from interventions.projector import Projector
 
+# Letters in shape comments: O observations, C H W channels and grid of a layer, F features,
+# D hidden units.
 ZERO, MEAN = BASELINES = ("zero", "mean")
 FRAMES_PER_PART = 256  # frames whose attributions are stored together, to resume a killed run
 NUM_EPISODES = 4000  # the default of analysis/hidden_analysis_precompute.py

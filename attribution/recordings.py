@@ -2,7 +2,7 @@
 
 A frame is identified by its episode and its row in the episode, together called its *frame id*.
 
-Letters in shape comments: O observations, B frames, D hidden units.
+Letters in shape comments: O observations, B frames, H W C a frame, D hidden units.
 """
 
 from __future__ import annotations

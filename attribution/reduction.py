@@ -4,7 +4,8 @@ A feature is a non-negative direction over the channels of a layer, with sum 1. 
 activations may be negative, each channel is split into two *slots*: the positive part of its
 activation, and the absolute value of its negative part.
 
-Letters in shape comments: N cells (of any number of frames), C channels, M slots, F features.
+Letters in shape comments: N cells (of any number of frames), B frames, C H W channels and grid of a
+layer, M slots, F features.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Features and attributions on disk: ``analysis/attribution/features/`` and
 ``analysis/attribution/attribution/``.
 
+Letters in shapes: C H W channels and grid of a layer, M slots (channels by sign), F features, O
+observations, T steps of a trajectory.
+
 Features are stored in one folder per layer, named after the short name of the layer::
 
     features/<layer>/settings.json             settings; once finished also "found", see below

@@ -12,7 +12,7 @@ Layout of ``analysis/cross_corr_and_causation_plot_data/``, where c is the numbe
     order_of_ics.npy *                  order of the ICs in the figures (I,)
     cosine_similarity_of_ics.npy *      cosine similarity of the ICs' directions (I, I)
 
-Letters in shape comments: M samples, T steps, K lags, I ICs.
+Letters in shape comments: M samples, T steps, K lags, I ICs, D hidden units.
 """
 
 from __future__ import annotations

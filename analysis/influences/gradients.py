@@ -66,8 +66,7 @@ def outlier_share(sizes: np.ndarray) -> np.ndarray:
     Claims are therefore based on medians; means are stored only because they are published.
 
     Args:
-        sizes: magnitude of the gradient in each sample, non-negative; the first axis runs over the
-            samples.
+        sizes: magnitude of the gradient in each sample, non-negative (M, …).
 
     Returns:
         Share of outliers, float64, with the shape of ``sizes`` without its first axis.

@@ -119,7 +119,7 @@ def ranks_of(scores: np.ndarray) -> np.ndarray:
     """Rank cells by descending score: rank 0 is replaced, or restored, first.
 
     Args:
-        scores: score of each cell; the first axis runs over the frames.
+        scores: score of each cell (N, …); all axes but the first are cells.
 
     Returns:
         Rank of each cell, int64 (N, P).
@@ -131,7 +131,7 @@ def areas_under(curves: np.ndarray) -> np.ndarray:
     """Compute the areas under curves on the unit interval, by the trapezoidal rule.
 
     Args:
-        curves: curves at evenly spaced points, which are the last axis.
+        curves: curves at M evenly spaced points (…, M).
 
     Returns:
         Areas, with the shape of ``curves`` without its last axis.

@@ -87,11 +87,11 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
     """Find the cells that masks touch; each pixel belongs to the cell with the nearest centre.
 
     Args:
-        masks: masks of pixels, bool; the last two axes are the 64 x 64 pixels.
+        masks: masks of pixels, bool (…, 64, 64).
         bottleneck: the layer.
 
     Returns:
-        Masks of cells, bool; the last two axes are the H x W cells.
+        Masks of cells, bool (…, H, W).
     """
     stride, first_pixel = bottleneck.layer.stride or FRAME_SIZE, bottleneck.layer.first_pixel or 0
     place = (np.arange(FRAME_SIZE) - first_pixel) / stride
@@ -292,8 +292,7 @@ def _auc(histograms: np.ndarray) -> np.ndarray:
     """Compute areas under the ROC curve from histograms.
 
     Args:
-        histograms: histograms of touched and of untouched cells along the first axis, with the bins
-            as the last axis.
+        histograms: histograms of touched and of untouched cells (2, …, B).
 
     Returns:
         Areas, with the shape of ``histograms`` without its first and last axes; NaN where a
