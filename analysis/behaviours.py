@@ -339,7 +339,8 @@ def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
 
 def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
                 actions: np.ndarray, voting: np.ndarray) -> None:
-    """Draw all frames of some samples, one sample per row, marked with the action that led to each.
+    """Draw the frames of some samples, one sample per row, each marked with the action that led to
+    it.
 
     Args:
         figure: figure to draw into.

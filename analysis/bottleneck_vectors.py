@@ -106,7 +106,7 @@ def uniformity(vectors: np.ndarray) -> dict[str, float]:
 
     The vectors are scaled to unit length; S is the matrix of their second moments. For uniform
     vectors and large N, Rayleigh's statistic N V |mean|² follows a chi² distribution with V degrees
-    of freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) one with
+    of freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) follows one with
     (V - 1)(V + 2) / 2 degrees of freedom. At any N, each statistic has the mean of its chi²
     distribution and (N - 1) / N times the variance. See Mardia and Jupp, Directional Statistics,
     10.4.
@@ -170,9 +170,10 @@ def compute(run: SampleRun) -> None:
     the informed vectors, compute one t-SNE map of both kinds, and test both for uniformity on the
     sphere.
 
-    The vectors are centred but not divided by standard deviations, because their variances are
-    a result. Clusters use the principal coordinates that hold 95 % of the variance of the informed
-    vectors; the t-SNE map uses all P coordinates, since random vectors also vary along later ones.
+    The vectors are centred but not divided by standard deviations, because their variances are part
+    of the result. Clusters use the principal coordinates that hold 95 % of the variance of the
+    informed vectors. The t-SNE map uses all P coordinates, because random vectors also vary along
+    later ones.
 
     Raises:
         UserError: if samples are missing, damaged or too few, or if the random samples are those of

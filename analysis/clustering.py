@@ -155,10 +155,10 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
     - ``agglomerative``: Ward linkage, merging only clusters connected in the graph of 10 nearest
       neighbours. Fitted to at most ``fit_rows`` rows.
     - ``hdbscan``: density-based clustering (Campello et al. 2013), accelerated with trees (McInnes
-      and Healy 2017), so run time grows like n log n in few dimensions. It determines the number of
-      clusters itself; ``num_clusters`` sets the minimum cluster size, which is n / (4 num_clusters)
-      but at least 5 rows. If no cluster is found, all rows form one cluster, with a warning. Fitted
-      to at most ``fit_rows`` rows.
+      and Healy 2017). Fitted to n rows, at most ``fit_rows``; run time grows like n log n in few
+      dimensions. The method determines the number of clusters itself; ``num_clusters`` sets the
+      minimum cluster size, which is n / (4 num_clusters) but at least 5 rows. If no cluster is
+      found, all rows form one cluster, with a warning.
     - ``kmeans``: best of 4 initialisations. Fitted to all rows.
 
     Args:
@@ -243,8 +243,9 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
           fit_rows: int | None = None) -> tuple[np.ndarray, int]:
     """Compute a t-SNE map (van der Maaten 2008) of principal coordinates with perplexity 30.
 
-    Maps of two dimensions are computed by openTSNE, with interpolation (Linderman et al.
-    2019) from 10 000 rows on and Barnes-Hut below; three-dimensional ones by scikit-learn.
+    Two-dimensional maps are computed by openTSNE, which uses interpolation (Linderman et al. 2019)
+    for 10 000 rows or more, and the Barnes-Hut approximation for fewer. Three-dimensional maps are
+    computed by scikit-learn.
 
     Args:
         principal: principal coordinates in order of descending variance, float32 (N, d).

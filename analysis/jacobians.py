@@ -162,7 +162,7 @@ def compute(run: SampleRun) -> None:
     that hold 95 % of the variance, and compute their t-SNE map.
 
     The features are centred but not divided by their standard deviations, because differences in
-    influence between units are a result.
+    influence between units are part of the result.
 
     Raises:
         UserError: if there are no components, or samples or gradients are missing, damaged or too
@@ -197,8 +197,8 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters; ``grad_timestep`` is used if the results do not store it, as published
-            ones do not.
+        config: parameters; only ``grad_timestep`` is used, and only if the results do not store it,
+            such as published results.
         seed: seed of the order in which samples are drawn.
 
     Raises:

@@ -46,7 +46,7 @@ _TITLES = {"value": "value", "action": "most likely action", "leftwards": "movin
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """One folder of samples.
+    """A folder of samples with their saliency.
 
     Attributes:
         samples: the folder.

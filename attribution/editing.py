@@ -134,7 +134,7 @@ class ChangeSizes:
 
 
 def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
-    """Draw random edits as controls of an edit; a larger number only appends further controls.
+    """Draw random edits as controls of an edit.
 
     Controls whose change, before rescaling, differs in size by at most a quarter from that of the
     edit come first, then all other controls, in order of increasing difference.
@@ -142,7 +142,7 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
     Args:
         edit: the edit.
         activations: activations of its layer in some frames (N, C, …), without the edit.
-        number: number of controls.
+        number: number of controls; a larger number only appends further controls.
         seed: seed of the random permutations.
 
     Returns:

@@ -125,7 +125,7 @@ class _Rows:
 
 def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATTRIBUTIONS
                   ) -> tuple[Reducer, dict]:
-    """Find the features of a layer.
+    """Find the features of a layer by non-negative matrix factorisation.
 
     Args:
         samples: activations and attributions.
@@ -195,7 +195,8 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
 
 
 def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.ndarray, dict]:
-    """Factorise rows (N, M); return directions (F, M), each with sum 1, and convergence data."""
+    """Factorise rows (N, M); return directions (F, M), each with sum 1, and the facts
+    ``iterations``, ``converged`` and ``change``; see ``attribution.results``."""
     # NMF sets initial values below an absolute 1e-6 to 0, whatever the unit of the output.
     rows = np.asarray(rows / rows.mean(), np.float32)
     model = NMF(n_components=number, init="nndsvda", tol=1e-4, max_iter=_MAX_ITERATIONS,

@@ -156,7 +156,7 @@ class PageLayer:
             for units.
         num_features: number of features F.
         stability: stability of each feature, see ``attribution.results``; NaN if unknown (F,).
-        facts: facts about all features together, by title.
+        facts: statistics of the layer and of all its features, by title.
         outputs: indices in ``PageContent.outputs`` of the outputs attributed to this layer.
         partial: whether a part of the network bypasses the layer.
         gradients: whether the layer is the frame itself, which has only gradients.
@@ -206,7 +206,7 @@ class PageOutput:
 
 @dataclasses.dataclass(frozen=True)
 class PageContent:
-    """Everything that a page shows.
+    """Content of an attribution page.
 
     Attributes:
         experiment: name of the experiment.

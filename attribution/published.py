@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
-    """Read a published checkpoint.
+    """Read a published checkpoint, and convert it to an agent of this project.
 
     Returns:
         The agent, and the facts about its training that agent files store.

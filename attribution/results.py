@@ -185,7 +185,7 @@ def finish_features(store: ResultStore, facts: dict, **results: np.ndarray) -> N
 
 
 def read_features(path: Path, layer: str) -> LayerFeatures:
-    """Read the features of a layer.
+    """Read the finished features of a layer from disk.
 
     Args:
         path: folder of the features of all layers.

@@ -155,7 +155,7 @@ def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps:
 
 
 def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.ndarray]:
-    """Read at most ``most`` first steps of an episode, as fields of :class:`Trajectories`."""
+    """Read the first steps of an episode, at most ``most``, as fields of :class:`Trajectories`."""
     steps, log_probs = folder.steps(episode), folder.array_files(episode).log_probs
     length = len(steps) - 1  # the terminal row is not a step
     if length < 1 or not steps["done"].iloc[-1] or steps["done"].iloc[:-1].any():
@@ -204,8 +204,8 @@ def value_spikes(steps: Trajectories) -> np.ndarray:
 
 
 def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
-    """Return the indices of the last steps of at most ``most`` episodes that ended without a
-    reward, in order."""
+    """Return the indices of the last steps of the first episodes that ended without a reward, at
+    most ``most``, in ascending order."""
     rewards = pd.Series(steps.earned).groupby([steps.trajectory, steps.episode]).transform("sum")
     return np.flatnonzero(steps.ended & ~(rewards.to_numpy() > 0))[:most]
 
@@ -220,8 +220,8 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
                   lmbda: float = LAMBDA) -> np.ndarray:
     """Compute generalised advantage estimates (Schulman et al. 2016, equation 16).
 
-    Nothing is propagated across the end of an episode or a trajectory. If a trajectory cuts off its
-    last episode, the last step is bootstrapped from the value of the recording's next row.
+    Advantages are not propagated across the end of an episode or a trajectory. If a trajectory cuts
+    off its last episode, the last step is bootstrapped from the value of the recording's next row.
 
     Args:
         steps: the trajectories.
@@ -291,7 +291,7 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
 
 
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
-    """Estimate the factor between rewards and values from a recording.
+    """Estimate the factor that converts rewards to the unit of values, from a recording.
 
     At the last step of an episode, only the reward of this step is still to come, so the value at
     this step is the reward in the unit of values. The estimate is the median ratio of value to
@@ -353,8 +353,8 @@ class Calibration:
 
     @property
     def is_off(self) -> bool:
-        """Whether values and rewards have different units: the whole interval of the slope lies
-        outside ``SLOPES``, or there is no slope."""
+        """Whether values and rewards seem to have different units: the whole interval of the slope
+        lies outside ``SLOPES``, or there is no slope."""
         return not (self.high_95 >= SLOPES[0] and self.low_95 <= SLOPES[1])
 
 

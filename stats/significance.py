@@ -48,7 +48,7 @@ def mcnemar_p(differences: np.ndarray) -> np.ndarray:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Correct p-values (C,) by Holm's method (1979); returns them (C,) in the same order."""
+    """Correct p-values (C,) by Holm's method (1979), and return them (C,) in the same order."""
     p = np.asarray(p)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])

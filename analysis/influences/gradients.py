@@ -259,7 +259,8 @@ class InfluenceReader:
         return int(description["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:
-        """Raise unless the gradients between ICs of the same step (M, I, I) are the identity."""
+        """Raise UserError unless the gradients between ICs of the same step (M, I, I) are identity
+        matrices."""
         error = np.abs(gradients - np.eye(gradients.shape[1])).max()
         if not error < _IDENTITY_TOLERANCE:
             raise UserError("the gradients between ICs of the same step should be the identity "
@@ -313,7 +314,7 @@ def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Inputs of the analyses of influences.
+    """Samples, directions and behaviours from which influences are computed.
 
     Attributes:
         samples: folder of the samples.

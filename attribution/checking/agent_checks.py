@@ -161,7 +161,7 @@ def run_checks(store: ResultStore, context: CheckContext, names: Collection[str]
 
 
 def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
-    """Return the report as Markdown.
+    """Format the report of all checks as Markdown.
 
     Args:
         tables: table of each check with stored results, by the name of the check, in order.

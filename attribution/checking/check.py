@@ -257,7 +257,12 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
-        """Draw the figure from the table, and from the results per frame by layer and output."""
+        """Draw the figure of the check.
+
+        Args:
+            table: the check's table.
+            arrays: results per frame, by the names of layer and output.
+        """
 
     @abc.abstractmethod
     def verdict(self, table: pd.DataFrame) -> str:

@@ -160,7 +160,7 @@ def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
 
 def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
             rng: np.random.Generator) -> np.ndarray:
-    """Compute the curves of a batch.
+    """Compute the deletion and insertion curves of a batch of frames.
 
     Args:
         layer: layer and output.

@@ -361,7 +361,7 @@ def deletion_table(names: Sequence[str], curves: np.ndarray, episodes: np.ndarra
 
 
 def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
-    """Return the report as Markdown.
+    """Format the report of the comparison as Markdown.
 
     Args:
         description: a sentence that describes the frames and the output.

@@ -237,7 +237,7 @@ NUM_FAILURES = 4  # failures in the figure of the original's failures
 
 def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
            films: Sequence[str], last_frames: str, description: str, controls: str) -> str:
-    """Return the report as Markdown.
+    """Format the report of failures by cause as Markdown.
 
     Args:
         rates, effects, blindness: tables as in ``causes.csv``, ``effects.csv`` and
