@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
                                   if read_features(args.features_dir, name).facts["stride"])
     if not names:
         raise UserError(f"{args.features_dir} holds no features of a layer with a spatial map; "
-                        f"{FEATURES_SCRIPT} finds them")
+                        f"find them with {FEATURES_SCRIPT}")
     features = {bottleneck.name: load_features(args.features_dir, bottleneck, {
         *agent_digests(args.agent_file), root}, config.env_name)
                 for bottleneck in find_bottlenecks(run_of(original).policy, names)}

@@ -128,7 +128,7 @@ class AgentStudies:
                          for layer in self.attributions.layers()
                          if (path / "features" / layer).is_dir()}
         if not self.features:
-            raise UserError(f"{path} has attributions, but features of none of their layers")
+            raise UserError(f"{path} has attributions, but no features of the attributed layers")
 
     def value_cells(self, layer: str) -> Iterator[np.ndarray]:
         """Yield the attributions of the value to the features of a layer, one array per trajectory,

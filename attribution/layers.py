@@ -84,7 +84,7 @@ def find_bottlenecks(policy: Policy, names: list[str] | None = None,
         bypassed = PartialForward(policy, compute, layer.name).bypassed
         if bypassed and not allow_bypassed:
             raise UserError(f"a skip connection bypasses the layer '{name}', so attributions to it "
-                            f"do not sum to an output; choose another, such as {', '.join(short)}, "
-                            "or give --allow_partial")
+                            "do not sum to the change of an output; choose another, such as "
+                            f"{', '.join(short)}, or give --allow_partial")
         bottlenecks.append(Bottleneck(by_path.get(layer.name, layer.name), layer, bypassed))
     return tuple(dict.fromkeys(bottlenecks))

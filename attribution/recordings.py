@@ -78,17 +78,17 @@ class Recording:
             sizes = files.frames.shape[0], files.hidden_states.shape[1]
             if sizes != (length, policy.hidden_state_size):
                 raise UserError(f"the arrays in {files.frames.path.parent} have {sizes[0]} frames "
-                                f"and {sizes[1]} hidden units, not {length} as "
-                                f"{self.folder.index_file.name} says and "
-                                f"{policy.hidden_state_size} as the agent has; {_AGAIN}")
+                                f"and {sizes[1]} hidden units, but "
+                                f"{self.folder.index_file.name} lists {length} frames, and the "
+                                f"agent has {policy.hidden_state_size} hidden units; {_AGAIN}")
             if length > 1:
                 self.lengths[number] = length - 1
         self._steps = self.folder.all_steps(self._files)
         self._first_rows = dict(zip(self._files, np.flatnonzero(np.diff(episodes, prepend=-1))))
         if len(self._steps) != len(episodes):
             raise UserError(f"the tables of the episodes in {self.folder.path} have "
-                            f"{len(self._steps)} rows, not {len(episodes)} as "
-                            f"{self.folder.index_file.name} says; {_AGAIN}")
+                            f"{len(self._steps)} rows, but {self.folder.index_file.name} lists "
+                            f"{len(episodes)}; {_AGAIN}")
         self.sha256 = self.folder.sha256(check_contents)
 
     @property

@@ -240,9 +240,9 @@ def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
                         f"{features.settings.get('game')}, not to {game}{again}")
     if (features.settings.get("layer") != bottleneck.layer.name
             or features.mean_activations.shape != bottleneck.shape):
-        raise UserError(f"the features in {folder} are of the layer "
+        raise UserError(f"the features in {folder} belong to the layer "
                         f"{features.settings.get('layer')} with "
-                        f"{features.mean_activations.shape} activations, not of "
+                        f"{features.mean_activations.shape} activations, not to "
                         f"{bottleneck.layer.name} with {bottleneck.shape}{again}")
     return features
 

@@ -65,7 +65,7 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run,
         return [layer for layer in agent.layers if ACTIVATIONS in agent.outputs_at(layer)]
 
     assert (shown(None), shown([MAP]), shown([])) == ([MAP, UNITS], [MAP], [])
-    with pytest.raises(UserError, match=r"the layer 'block4', which .* \(did you mean 'block3'\?\)"):
+    with pytest.raises(UserError, match=r"'block4', which .* \(did you mean 'block3'\?\)"):
         shown(["block4"])
     monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # of block3's 64
     assert shown(None) == [UNITS]

@@ -239,8 +239,8 @@ class InfluenceReader:
         num_copies = [self._copies(number, name, expected) for number in numbers]
         stored = self._folder.stacked_field("hidden_states", name, numbers)  # (M, T, D)
         if stored.shape != self._coordinates.states.shape:
-            raise UserError(f"the gradients of {name} have the shape {stored.shape}, not "
-                            f"{self._coordinates.states.shape} as the samples' states")
+            raise UserError(f"the gradients of {name} have the shape {stored.shape}, but the "
+                            f"states of the samples have {self._coordinates.states.shape}")
         of_steps = self._projector.gradient(torch.from_numpy(stored), "ica").numpy()
         return of_steps[:, self.step::-1] * np.array(num_copies, np.float32)[:, None, None]
 
@@ -389,8 +389,8 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
     absent = [number for number in numbers if number not in rows]
     if absent or len(analysed) < behaviours.number:
         raise UserError(f"{path} has behaviours of {behaviours.number} samples, but "
-                        + (f"not of sample {absent[0]}; find behaviours in more samples, or ask "
-                           "for fewer with --sample_ids" if absent else
+                        + (f"not of sample {absent[0]}; find behaviours in more samples, or give "
+                           "other --sample_ids" if absent else
                            f"{samples.path} holds only {len(analysed)}; give the samples in "
                            "which they were found"))
     return labels[[rows[number] for number in numbers]]
