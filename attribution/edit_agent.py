@@ -45,8 +45,9 @@ def parser() -> Parser:
                        help="share of the features that is removed; 1 removes them, 2 reverses "
                             "their sign")
     flags.add_argument("--random_directions", type=seed, metavar="SEED",
-                       help="ablate random directions instead, with the same entries at permuted "
-                            "channels and a change of the same size; needs --data_dir")
+                       help="ablate random directions instead: the same entries at permuted "
+                            "channels, rescaled to cause a change of the same size; needs "
+                            "--data_dir")
     flags.add_argument("--data_dir", type=Path,
                        help="recording in which the features were found; the size of the change "
                             "by random directions is measured on its frames")

@@ -71,8 +71,8 @@ def parser() -> Parser:
     flags.add_argument("--num_frames", type=count, default=300,
                        help="maximum number of recorded frames")
     flags.add_argument("--num_randomised", type=count, default=48,
-                       help="maximum number of these frames for maps of agents with randomised "
-                            "weights")
+                       help="maximum number of these frames in which maps of agents with "
+                            "randomised weights are also computed")
     flags.add_argument("--output_dir", type=Path,
                        default=Path("analysis") / "attribution" / "saliency_checks",
                        help="folder to write to")
