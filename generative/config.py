@@ -64,6 +64,9 @@ class SimulatorConfig:
         bottleneck_vec_size: V, size of the bottleneck vectors.
         env_update_penalty_weight: weight of the penalty on the norm of the change of the
             environment's deterministic state in a step.
+        converter_width: width of the networks that compute the agent's first hidden state and
+            action from the bottleneck vector; None for half the sum of their input and output
+            sizes.
         architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``).
             The fields below apply to the latter only.
         patch_components: number of principal components that describe a patch of 8 x 8 pixels.
@@ -101,6 +104,7 @@ class SimulatorConfig:
     bottleneck_loss_weight: float = 100.0
     bottleneck_vec_size: int = 128
     env_update_penalty_weight: float = 0.5
+    converter_width: int | None = None
     architecture: str = "vector"
     patch_components: int = 64
     canvas_channels: int = 32

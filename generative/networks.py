@@ -177,10 +177,16 @@ def on_unit_sphere(vectors: Tensor) -> Tensor:
 
 
 class Converter(nn.Sequential):
-    """MLP with two hidden ELU layers of width (in_size + out_size) // 2."""
+    """MLP with two hidden ELU layers.
 
-    def __init__(self, in_size: int, out_size: int):
-        hidden = (in_size + out_size) // 2
+    Args:
+        in_size: size of the input.
+        out_size: size of the output.
+        width: size of the hidden layers; None for (in_size + out_size) // 2, as published.
+    """
+
+    def __init__(self, in_size: int, out_size: int, width: int | None = None):
+        hidden = width or (in_size + out_size) // 2
         super().__init__(nn.Linear(in_size, hidden), nn.ELU(), nn.Linear(hidden, hidden), nn.ELU(),
                          nn.Linear(hidden, out_size))
 

@@ -178,8 +178,8 @@ class Simulator(nn.Module):
             self.encoder = BottleneckEncoder(config.image_channels,
                                              config.initializer_rnn_hidden_size, vec)
             self.env_converter = Converter(vec, config.deter_dim + config.env_h_stoch_size)
-        self.hidden_converter = Converter(vec, hidden_size)
-        self.action_converter = Converter(vec, config.action_space_size)
+        self.hidden_converter = Converter(vec, hidden_size, config.converter_width)
+        self.action_converter = Converter(vec, config.action_space_size, config.converter_width)
         if config.is_spatial:
             self.frame_embedding = NoEmbedding()
             self.cell = SpatialCell(config, basis)

@@ -53,84 +53,13 @@ from generative.camera import (
 )
 from generative.config import GRID, SimulatorConfig
 from generative.networks import on_unit_sphere
+from generative.spatial_layers import BLOCK, ConvGRU, PatchBasis, Refinement, ResidualBlock
 
 NUM_CELLS = GRID * GRID
 _NUM_CAMERA = 5  # the last numbers of the state: velocity, displacement, started
 _SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
 _MOTION_WIDTH = 256
 _HEAD_WIDTH = 128
-_BLOCK = 2  # pixels per side of the blocks in which ``Refinement`` corrects images
-_REFINED_WIDTH, _DETAIL = 32, 8  # channels in ``Refinement``
-
-
-class PatchBasis(nn.Module):
-    """Basis of whitened principal components of 8 x 8 image patches.
-
-    Args:
-        num: K, number of leading components to keep.
-        image_channels: C, colour channels of an image.
-    """
-
-    mean: Tensor
-    components: Tensor
-    scale: Tensor
-
-    def __init__(self, num: int, image_channels: int):
-        super().__init__()
-        size = image_channels * PATCH * PATCH
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("components", torch.eye(num, size))  # rows of length 1
-        self.register_buffer("scale", torch.ones(num))  # standard deviation of each coefficient
-
-    @torch.no_grad()
-    def fit(self, images: Tensor) -> None:
-        """Fit mean, components and scale to the patches of images (N, C, 64, 64) in [0, 1]."""
-        patches = functional.pixel_unshuffle(images, PATCH).permute(0, 2, 3, 1).flatten(0, 2)
-        self.mean.copy_(patches.mean(dim=0))
-        centred = patches - self.mean
-        variances, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending
-        num = len(self.scale)
-        self.components.copy_(vectors.flip(1)[:, :num].T)
-        self.scale.copy_(variances.flip(0)[:num].clamp(min=1e-6).sqrt())
-
-    def coefficients(self, images: Tensor) -> Tensor:
-        """Compute the coefficients (N, K, 8, 8) of images (N, C, 64, 64) in [0, 1]."""
-        patches = functional.pixel_unshuffle(images, PATCH)  # (N, C·64, 8, 8)
-        weight = self.components / self.scale[:, None]
-        bias = -weight @ self.mean
-        return functional.conv2d(patches, weight[:, :, None, None], bias)
-
-    def images(self, coefficients: Tensor, with_mean: bool = True) -> Tensor:
-        """Reconstruct images (N, C, 64, 64) from leading coefficients (N, up to K, 8, 8).
-
-        Args:
-            with_mean: add the mean patch; False for the difference between two images.
-        """
-        num = coefficients.shape[1]
-        weight = (self.components[:num] * self.scale[:num, None]).T  # (C·64, K)
-        patches = functional.conv2d(coefficients, weight[:, :, None, None],
-                                    self.mean if with_mean else None)
-        return functional.pixel_shuffle(patches.float(), PATCH)
-
-
-class ResidualBlock(nn.Module):
-    """Pre-activation residual block with group norm and two 3 x 3 convolutions.
-
-    Args:
-        width: W, channels of input and output (N, W, height, width).
-    """
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.norm = nn.GroupNorm(8, width)
-        self.conv1 = nn.Conv2d(width, width, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1)
-        for parameter in self.conv2.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = functional.silu(self.conv1(functional.silu(self.norm(x))))
-        return x + self.conv2(hidden)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,29 +94,6 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     return SpatialState(canvas, memory, scene, camera)
 
 
-class ConvGRU(nn.Module):
-    """Convolutional GRU with 3 x 3 kernels.
-
-    Args:
-        inputs: channels of the input.
-        memory: channels of the memory.
-    """
-
-    def __init__(self, inputs: int, memory: int):
-        super().__init__()
-        self.gates = nn.Conv2d(inputs + memory, 2 * memory, kernel_size=3, padding=1)
-        self.new = nn.Conv2d(inputs + memory, memory, kernel_size=3, padding=1)
-        with torch.no_grad():
-            self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Compute the next memory (N, memory, 8, 8) from the input x (N, inputs, 8, 8)."""
-        update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
-            2, dim=1)
-        new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
-        return update * new + (1 - update) * memory
-
-
 class SpatialEncoder(nn.Module):
     """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
@@ -212,14 +118,15 @@ class SpatialEncoder(nn.Module):
         self.coefficients = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.out = nn.Conv2d(width, channels, kernel_size=1)
-        self.motion = nn.Sequential(
-            nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
-            nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
-        self.moves = bool(config.pixels_per_square)
-        self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
-        self.velocity = VelocityEstimator(config.num_init_steps)
         initialise(self.out, [0] * (channels - 1) + [1])
-        initialise(self.motion[-1])
+        self.moves = bool(config.pixels_per_square)
+        if self.moves:
+            self.motion = nn.Sequential(
+                nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
+                nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
+            self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
+            self.velocity = VelocityEstimator(config.num_init_steps)
+            initialise(self.motion[-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (I, B, C, H, W) in [0, 1] as unit vectors (B, V)."""
@@ -228,13 +135,15 @@ class SpatialEncoder(nn.Module):
         x = self.blocks(self.down(frames) + self.coefficients(coefficients))
         code = self.out(x).float()  # (B, V / 64, 8, 8)
         passed = code.shape[1] - 1
+        code = code + functional.pad(coefficients[:, :passed].float(), (0, 0, 0, 0, 0, 1))
+        if not self.moves:
+            return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1))
         costs = torch.stack([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=1)
         moved = self.motion((costs - costs.amin(dim=(1, 2), keepdim=True)).flatten(1)).float()
         # Scaled by the constant, so that the start's division gives velocity and phase back.
         camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images, costs)
         last = camera @ cell_patterns(code).flatten(1)
-        code = code + torch.cat([coefficients[:, :passed].float(),
-                                 last.unflatten(1, (1, GRID, GRID))], dim=1)
+        code = code + functional.pad(last.unflatten(1, (1, GRID, GRID)), (0, 0, 0, 0, passed, 0))
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
 
     def estimate_camera(self, costs: Tensor, edges: Tensor) -> Tensor:
@@ -250,9 +159,7 @@ class SpatialEncoder(nn.Module):
 
     def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
         """Estimate velocity and phase (B, 6) from images (I, B, C, 64, 64) and the costs of motions
-        between them (B, I - 1, NUM_MOTIONS); zeros if the camera stands still."""
-        if not self.moves:
-            return costs.new_zeros(len(costs), 2 + PHASE_DIM)
+        between them (B, I - 1, NUM_MOTIONS)."""
         with torch.autocast(costs.device.type, enabled=False):
             edges = torch.stack([frame_edges(frames) for frames in images], dim=1)
             return self.estimate_camera(costs, edges)
@@ -273,11 +180,12 @@ class SpatialStart(nn.Module):
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.sizes = [config.canvas_channels, config.memory_channels, config.scene_channels]
         self.out = nn.Conv2d(width, sum(self.sizes), kernel_size=1)
-        self.motion = nn.Sequential(nn.Linear(config.bottleneck_vec_size, _MOTION_WIDTH),
-                                    nn.SiLU(),
-                                    nn.Linear(_MOTION_WIDTH, config.motion_dim + 2 + PHASE_DIM))
         initialise(self.out, [0] * self.out.out_channels)
-        initialise(self.motion[-1])
+        if config.pixels_per_square:
+            self.motion = nn.Sequential(
+                nn.Linear(config.bottleneck_vec_size, _MOTION_WIDTH), nn.SiLU(),
+                nn.Linear(_MOTION_WIDTH, config.motion_dim + 2 + PHASE_DIM))
+            initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map vectors (B, V) to states, concatenated with the logits of z, which are 0
@@ -314,6 +222,9 @@ class SpatialStart(nn.Module):
             vectors: bottleneck vectors (B, V).
             carried: velocity, in units of FASTEST, and phase, from the method ``carried`` (B, 6).
         """
+        if not self.config.pixels_per_square:
+            sizes = (self.config.motion_dim, PHASE_DIM, 2, 2, 1)
+            return CameraState(*(vectors.new_zeros(len(vectors), size) for size in sizes))
         motion, correction = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
             [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)
         velocity, phase = (carried + correction).split([2, PHASE_DIM], dim=-1)
@@ -358,7 +269,8 @@ class SpatialCell(nn.Module):
         self._basis = (basis,)
         self.latent_shape = (config.stoch_dim, config.stoch_discrete)
         width, memory = config.spatial_width, config.memory_channels
-        self.camera = CameraMotion(config, config.action_space_size)
+        if config.pixels_per_square:
+            self.camera = CameraMotion(config, config.action_space_size)
         self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.from_memory = nn.Conv2d(memory, width, kernel_size=1)
         self.from_global = nn.Linear(config.action_space_size + config.motion_dim + memory, width)
@@ -378,13 +290,14 @@ class SpatialCell(nn.Module):
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """Compute the next state h (B, H) from one-hot actions (B, A) and h; z is ignored."""
         state, basis = split_state(h, self.config), self._basis[0]
-        memory, world = state.memory, basis.images(state.canvas)  # world: (B, C, 64, 64)
-        with torch.autocast(h.device.type, enabled=False):
-            camera = self.camera(world, near_player(memory), state.camera, action_input)
-        displacement, motion = camera.displacement, camera.motion
-        if self.training:
-            displacement, motion = displacement.detach(), motion.detach()
-        view = basis.coefficients(shift(world, displacement)[0])
+        memory, camera, view = state.memory, state.camera, basis.padded(state.canvas)
+        if self.config.pixels_per_square:
+            world = basis.images(state.canvas)  # (B, C, 64, 64)
+            with torch.autocast(h.device.type, enabled=False):
+                camera = self.camera(world, near_player(memory), camera, action_input)
+            displacement = camera.displacement.detach() if self.training else camera.displacement
+            view = basis.coefficients(shift(world, displacement)[0])
+        motion = camera.motion.detach() if self.training else camera.motion
         everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)
         x = self.block(self.from_view(view) + self.from_memory(memory)
                        + self.from_global(everywhere)[:, :, None, None])
@@ -408,43 +321,6 @@ class SpatialCell(nn.Module):
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
         """Return zero logits (…, S, K), like the prior."""
         return self.prior_logits(h)
-
-
-class Refinement(nn.Module):
-    """Correction of decoded images by convolutions over blocks of 2 x 2 pixels.
-
-    A linear combination of patch components can neither be exactly black nor draw an edge between
-    two patches, and a shifted image is interpolated where sprites have sharp edges.
-
-    Args:
-        image_channels: C, colour channels of an image.
-        width: W, hidden channels of the decoder.
-    """
-
-    def __init__(self, image_channels: int, width: int):
-        super().__init__()
-        pixels = image_channels * _BLOCK**2
-        self.detail = nn.Conv2d(width, _DETAIL * (PATCH // _BLOCK)**2, kernel_size=1)
-        self.layers = nn.Sequential(
-            nn.Conv2d(pixels + NUM_PHASE_MAPS + _DETAIL, _REFINED_WIDTH, kernel_size=3, padding=1),
-            nn.SiLU(),
-            nn.Conv2d(_REFINED_WIDTH, _REFINED_WIDTH, kernel_size=3, padding=1), nn.SiLU(),
-            nn.Conv2d(_REFINED_WIDTH, pixels, kernel_size=3, padding=1))
-        initialise(self.layers[-1], [0] * pixels)
-
-    def forward(self, images: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-        """Return corrected images (N, C, 64, 64).
-
-        Args:
-            images: decoded images (N, C, 64, 64).
-            maps: phase maps of the blocks (N, ``NUM_PHASE_MAPS``, 32, 32).
-            x: hidden channels of the decoder (N, W, 8, 8).
-        """
-        detail = functional.pixel_shuffle(self.detail(x), PATCH // _BLOCK)
-        blocks = functional.pixel_unshuffle(images, _BLOCK).to(detail)
-        seen = torch.cat([blocks, maps.to(detail), detail], dim=1).contiguous(
-            memory_format=torch.channels_last)
-        return images + functional.pixel_shuffle(self.layers(seen).float(), _BLOCK)
 
 
 class SpatialDecoder(nn.Module):
@@ -489,15 +365,17 @@ class SpatialDecoder(nn.Module):
         displacement, motion, phase = camera.displacement, camera.motion, camera.phase
         if self.training:
             displacement, motion, phase = displacement.detach(), motion.detach(), phase.detach()
-        world = self.changes(self.scene(state.canvas, state.scene)) + functional.pad(
-            state.canvas, (0, 0, 0, 0, 0, len(basis.scale) - state.canvas.shape[1]))
-        view, inside = shift(basis.images(world), displacement)
+        world = self.changes(self.scene(state.canvas, state.scene)) + basis.padded(state.canvas)
+        view = basis.images(world)
+        inside = view.new_ones(len(view), 1, FRAME_SIZE, FRAME_SIZE)
+        if self.config.pixels_per_square:
+            view, inside = shift(view, displacement)
         x = (self.from_view(basis.coefficients(view))
              + self.from_inside(functional.avg_pool2d(inside, PATCH))
              + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
         cell_maps, block_maps = (
             phase_maps(phase, displacement, self.config.pixels_per_square or 0.0, size)
-            for size in (GRID, FRAME_SIZE // _BLOCK))
+            for size in (GRID, FRAME_SIZE // BLOCK))
         gain, bias = self.from_phase(cell_maps).chunk(2, dim=1)
         x = self.blocks(x * (1 + gain) + bias)
         images = self.refine(view + basis.images(self.out(x), with_mean=False), block_maps, x)

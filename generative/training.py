@@ -330,6 +330,8 @@ class SimulatorTraining:
                                   vectors, camera, acting)
         if training.until_end:
             losses = losses.until_end(windows.terminals)
+        if not self.simulator.agent.policy.recurrent:  # the agent ignores its first hidden state
+            losses = dataclasses.replace(losses, first_hidden=0 * losses.first_hidden)
         metrics = measure(simulation, losses, vectors)
         return losses, world.mean(metrics, self._share(num))
 

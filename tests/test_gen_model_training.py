@@ -19,13 +19,16 @@ from conftest import (
     figures_drawn,
     progress_of,
     read_video,
+    record_arguments,
     refusal,
     simulator_settings,
+    tiny_policy,
 )
 
 import plot_training_csv
+import record
 import train_gen_model
-from agents.agent_file import load_agent
+from agents.agent_file import load_agent, save_agent
 from agents.provenance import agent_sha256
 from common import parameters
 from common.devices import Compute
@@ -414,3 +417,23 @@ def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, capsys, more
     argv = [*arguments(agent_path, recording, tmp_path), *more]
     assert re.search(message, refusal(train_gen_model.main, argv, capsys))
     assert not (tmp_path / "results").exists()
+
+
+def test_the_first_state_of_a_feed_forward_agent_is_not_learned(tmp_path):
+    """The agent ignores it, and its large error would shape the bottleneck vectors."""
+    agent = tmp_path / "agent.pth"
+    save_agent(agent, tiny_policy(recurrent=False), {})
+    assert record.main(record_arguments(agent, tmp_path, 6)) == 0
+    settings = settings_for(agent, tmp_path, max_batches=2)
+    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
+    before = run.simulator.hidden_converter.state_dict()["0.weight"].clone()
+    assert run.train() == 0
+    assert (progress_of(run.folder)["loss_first_hidden"] == 0).all()
+    assert torch.equal(run.simulator.hidden_converter.state_dict()["0.weight"], before)
+
+
+def test_the_width_of_the_start_networks_is_a_parameter():
+    config = dataclasses.replace(TINY.get(SimulatorConfig), converter_width=5)
+    converter = Simulator(config, tiny_policy()).action_converter
+    sizes = [layer.out_features for layer in [*converter][::2]]
+    assert sizes == [5, 5, config.action_space_size]

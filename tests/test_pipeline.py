@@ -638,3 +638,16 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     (effects,) = finished.glob("analysis/interventions/effects.png")
     shown = np.asarray(Image.open(tmp_path / "interventions.png").convert("RGB")).astype(float)
     assert np.abs(shown - np.asarray(Image.open(effects).convert("RGB"))).mean() < 3
+
+
+@pytest.mark.parametrize("anchor", ["simulator", "saliency", "causes"])
+def test_the_report_quotes_the_results_of_the_shipped_simulator(anchor):
+    """Not those of an earlier one, which have a column of their own."""
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = results.partition("## What depends on the simulator")[2].partition("\n- ")[0]
+    shown = " ".join("|".join(line.split("|")[:2] + line.split("|")[3:])
+                     if line.startswith("|") else line for line in text.splitlines())
+    [section] = [section for section in page_of(load_preset("demo")).sections
+                 if section.anchor == anchor]
+    quoted = set(re.findall(r"\d[\d.]*\d|\d", section.full_size))
+    assert quoted and quoted <= set(re.findall(r"\d[\d.]*\d|\d", shown))

@@ -37,7 +37,8 @@ from generative.runs import PROGRESS_NAME, open_simulator
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import UNSIGNED, coloured, full_colour, state_maps
 from generative.simulator import Simulator, stack
-from generative.spatial import PatchBasis, Refinement, split_state
+from generative.spatial import split_state
+from generative.spatial_layers import PatchBasis, Refinement
 from generative.training import SimulatorTraining
 
 TINY = ParameterSet("tiny-spatial")
@@ -345,12 +346,21 @@ def test_actions_without_env_grads_have_none(simulator, batch):
         torch.autograd.grad(steps[2].images.sum(), steps[0].own_actions)
 
 
-def test_a_camera_that_stands_still_does_not_move(batch):
+def test_a_camera_that_stands_still_needs_no_networks(batch):
     config = dataclasses.replace(CONFIG, pixels_per_square=0.0)
     simulator = Simulator(config, load_agent(AGENT)).eval()
+    simulator.basis.fit(batch.images.flatten(0, 1))
     with torch.no_grad():
-        states = split_state(simulator(batch, MODE).env_h[-1], simulator.config)
-    assert (states.camera.displacement == 0).all() and (states.camera.velocity == 0).all()
+        simulation = simulator(batch, MODE)
+        moving = Simulator(CONFIG, load_agent(AGENT))
+    camera = split_state(simulation.env_h[-1], simulator.config).camera
+    assert not any(part.any() for part in vars(camera).values())
+    assert {name.rsplit(".", 2)[0] for name in moving.state_dict()} - {
+        name.rsplit(".", 2)[0] for name in simulator.state_dict()} >= {"cell.camera"}
+    canvas = simulator.basis.padded(split_state(simulation.start.env_h, config).canvas)
+    view = simulator.basis.coefficients(simulator.basis.images(canvas))
+    # So cell and decoder can skip the shift.
+    torch.testing.assert_close(view, canvas, atol=1e-3, rtol=0)
 
 
 # Losses
