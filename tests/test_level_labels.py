@@ -39,12 +39,15 @@ def played(game: str, level: int, steps: int = 120, mode: str = "hard") -> list[
     return states
 
 
-def after(view: StateView, state: LevelState, *actions: int) -> np.void | None:
-    """The player after some actions from a state; None after the end of the episode."""
+def after(view: StateView, state: LevelState, action: int) -> LevelState | None:
+    """The state after an action; None if it ends the episode."""
     view.set(state.to_bytes())
-    if any(view.step(action)[0] for action in actions):
-        return None
-    return LevelState.parse(view.state()).player
+    return None if view.step(action)[0] else LevelState.parse(view.state())
+
+
+def charge(state: LevelState) -> float:
+    """How far ninja's player has charged a jump."""
+    return float(np.frombuffer(state.tail, "<f4")[6])
 
 
 @pytest.mark.parametrize("game", GAMES_OF_MODE["easy"])
@@ -66,20 +69,22 @@ def test_the_velocity_is_the_displacement_unless_an_obstacle_stopped_the_player(
             velocity = [labels["velocity_x"], labels["velocity_y"]]
             blocked += not np.allclose(velocity, moved, atol=1e-4)
             steps += 1
-    assert steps > 100 and blocked < 0.1 * steps
+    assert steps > 100 and blocked < 0.2 * steps
 
 
 @pytest.mark.parametrize(("game", "levels"), [("coinrun", range(8)), ("ninja", range(4))])
-def test_a_jump_lifts_the_player_exactly_when_it_is_on_the_ground(game, levels):
+def test_a_jump_starts_exactly_when_the_player_is_on_the_ground(game, levels):
+    """In coinrun, it lifts the player; in ninja, it is charged first."""
     found = {True: 0, False: 0}
-    jump, other = (((UP, STILL), (STILL, STILL)) if game == "ninja" else ((UP,), (STILL,)))
     with contextlib.closing(StateView(EnvConfig(game, "hard"))) as view:
         for state in [state for level in levels for state in played(game, level)]:
-            up, still = after(view, state, *jump), after(view, state, *other)
+            up, still = after(view, state, UP), after(view, state, STILL)
             if up is None or still is None:
                 continue
+            jumps = (charge(up) > 0 if game == "ninja"
+                     else up.player["vy"] > still.player["vy"])
             on_ground = state_labels(state)[ON_GROUND] == 1
-            assert (up["vy"] > still["vy"]) == on_ground
+            assert jumps == on_ground
             found[on_ground] += 1
     assert min(found.values()) > 30
 
@@ -110,12 +115,17 @@ def test_kinds_in_view_are_those_whose_pixels_change_when_they_are_not_drawn(gam
 
 
 def test_the_offset_is_that_of_the_nearest_object():
-    state = max(played("coinrun", 5), key=lambda state: state_labels(state)["saw_in_view"])
-    labels, player = state_labels(state), state.player
-    saws = state.entities[state.entities["type"] == 2]
-    nearest = np.hypot(saws["x"] - player["x"], saws["y"] - player["y"]).min()
-    assert np.hypot(labels["saw_dx"], labels["saw_dy"]) == pytest.approx(nearest)
-    assert nearest < 13 and labels["saw_in_view"]
+    counts = set()
+    for state in [state for level in range(12) for state in played("coinrun", level)[::10]]:
+        labels, player = state_labels(state), state.player
+        saws = state.entities[state.entities["type"] == 2]
+        distances = np.hypot(saws["x"] - player["x"], saws["y"] - player["y"])
+        if labels["saw_in_view"]:
+            assert np.hypot(labels["saw_dx"], labels["saw_dy"]) == pytest.approx(distances.min())
+            counts.add(min((distances < 6).sum(), 2))
+        else:
+            assert not (distances < 6).any()
+    assert counts >= {1, 2}
 
 
 @pytest.fixture(scope="module")
