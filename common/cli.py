@@ -111,8 +111,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return the name of a parameter set, and why it was chosen. It is the set recorded in the
-    first folder that records one, otherwise BASE_SET.
+    """Return the parameter set recorded in the first folder that records one, otherwise BASE_SET;
+    and the reason for the choice.
 
     Raises:
         UserError: if the recorded set does not exist; the message names the file.

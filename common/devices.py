@@ -77,8 +77,8 @@ def keep_freed_memory() -> None:
 
 
 def num_jobs(num_rows: int | None = None) -> int:
-    """Return the number of threads for a library: torch's number, or fewer on a machine with fewer
-    cores.
+    """Return the number of threads for a library: torch's number of threads, but at most the number
+    of available cores.
 
     Args:
         num_rows: number of rows of the data. With fewer than ROWS_FOR_THREADS rows, the result is

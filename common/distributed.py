@@ -343,8 +343,10 @@ def init_distributed() -> Iterator[Distributed]:
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
-    """Return whether this rank should report an error, and record that it does. It should if no
-    rank has reported this error before and, for ``LostProcess``, no rank has reported any error.
+    """Return whether this rank should report an error, and record that it does.
+
+    The first rank that raises an error reports it. ``LostProcess`` is not reported if any rank has
+    reported an error, because it is then only a consequence of that error.
 
     Args:
         store: key-value store that all ranks share.
@@ -361,7 +363,7 @@ def _environment_number(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not re.fullmatch("[0-9]{1,9}", text):
         raise UserError(f"the environment variable {name} is {text or 'missing'}, but WORLD_SIZE "
-                        "says that there are several processes; start them with torchrun")
+                        "is above 1; start the processes with torchrun")
     return int(text)
 
 

@@ -286,8 +286,8 @@ def load_tensors(path: Path, what: str) -> dict:
                 or tensor.is_quantized or tensor.untyped_storage().nbytes()
                 < tensor.numel() * tensor.element_size()):
             raise UserError(f"the {what} {path} holds a tensor of the shape "
-                            f"{tuple(tensor.shape)} that is sparse, quantised, expanded or has no "
-                            "numbers of its own")
+                            f"{tuple(tensor.shape)} that is sparse, quantised, expanded or without "
+                            "data")
     return loaded
 
 

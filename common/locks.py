@@ -84,7 +84,8 @@ def open_lock(path: Path, create: bool = True) -> TextIO:
 
 
 class _LockFile:
-    """The locked file in a folder; deleted when no :class:`FolderLock` refers to it any more."""
+    """The locked file in a folder. It is deleted when the last :class:`FolderLock` of the folder is
+    deleted."""
 
     def __init__(self, folder: Path):
         self._path = folder / LOCK_NAME

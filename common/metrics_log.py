@@ -20,8 +20,8 @@ class MetricsLog:
     Args:
         path: the CSV file.
         columns: names of the columns; the first column counts the steps of the run.
-        resume_at: keep the rows up to this step and delete later rows, whose work a killed run did
-            not save; None starts a new log.
+        resume_at: keep the rows up to this step and delete later rows, which a killed run wrote
+            after its last save; None starts a new log.
 
     Raises:
         UserError: if the log to resume is missing or damaged.

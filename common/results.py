@@ -16,8 +16,9 @@ and reads existing ones with checked types::
 An *item* appears under its final name only when it is complete, and is kept when a run is resumed.
 A *result* is computed from the items. Opening the folder for writing deletes the results, so that
 old results never appear next to new items. Every file is written atomically. A folder belongs to
-the settings with which it was first opened; opening it with other settings is an error. Folders of
-figures or of a page have no items; they are written and replaced as a whole, see
+the settings with which it was first opened; opening it with other settings is an error.
+
+Folders of figures or of a page have no items. They are written and replaced as a whole, see
 :meth:`ResultStore.replace`. Analyses that store arrays for several numbers of samples in one folder
 use ``common.step_results``.
 """
@@ -158,8 +159,8 @@ class ResultStore:
             divided: settings, such as the number of items, that determine which shard computes
                 which item; only shards store them.
             join: join the shards, which must all have finished, and resume with their items.
-            needed: entry and key of each item that must exist before joined shards count as
-                complete. This matters if items are added to a folder that already has results.
+            needed: entry and key of each item of this run. If one is missing in a folder with
+                results, the shard computes its items instead of treating the folder as complete.
 
         Raises:
             FolderInUse: if another process writes to the folder.

@@ -165,8 +165,8 @@ class ShardNotes:
         def check() -> None:
             for other, note in self._read().items():
                 if other.parts != shard.parts:
-                    raise UserError(f"{self.folder} holds shards of {other.parts}, to which "
-                                    f"--shard {shard} does not belong; {way_out}")
+                    raise UserError(f"{self.folder} is divided into {other.parts} shards, but "
+                                    f"--shard is {shard}; {way_out}")
                 require_equal(note["settings"], settings, informative,
                               f"{self.folder} holds shard {other}", way_out)
         check()

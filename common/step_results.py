@@ -73,10 +73,10 @@ class StepResults:
         return path
 
     def has(self, name: str) -> bool:
-        """Return whether to read an entry.
+        """Return whether an entry exists or must exist.
 
-        Published folders, which have no settings file, may lack entries. With a settings file, the
-        result is always True, so that ``read`` reports a missing file as an error.
+        Published folders, which have no settings file, may lack entries. With a settings file, all
+        entries must exist, and ``read`` reports a missing file as an error.
         """
         return self.file(name).exists() or self.settings_file.exists()
 

@@ -1,4 +1,7 @@
-"""Videos of episodes: enlarged frames, marks of actions and rewards, and MP4, GIF and PNG files."""
+"""Videos of episodes: enlarged frames, marks of actions and rewards, and MP4, GIF and PNG files.
+
+Shapes of frames are (H, W, C): height, width and colour channels.
+"""
 
 from __future__ import annotations
 
@@ -138,8 +141,8 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
 def write_poster(path: Path, film: Path) -> None:
     """Write a frame of an MP4 file as an image, which pages show before the video is played.
 
-    The frame is taken after a third of the video: the episode has begun, and videos of saliency
-    maps are not yet blank, as they are after the step at which the function is evaluated.
+    The frame is taken after a third of the video. The episode has then begun, and saliency maps are
+    not yet blank; they are blank after the step at which the function is evaluated.
 
     Args:
         path: image to write.

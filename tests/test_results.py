@@ -289,7 +289,7 @@ def test_joining_names_missing_shards(tmp_path):
     with contextlib.suppress(KeyboardInterrupt), interrupted(2):
         run(Shard(1, 3))
     for refused, words in ((dict(join=True), "lacks shards 1/3, 3/3"),
-                           (dict(shard=Shard(1, 4)), "holds shards of 3"),
+                           (dict(shard=Shard(1, 4)), "is divided into 3 shards"),
                            (dict(shard=Shard(1, 3), seed=2), "with another seed"),
                            (dict(shard=Shard(1, 3), overwrite=True), "would delete the files")):
         before = bytes_of_files(run.store.path)
