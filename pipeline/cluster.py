@@ -154,7 +154,7 @@ def seconds_of(text: str) -> int:
     with contextlib.suppress(ValueError):
         if (seconds := int(pd.Timedelta(text).total_seconds())) > 0:
             return seconds
-    raise UserError(f"a time in the cluster file must be such as 2 d, 36 h, 1 h 30 min or 90 s, "
+    raise UserError("a time in the cluster file has a form such as 2 d, 36 h, 1 h 30 min or 90 s, "
                     f"not {text}")
 
 

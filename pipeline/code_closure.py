@@ -1,4 +1,4 @@
-"""The code that a script runs: checksums of the repository's modules that it imports.
+"""Checksums of the modules of the repository that a script imports, directly or indirectly.
 
 Imports are found in syntax trees, without importing anything, and include those inside functions.
 Comments, docstrings and formatting do not affect the checksums.

@@ -27,7 +27,7 @@ def read_hyperparams() -> dict[Path, dict]:
 
 @dataclasses.dataclass(frozen=True)
 class AgentTrainingPreset:
-    """Training of the agent.
+    """Settings for training the agent.
 
     Attributes:
         param_name: parameter set in ``procgen/config.yml``.
@@ -46,7 +46,7 @@ class AgentTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorTrainingPreset:
-    """Training of the simulator: values that override the parameter set.
+    """Settings for training the simulator, which override the parameter set.
 
     Attributes:
         max_batches: maximum number of batches; 0 to train for the parameter set's epochs.
@@ -267,7 +267,7 @@ def place_of(agent: str) -> str:
 
 def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
                 path: Path = PRESETS_FILE) -> AnyPreset:
-    """Load a preset.
+    """Load a preset, with another agent or simulator if files are given.
 
     Args:
         name: name of the preset, or section:NAME for the parameter set NAME of

@@ -123,7 +123,7 @@ def _part(output: Path, files: Files, done: Collection[str],
         names: names of all stages of the preset.
     """
     media: list[dict[str, str]] = []
-    missing = f"The stage {files.stage} has not written such a file."
+    missing = f"The stage {files.stage} has written no such file."
     if files.stage not in names:
         missing = "This preset does not include it."
     elif files.stage not in done:

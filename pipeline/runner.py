@@ -278,7 +278,7 @@ class Pipeline:
         if record is None:
             return Decision(RUN, NOT_RUN, basis)
         if self._force:
-            return Decision(RUN, "of --force", basis)
+            return Decision(RUN, "--force is given", basis)
         if record.key != basis.key:
             return Decision(RUN, basis.difference(record.basis), basis)
         if record.status != DONE:

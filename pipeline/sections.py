@@ -71,8 +71,9 @@ ATTRIBUTIONS = Section(
           "The output as cells are deleted, or inserted, in the order of their attribution."),
     "Look for curves that fall (deletion) or rise (insertion) faster than the random order, and "
     "for signs that are right more often than by chance.",
-    "The sign is right for 71 % of hidden objects, compared with 58 % for saliency through the "
-    "simulator. Ablating a feature changes the value by a fifth of its attribution.",
+    "When an object is hidden, attribution predicts the sign of the value's change in 71 % of the "
+    "cases, and saliency through the simulator in 58 %. Ablating a feature changes the value by a "
+    "fifth of its attribution.",
     (Files("attribution_checks", (f"{ATTRIBUTION}/checks/report.md", f"{ATTRIBUTION}/checks/*.png"),
            "All checks: completeness, deletion and insertion, objects removed from the real game.",
            3),
@@ -93,8 +94,8 @@ FAILURES = Section(
     Files("failure_causes", (f"{ATTRIBUTION}/causes/causes.png",),
           "Failures by cause; grey: random edits."),
     "Look for a cause that becomes more frequent without the feature, beyond the grey range.",
-    "With two features of its first block reversed, the agent fails 22 % of 400 levels by saws "
-    "instead of 4.5 %; 20 random edits reach 7.5 % at most.",
+    "With two features of its first block reversed, saws end 22 % of 400 levels instead of 4.5 %; "
+    "with 20 random edits, at most 7.5 %.",
     (Files("failure_causes", tuple(f"{ATTRIBUTION}/causes/{name}" for name in (
         "report.md", "failures.png", "films/*.mp4")),
            "What may be claimed; how episodes ended; and a level that only one of two arms fails, "
@@ -122,10 +123,10 @@ SECTIONS = (
               "Top: recorded frames. Bottom: frames imagined from the same start with the same "
               "actions."),
         "Look for objects that stay where the recording has them. Where a curve of the fidelity "
-        "card meets that of the last frame, the simulator knows no more than that frame.",
+        "card meets that of the last frame, the simulator predicts no better than that frame.",
         "On 304 unseen windows of hard levels, PSNR is 25.5 dB at step 5 (last frame: 13.5), and "
-        "the policy's KL divergence 0.06 nats. Of the coins, saws and crates in view, it shows 96, "
-        "95 and 99 % (a mean frame: 75, 69 and 78 %).",
+        "the policy's KL divergence is 0.06 nats. Of the coins, saws and crates in view, it shows "
+        "96, 95 and 99 % (a mean frame: 75, 69 and 78 %).",
         (Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
                "Further windows, recorded above imagined.", 4),
          Files("train_simulator", ("simulator/**/recons_v_preds/*.mp4",),
@@ -161,15 +162,15 @@ SECTIONS = (
                      "step"),)),
     Section(
         "saliency", "What in the frame raises the value, an action or a component?",
-        "Gradients through the simulator say which pixels would have raised a function of the "
-        "agent some steps later: its value, the log-probability of its action, a direction of its "
-        "hidden state. Blue raises, red lowers.",
+        "Gradients through the simulator show which pixels would have raised a function of the "
+        "agent some steps later: its value, the log-probability of its action, or a direction of "
+        "its hidden state. Blue raises, red lowers.",
         "{saliency}; 1 would mean that all functions have the same map.",
         Files("saliency", ("report/saliency_*.png",),
               "From top to bottom: what the agent sees, then the saliency of its value, of its "
               "action and of one direction."),
         "Look for colour on what matters in the game, such as obstacles and rewards, and for rows "
-        "that differ: what all maps share says nothing about a single function.",
+        "that differ: what all maps have in common is not specific to any function.",
         "The map similarity is 0.74 at the first step and 0.43 at the step at which the functions "
         "are evaluated. For 97 % of the optimised starts, the agent shows the target in the real "
         "game (chance: 5 %).",
@@ -189,14 +190,14 @@ SECTIONS = (
                "shows."))),
     Section(
         "causes", "Which behaviours are there, and what influences what?",
-        "Behaviours are clusters of what agent and environment do together. An influence between "
-        "components is claimed where gradients and correlations agree, sample by sample, beyond "
-        "chance.",
+        "Behaviours are clusters of simulated steps with similar states, and similar changes, of "
+        "agent and environment. An influence between components is claimed if gradients and "
+        "correlations agree in more samples than expected by chance.",
         "{behaviours} of behaviour; {consistency}.",
         Files("plot_behaviours", (f"{FOLDERS.behaviour_plots}/behaviours_overview.png",),
               "Behaviours: samples, steps and actions of each."),
-        "Look for behaviours of many samples in which few actions prevail. What is strong in "
-        "correlations alone may have a common cause.",
+        "Look for behaviours of many samples in which few actions prevail. Components that are "
+        "correlated, but without a gradient, may have a common cause.",
         "In 300 samples, 13 of 160 influences of components on value and action are claimed, and 0 "
         "of 960 on other components.",
         (Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
@@ -218,14 +219,15 @@ SECTIONS = (
     Section(
         "interventions", "Which components does the agent need?",
         "The agent plays the same unseen levels with and without a component of its hidden state. "
-        "An effect is claimed only if it is clear in itself and larger than those of random "
-        "directions of equal size.",
+        "An effect is claimed only if it is significant, and larger than the effects of random "
+        "directions of equal variance.",
         "{interventions}.",
         Files("interventions", (f"{FOLDERS.interventions}/effects.png",),
               "Effects with 95 % intervals; grey: random directions."),
         "Look for intervals that exclude zero and lie beyond the grey range.",
-        "Two of 16 components break the agent: success falls from 95 % to 12 % and 43 %, with "
-        "random directions by 2 to 17 points. 23 of 256 effects are claimed.",
+        "Ablating either of two among 16 components breaks the agent: success falls from 95 % to "
+        "12 % or 43 %. Ablating random directions costs 2 to 17 points. 23 of 256 effects are "
+        "claimed.",
         (Files("interventions", (f"{FOLDERS.interventions}/effects.md",), "All effects."),)),
     dataclasses.replace(
         ATTRIBUTIONS, title="What are its outputs made of, and why does it fail?",
@@ -274,8 +276,8 @@ def page_of(preset: AnyPreset) -> Page:
         return Page(
             "what do maze agents want?", "What do maze agents want, and what steers them?",
             "Agents that learned to find cheese are studied in mazes: where they go when the "
-            "cheese lies elsewhere, what represents it at their layers, and how behaviour changes "
-            "when that is changed.",
+            "cheese lies elsewhere, how their layers represent it, and how behaviour changes when "
+            "this representation is changed.",
             "Analysed: " + ", ".join(
                 f"{name} ({file})" for name, file in zip(preset.agents, preset.agent_files)) + ".",
             _maze_sections(preset))
@@ -310,7 +312,7 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
         "findings", "Which published claims hold for these agents?",
         "The table has one row per published claim and one column per agent.", f"{{{TABLE}}}.",
         Files(TABLE, (f"{ROOM}/table/*.png",), "Effects of the tested rows."),
-        "Look for rows that are claimed, and for those that are not: null results are results.",
+        "Look for claimed effects, and for tested effects that are not claimed.",
         more=(Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),), tools=(MAZE_PAGE,))]
     for agent in preset.agents:
         folder = f"{ROOM}/{agent}"
@@ -358,6 +360,7 @@ MAZES = Section(
     "{maze_fields}.",
     Files("maze_fields", (f"{ROOM}/fields/*/field_*.png",), "Fields of levels that are forks.", 3),
     "Look for arrows that no longer turn to the cheese.",
-    "Without the cheese vector, the probability of going to the cheese falls by 0.48 to 0.62 in "
-    "three agents. Another level's vector does it only if its cheese is on the same square.",
+    "Subtracting the cheese vector lowers the probability of turning to the cheese by 0.48 to 0.62 "
+    "in three agents. Another level's vector has a similar effect only if that level's cheese is "
+    "on the same square.",
     tools=(MAZE_PAGE,))

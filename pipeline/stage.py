@@ -1,8 +1,8 @@
 """A stage of an experiment: its script, inputs, outputs, and how it resumes.
 
-Flags and file names can contain placeholders: ``{output}`` is the output folder, ``{agent}`` the
-analysed agent and ``{simulator}`` the simulator, either of which may be trained by an earlier
-stage; ``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. All other
+Flags and file names can contain placeholders. ``{output}`` is the output folder. ``{agent}`` and
+``{simulator}`` are the analysed agent and the simulator, which an earlier stage may train.
+``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. All other
 placeholders stand for files given by a preset.
 """
 

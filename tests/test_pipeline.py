@@ -360,7 +360,7 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
         sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
         assert f"{file} was not written by the pipeline" in sentence
         assert experiment.record("attribution_table") == record
-        assert "of --force" not in experiment.record("evaluate").why  # refused before the work
+        assert "--force" not in experiment.record("evaluate").why  # refused before the work
         file.unlink()
     (folder / "link").symlink_to(output / "evaluation.json")
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
