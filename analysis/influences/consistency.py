@@ -80,8 +80,8 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
     episodes, which is 0 for independent components.
 
     Args:
-        earlier: coordinates read at t (M, T, I).
-        later: coordinates of the same samples read at t + lag (M, T, J).
+        earlier: coordinates to take at step t (M, T, I).
+        later: coordinates of the same samples to take at step t + lag (M, T, J).
         lag: lag in steps, from 0 to T - 1.
 
     Returns:
@@ -224,7 +224,7 @@ class SampleSigns:
 
     def __init__(self, influences: Influences, rows: np.ndarray):
         step = influences.step
-        # Lag k is read at step - k.
+        # The source of lag k is its coordinate at step - k.
         sources = influences.sources[rows][:, step::-1]  # (M, K, I)
         targets = influences.targets[rows, step]  # (M, J)
         self._sources = np.sign(sources - np.median(sources, axis=0)).astype(np.float32)

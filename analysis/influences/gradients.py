@@ -165,7 +165,7 @@ class InfluenceReader:
         coordinates: coordinates of the samples to read.
         projector: projector to the ICs.
         matrices: checksums of the projector's files, by name.
-        settings: section ``saliency``. Targets are read at the step ``common_timesteps``.
+        settings: section ``saliency``. The targets are outputs and ICs at ``common_timesteps``.
             Published samples do not store their number of copies; for them, it is ``batch_size``.
 
     Raises:
@@ -175,7 +175,7 @@ class InfluenceReader:
     def __init__(self, samples: SampleFolder, coordinates: Coordinates, projector: Projector,
                  matrices: dict[str, str], settings: SaliencyConfig):
         if len(settings.common_timesteps) > 1:
-            raise UserError("influences are read at one step, but common_timesteps has "
+            raise UserError("influences need targets at a single step, but common_timesteps has "
                             f"{len(settings.common_timesteps)}; compute saliency with one step, "
                             "and give it as --common_timesteps")
         (self.step,) = settings.common_timesteps
