@@ -3,10 +3,10 @@ behaviour.
 
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with controls: alterations of random directions of equal size, or patches of
-the same kind with a part drawn at random. If patches are given, directions are altered only if
---directions or --swaps is also given. A killed run resumes after its last alteration; directions,
-patches and controls can be added to a finished run. With --scan, every part of a layer is patched
-in turn.
+the same kind with random vectors, channels or cells. If patches are given, directions are altered
+only if --directions or --swaps is also given. A killed run resumes after its last alteration;
+directions, patches and controls can be added to a finished run. With --scan, every part of a layer
+is patched in turn.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def parser() -> Parser:
                        help="output folder; if not given, interventions, "
                             "interventions_in_simulator or scan in the parameter set's save_dir")
     flags.add_argument("--seed", type=seed, default=1,
-                       help="seed of levels, actions, bootstrap and sign flips; not 0 as in "
-                            "record.py, so that the levels differ from the levels on which the "
-                            "directions were found")
+                       help="seed of levels, actions, bootstrap and sign flips; differs from the "
+                            "default of record.py, so that effects are measured on other levels "
+                            "than those from which the directions were computed")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the output folder")
     add_shard_flags(flags, "the alterations")

@@ -120,7 +120,7 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
             recordings[name] = recording
         elif data_dir:
             raise UserError(f"{data_dir} is not the recording from which the samples in "
-                            f"{folder.path} start, which was {description['data_dir']}")
+                            f"{folder.path} start; give {description['data_dir']}")
         else:
             print(f"without recorded frames of {name}: {recording.path} does not exist or has "
                   "changed; give --data_dir")

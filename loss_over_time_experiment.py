@@ -242,7 +242,8 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
     """Find the player's positions at all frames of windows by replaying their episodes.
 
     Returns:
-        Function from window numbers (B,) to positions (W, B, 2), as in ``Windows.positions``.
+        Function from the numbers of B windows (B,) to positions (frames, B, 2), as in
+        ``Windows.positions``.
 
     Raises:
         UserError: see ``agents.replay.replayed``.
@@ -261,8 +262,8 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Return recorded frames without each kind of object, to be rendered by the real game. If this
-    is not possible, print the reason and return None."""
+    """Return a source of recorded frames that the real game renders without one kind of object. If
+    this is not possible, print the reason and return None."""
     try:
         config = recorded_game(dataset.folder)
     except UserError as error:
@@ -310,14 +311,14 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
     for comparison in compared:
         if steps := comparison["steps"]:
             print(f"the simulator beats {comparison['predictor']} at {comparison['better']} of the "
-                  f"{len(steps)} steps from {steps[0]} to {steps[-1]}, clearly (95 % interval of "
-                  f"the difference) at {comparison['clearly']}")
+                  f"{len(steps)} steps from {steps[0]} to {steps[-1]}; at {comparison['clearly']} "
+                  "of them, the 95 % interval of the difference excludes 0")
 
 
 def print_card(table: pd.DataFrame) -> None:
-    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and by how much PSNR with
-    the recorded actions exceeds PSNR with other actions at the last step. If objects were measured,
-    also print the share of initial objects that the simulator still shows.
+    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and the difference in PSNR
+    between recorded and other actions at the last step. If objects were measured, also print the
+    share of initial objects that the simulator still shows.
 
     Args:
         table: table from ``generative.loss_over_time.table_of``.
@@ -335,8 +336,8 @@ def print_card(table: pd.DataFrame) -> None:
         _print_means(rows[rows["predictor"] == SIMULATOR], "kind", kept)
     margins = table[table["kind"] == PSNR_MARGIN]
     for row in margins[margins["step"] == margins["step"].max()].itertuples():
-        print(f"recorded actions above {row.predictor} at step {row.step}: {row.mean:+.2f} dB "
-              f"({row.low_95:.2f} to {row.high_95:.2f})")
+        print(f"PSNR with recorded actions minus {row.predictor} at step {row.step}: "
+              f"{row.mean:+.2f} dB ({row.low_95:.2f} to {row.high_95:.2f})")
 
 
 def _print_means(rows: pd.DataFrame, index: str, titles: dict[str, str], digits: int = 3) -> None:

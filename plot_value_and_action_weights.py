@@ -82,10 +82,10 @@ def main(argv: list[str] | None = None) -> None:
 def readout(policy: Policy, projector: Projector) -> tuple[np.ndarray, np.ndarray]:
     """Compute the readout weights of both heads in coordinates of the independent components (ICs).
 
-    They are the weights of a head times the change of the hidden units per unit of an IC. This
-    change is a column of the inverse of the map from hidden units to ICs, not a row of the map: to
-    raise one IC and keep all other ICs constant, the state has to move along this column. A unit of
-    an IC is one standard deviation over the recorded states.
+    The readout weight of an IC is the change of a head's output per unit of the IC, which is one
+    standard deviation over the recorded states. It is the product of the head's weights and the
+    change of the hidden units when this IC changes and all other ICs stay constant. That change is
+    a column of the inverse of the map from hidden units to ICs, not a row of the map.
 
     Returns:
         Weights of the logits (A, I) and of the value (I,), for A actions and I components. Adding a

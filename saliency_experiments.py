@@ -60,8 +60,9 @@ def parser() -> Parser:
     add_samples_flags(flags)
     flags.add_argument("--saliency_func_type", nargs="+", metavar="FUNCTION",
                        key="analysis.saliency.func_type",
-                       help=f"one or several of {', '.join(FUNCTIONS)} (all directions of "
-                            f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca")
+                       help=f"functions to differentiate: one or several of {', '.join(FUNCTIONS)} "
+                            f"(all directions of --direction_ids); {DIRECTION}_3 or "
+                            f"{DIRECTION}_3_pca for direction 3")
     flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
                        key="analysis.saliency.sample_ids",
                        help="sample numbers, or a range; '0 to 100' excludes 100")
@@ -108,8 +109,8 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"there is nothing to do without {needed}")
     samples.require(numbers)
     if settings.combine_samples_not_iterate and (args.shard != WHOLE or args.join):
-        raise UserError("--combine_samples_not_iterate makes one sample, which --shard cannot "
-                        "split; leave one of them out")
+        raise UserError("--combine_samples_not_iterate simulates a single sample, which --shard "
+                        "cannot split; leave one of them out")
     plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
                         settings.perturbation_scale, settings.gaussian_kernel_size,
                         settings.sigma, args.without_env_grads, args.seed)
@@ -211,8 +212,7 @@ def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
             raise UserError(f"the samples in {samples.path} were recorded with another "
                             f"{flag} ({name}, which does not have the same contents)")
     if not description:
-        logger.warning("%s does not say with which simulator and agent it was recorded",
-                       samples.path)
+        logger.warning("%s does not name the simulator and the agent of its samples", samples.path)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def plain_loop(policy: Policy, layer: str, frames: RecordedFrames, integration: 
 
     Args:
         policy: the agent.
-        layer: name of the layer that the value is attributed to, of shape (C, H, W).
+        layer: name of the layer that the value is attributed to; its output has C channels of H x W
+            cells.
         frames: the frames.
         integration: nodes and weights of the integration.
 
