@@ -81,7 +81,6 @@ def write_edited(run: AttributionRun, folder: Path) -> AttributionRun:
 
 
 def play(folder: Path, agent: Path) -> None:
-    """Record six episodes."""
     assert record.main([
         "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "6",
         "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "3", "--precision", "float32",
@@ -90,7 +89,6 @@ def play(folder: Path, agent: Path) -> None:
 
 def attribute(folder: Path, agent: Path, layers: Sequence[str], outputs: Sequence[str],
               *more: str) -> None:
-    """Attribute two trajectories."""
     assert attribute_script.main([
         "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
         "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs", *outputs,

@@ -42,17 +42,10 @@ from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name, open_simulator
 from generative.simulator import Simulator
+from interventions import resampling
 from interventions.controls import matched_sets
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector, matrix_files
-from interventions.resampling import (
-    NUM_SETS,
-    Scrubbing,
-    channel_changes,
-    collect_scrubbing,
-    scrub_target,
-    sizes_moved,
-)
 from interventions.tracking import NUM_PERMUTATIONS, Tracker
 
 # No test cuts the power, and thousands of small files would wait for the disk.
@@ -105,7 +98,6 @@ def module_of_layout(layout: dict[str, list[int]]) -> torch.nn.Module:
 
 
 def golden_projector() -> Projector:
-    """The projector of the golden numbers."""
     arrays = np.load(GOLDEN / "projector.npz", allow_pickle=False)
     return Projector(*(torch.from_numpy(arrays[name]) for name in (
         "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix",
@@ -196,15 +188,16 @@ def track(levels, seed: int, num_permutations: int = NUM_PERMUTATIONS) -> pd.Dat
     return tracker.table()
 
 
-def scrub(targets, channels, outcomes, std, seed: int, num_sets: int = NUM_SETS) -> Scrubbing:
+def scrub(targets, channels, outcomes, std, seed: int,
+          num_sets: int = resampling.NUM_SETS) -> resampling.Scrubbing:
     """Scrub channels and matched random sets in each target, as ``maze.scrubbing`` does."""
-    changes = channel_changes(targets, std)
+    changes = resampling.channel_changes(targets, std)
     random, _, matched = matched_sets(changes, channels, num_sets, seed)
     sets = [tuple(channels), *random]
-    found = np.stack([scrub_target(target, sets, [seed, place])
+    found = np.stack([resampling.scrub_target(target, sets, [seed, place])
                       for place, target in enumerate(targets)])
-    return collect_scrubbing([target.level for target in targets], found, outcomes, sets,
-                             sizes_moved(changes, sets), matched)
+    return resampling.collect_scrubbing([target.level for target in targets], found, outcomes, sets,
+                                        resampling.sizes_moved(changes, sets), matched)
 
 
 def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:

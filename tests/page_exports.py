@@ -43,7 +43,6 @@ class Export:
 
 
 def export_panel_page(folder: Path) -> Export:
-    """The panel of a small run."""
     run = panel_run.write_run(folder / "run")
     assert export_panel.main(run.arguments("--output_dir", str(folder / "panel"), "--exp_name",
                                            HOSTILE_NAME)) == 0

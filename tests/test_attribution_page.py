@@ -365,7 +365,7 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
     def place(value):
         return low + (value - bottom + pad) / (top - bottom + 2 * pad) * (high - low)
 
-    width = (image.shape[1] - 42) / (NUM_FEATURES + 1)
+    width, clear = (image.shape[1] - 42) / (NUM_FEATURES + 1), 0
     for f, colour in enumerate(hues(NUM_FEATURES)):
         column = image[:, int(42 + (f + 0.5) * width)]
         own = np.flatnonzero(np.abs(column - 255 * colour / colour.max()).max(axis=1) <= 2)
@@ -373,6 +373,8 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
         if abs(ends[0] - ends[1]) >= 4:
             assert len(own) == pytest.approx(abs(ends[0] - ends[1]), abs=2.5)
             assert own.mean() == pytest.approx(np.mean(ends), abs=2)
+            clear += 1
+    assert clear
 
 
 def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):

@@ -37,7 +37,6 @@ def random_checkpoint() -> dict:
 
 
 def refused(checkpoint: Path, capsys) -> str:
-    """The sentence with which a file is refused."""
     output = checkpoint.parent / "refused.pth"
     line = refusal(published.main, [checkpoint, "--output", output], capsys)
     assert not output.exists()

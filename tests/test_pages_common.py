@@ -51,7 +51,6 @@ def page(browser, site):
 
 
 def extend(page, site):
-    """Add parts to a page."""
     for name in site.extend:
         page.get_by_role("button", name=name, exact=True).click()
     page.wait_for_selector(SHOWN)

@@ -167,7 +167,6 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
 
 
 def describe(run, name, **changes):
-    """Change the description of a sample's saliency."""
     path = saliency_folder(run).file_of("description", 3, name)
     save_json(path, {**json.loads(path.read_text()), **changes})
 

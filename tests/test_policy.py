@@ -13,18 +13,10 @@ import torch
 from conftest import FLOAT32, GOLDEN, ROOT, assert_same, tiny_policy
 from torch.nn import functional
 
+from agents import networks
 from agents.acting import draw_actions, run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.layers import find_layer
-from agents.networks import (
-    ARCHITECTURES,
-    ClearEmbedder,
-    HalvingMaxPool,
-    L2Pool,
-    NatureEmbedder,
-    build_policy,
-    to_images,
-)
 from agents.pooling import ParallelMaxPool, can_pool
 from agents.ppo import Collector, Rollout, evaluate_rollout
 from common.devices import Compute
@@ -64,10 +56,10 @@ def test_saved_file_has_the_published_names_and_shapes(tmp_path):
     assert "optimizer_state_dict" in content
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", networks.ARCHITECTURES)
 @pytest.mark.parametrize(("recurrent", "learned"), [(True, True), (True, False), (False, False)])
 def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, tmp_path):
-    policy = build_policy(architecture, 64, recurrent, learned)
+    policy = networks.build_policy(architecture, 64, recurrent, learned)
     save_agent(tmp_path / "model_1.pth", policy, {})
     loaded = load_agent(tmp_path / "model_1.pth")
     assert (loaded.recurrent, loaded.learned_initial_state) == (recurrent, learned)
@@ -80,29 +72,29 @@ def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, t
 
 
 def test_a_wide_policy_has_the_size_of_the_published_maze_agents(tmp_path):
-    wide = build_policy("impala", 64, False, True, width=4)
+    wide = networks.build_policy("impala", 64, False, True, width=4)
     assert sum(parameter.numel() for parameter in wide.parameters()) == 3_653_136
     save_agent(tmp_path / "model_1.pth", wide, {})
     assert_same(dict(load_agent(tmp_path / "model_1.pth").state_dict()), dict(wide.state_dict()))
 
 
 def test_a_clear_policy_has_the_size_and_the_grids_of_the_published_one():
-    policy = build_policy("clear", 64, False, True)
+    policy = networks.build_policy("clear", 64, False, True)
     assert sum(parameter.numel() for parameter in policy.parameters()) == 363_216
     assert [(name, layer.shape) for name in ("1a", "2a", "2b", "3a", "4a")
             for layer in [find_layer(policy, f"embedder.relu{name}")]] == [
         ("1a", (16, 64, 64)), ("2a", (32, 32, 32)), ("2b", (32, 32, 32)), ("3a", (32, 16, 16)),
         ("4a", (32, 8, 8))]
-    remembering = build_policy("clear", 24, True, True)
+    remembering = networks.build_policy("clear", 24, True, True)
     assert (remembering.gru.gru.input_size, remembering.hidden_state_size) == (512, 24)
 
 
 def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
     x = torch.randn(2, 3, 6, 8)
     squares = x.reshape(2, 3, 3, 2, 4, 2) ** 2
-    torch.testing.assert_close(L2Pool()(x), (squares.mean(dim=(3, 5)) + 1e-8).sqrt())
+    torch.testing.assert_close(networks.L2Pool()(x), (squares.mean(dim=(3, 5)) + 1e-8).sqrt())
     x = torch.zeros(1, 1, 2, 2, requires_grad=True)  # where a root has no derivative of its own
-    L2Pool()(x).sum().backward()
+    networks.L2Pool()(x).sum().backward()
     assert torch.equal(x.grad, torch.zeros(1, 1, 2, 2))
 
 
@@ -110,7 +102,7 @@ def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
                                                      ("clear", 512)])
 @torch.no_grad()
 def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, width):
-    policy = build_policy(architecture, 64, recurrent=False, learned_initial_state=True)
+    policy = networks.build_policy(architecture, 64, recurrent=False, learned_initial_state=True)
     embeddings = policy.embed(torch.rand(6, 3, 64, 64)).unflatten(0, (3, 2))
     entering = policy.initial_states(2)
     assert torch.equal(entering, torch.zeros(2, width))
@@ -126,7 +118,7 @@ def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, 
 
 def test_initialisation_is_the_specified_one():
     torch.manual_seed(0)
-    policy = build_policy("impala", 64, True, True)
+    policy = networks.build_policy("impala", 64, True, True)
     heads = policy.fc_policy.weight, policy.fc_value.weight
     for weight, gain in zip(heads, (0.01, 1.0)):
         expected = gain**2 * torch.eye(len(weight))
@@ -137,9 +129,9 @@ def test_initialisation_is_the_specified_one():
     assert not any(parameter.any() for name, parameter in policy.embedder.named_parameters()
                    if name.endswith("bias"))
     assert 0.06 < policy.init_hx.std() < 0.14
-    nature = NatureEmbedder().fc.weight  # orthogonal with the gain of relu, sqrt(2)
+    nature = networks.NatureEmbedder().fc.weight  # orthogonal with the gain of relu, sqrt(2)
     torch.testing.assert_close(nature @ nature.T, 2 * torch.eye(512), atol=1e-4, rtol=0)
-    clear = ClearEmbedder()
+    clear = networks.ClearEmbedder()
     for weight, fans in ((clear.conv2b.weight, 25 * (32 + 32)), (clear.fc.weight, 256 + 512)):
         bound = (6 / fans) ** 0.5
         assert 0.95 * bound < weight.abs().max() <= bound
@@ -195,10 +187,10 @@ def test_bfloat16_follows_float32_and_leaves_heads_and_memory_in_float32(played)
 def test_images_in_bfloat16_are_those_that_autocast_makes():
     """Every shade that a frame can have."""
     frames = torch.arange(256, dtype=torch.uint8).reshape(1, 8, 8, 4)
-    images = to_images(frames, dtype=torch.bfloat16)
+    images = networks.to_images(frames, dtype=torch.bfloat16)
     assert torch.equal(images, (frames.permute(0, 3, 1, 2).float() / 255).bfloat16())
     assert images.is_contiguous(memory_format=torch.channels_last)
-    assert to_images(frames, channels_last=False, dtype=torch.bfloat16).is_contiguous()
+    assert networks.to_images(frames, channels_last=False, dtype=torch.bfloat16).is_contiguous()
 
 
 def test_actions_are_drawn_with_their_probabilities():
@@ -298,7 +290,7 @@ def test_values_that_are_no_numbers(value):
 
 
 def test_network_uses_it_where_it_can_and_torch_elsewhere():
-    pool = HalvingMaxPool()
+    pool = networks.HalvingMaxPool()
     for x in (pictures(2, 16, 8, 8), pictures(2, 16, 8, 8).float(), pictures(2, 12, 8, 8),
               pictures(2, 16, 8, 8).contiguous()):
         name = pool(x.requires_grad_()).grad_fn.name()
