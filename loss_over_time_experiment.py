@@ -56,12 +56,11 @@ from generative.loss_over_time import (
     PREDICTORS,
     SIMULATOR,
     choose_windows,
-    comparisons,
     loss_over_time,
     mean_frame,
-    table_of,
     truth_and_imagination,
 )
+from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import leakage_reason, open_simulator, run_of
 
@@ -296,7 +295,7 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
 
     Args:
         table: table from ``generative.loss_over_time.table_of``.
-        compared: result of ``generative.loss_over_time.comparisons``.
+        compared: result of ``generative.loss_tables.comparisons``.
     """
     rows = table[table["step"].isin(SHOWN_STEPS)]
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.networks import Policy, to_images
 from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
 from attribution.context import (
     AttributionContext,
@@ -32,10 +33,9 @@ from attribution.integrated_gradients import (
     IntegratedGradientsOverTime,
     Integration,
     LayerIntegratedGradients,
-    frame_gradients,
 )
 from attribution.layers import Bottleneck
-from attribution.recordings import batches, check_finite_frames, concatenate
+from attribution.recordings import RecordedFrames, batches, check_finite_frames, concatenate
 from attribution.reduction import Reducer, flatten_cells
 from attribution.results import (
     INPUT,
@@ -53,6 +53,7 @@ from attribution.trajectories import (
     gather_trajectories,
 )
 from common.cli import Parser, count, from_zero, set_up_logging, whole
+from common.devices import Compute
 from common.errors import UserError, script_main
 from common.files import versions
 from common.progress import with_progress
@@ -100,6 +101,36 @@ def parser() -> Parser:
     add_output_flags(flags, "attribution")
     add_shard_flags(flags, "the trajectories")
     return flags
+
+
+def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
+                    batch: RecordedFrames) -> tuple[np.ndarray, np.ndarray]:
+    """Compute plain gradients of outputs with respect to the frames, with the memory held fixed.
+
+    A gradient is the rate at which an output changes when a pixel gets brighter (Simonyan et al.
+    2013, "Deep inside convolutional networks", section 3). Gradients have no baseline and do not
+    sum to the output, so they have no completeness error.
+
+    Args:
+        policy: the agent; gradients of its parameters are switched off.
+        compute: device and precision; float32.
+        outputs: K outputs.
+        batch: B frames.
+
+    Returns:
+        Gradients, float32 (K, B, H, W, 3), for brightness from 0 to 1; and the outputs, float32
+        (K, B).
+    """
+    frames, entering, actions = (torch.from_numpy(array).to(compute.device)
+                                 for array in (batch.frames, batch.entering, batch.actions))
+    images = to_images(frames, compute.channels_last).requires_grad_()
+    with torch.enable_grad():
+        run = policy.step(policy.embed(images), entering)
+        scalars = torch.stack([output(run, actions) for output in outputs])
+    gradients = [torch.autograd.grad(scalar.sum(), images, retain_graph=True)[0]
+                 for scalar in scalars]
+    return (torch.stack(gradients).permute(0, 1, 3, 4, 2).contiguous().cpu().numpy(),
+            scalars.detach().cpu().numpy())
 
 
 @script_main

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.networks import Policy, PolicyOutput, to_images
+from agents.networks import Policy, PolicyOutput
 from agents.outputs import Output
 from attribution.layers import Bottleneck
-from attribution.recordings import RecordedFrames
 from common.devices import Compute
 from common.errors import UserError
 from interventions.partial_forward import PartialForward, Prefix
@@ -490,33 +489,3 @@ def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> 
                 break
         names.append(name)
     return names
-
-
-def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
-                    batch: RecordedFrames) -> tuple[np.ndarray, np.ndarray]:
-    """Compute plain gradients of outputs with respect to the frames, with the memory held fixed.
-
-    A gradient is the rate at which an output changes when a pixel gets brighter (Simonyan et al.
-    2013, "Deep inside convolutional networks", section 3). Gradients have no baseline and do not
-    sum to the output, so they have no completeness error.
-
-    Args:
-        policy: the agent; gradients of its parameters are switched off.
-        compute: device and precision; float32.
-        outputs: K outputs.
-        batch: B frames.
-
-    Returns:
-        Gradients, float32 (K, B, H, W, 3), for brightness from 0 to 1; and the outputs, float32
-        (K, B).
-    """
-    frames, entering, actions = (torch.from_numpy(array).to(compute.device)
-                                 for array in (batch.frames, batch.entering, batch.actions))
-    images = to_images(frames, compute.channels_last).requires_grad_()
-    with torch.enable_grad():
-        run = policy.step(policy.embed(images), entering)
-        scalars = torch.stack([output(run, actions) for output in outputs])
-    gradients = [torch.autograd.grad(scalar.sum(), images, retain_graph=True)[0]
-                 for scalar in scalars]
-    return (torch.stack(gradients).permute(0, 1, 3, 4, 2).contiguous().cpu().numpy(),
-            scalars.detach().cpu().numpy())

@@ -13,10 +13,12 @@ from urllib.parse import quote
 
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
 from attribution.page_contents import AttributedAgent, gather, join_contents
-from attribution.page_files import AttributionPageFolder, read_labels, write_page
+from attribution.page_files import MAX_NAME, AttributionPageFolder, write_page
+from attribution.results import LayerFeatures
 from attribution.trajectories import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings
 from common.cli import Parser, add_log_flag, count, set_up_logging
-from common.errors import UserError, script_main
+from common.errors import UserError, nearest, script_main
+from common.files import read_json
 from common.results import ResultStore, Schema
 
 ANALYSES = Path("analysis") / "attribution"
@@ -117,6 +119,41 @@ def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
     path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))
     return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
             if checks.has(f"{check}_table")}
+
+
+def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
+    """Read the names of features that the user gave on the page and saved.
+
+    Args:
+        path: JSON file of names by layer and by the feature's number on the page, from 1.
+        features: features by layer.
+
+    Returns:
+        Names by layer and feature, with features counted from 0.
+
+    Raises:
+        UserError: if the file is missing or damaged, or names an unknown layer or feature.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(isinstance(names, dict)
+                                                for names in content.values()):
+        raise UserError(f"{path} holds no names of features by layer, such as "
+                        '{"2b": {"1": "a name"}}')
+    labels: dict[str, dict[int, str]] = {}
+    for layer, names in content.items():
+        if layer not in features:
+            raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
+                            f"{nearest(layer, features)}")
+        for number, name in names.items():
+            count = features[layer].number
+            if not (number.isdecimal() and 1 <= int(number) <= count):
+                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
+                                f"features are numbered 1 to {count}")
+            if not isinstance(name, str) or len(name) > MAX_NAME:
+                raise UserError(f"in {path} the name of feature {number} of {layer} is not a text "
+                                f"of at most {MAX_NAME} characters")
+            labels.setdefault(layer, {})[int(number) - 1] = name
+    return labels
 
 
 @script_main

@@ -326,7 +326,7 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
         experiment: name of the experiment.
         settings: settings for computing advantages.
         labels: names that the user gave to features, by layer and number of the feature, from 0;
-            see ``page_files.read_labels``.
+            see ``attribution.page.read_labels``.
         num_bookmarks: maximum number of steps in each list of bookmarks.
         with_causes: whether to replay failed episodes to determine their causes of failure.
         reports: URL of each check's section in the report, by check.

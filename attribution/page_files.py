@@ -46,10 +46,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from attribution.results import LayerFeatures
 from attribution.trajectories import Trajectories, best_of_episodes
-from common.errors import UserError, nearest
-from common.files import read_json
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
@@ -472,38 +469,3 @@ def _webp(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "WEBP", quality=_QUALITY, method=_EFFORT)
     return letters(buffer.getvalue())
-
-
-def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
-    """Read the names of features that the user gave on the page and saved.
-
-    Args:
-        path: JSON file of names by layer and by the feature's number on the page, from 1.
-        features: features by layer.
-
-    Returns:
-        Names by layer and feature, with features counted from 0.
-
-    Raises:
-        UserError: if the file is missing or damaged, or names an unknown layer or feature.
-    """
-    content = read_json(path)
-    if not isinstance(content, dict) or not all(isinstance(names, dict)
-                                                for names in content.values()):
-        raise UserError(f"{path} holds no names of features by layer, such as "
-                        '{"2b": {"1": "a name"}}')
-    labels: dict[str, dict[int, str]] = {}
-    for layer, names in content.items():
-        if layer not in features:
-            raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
-                            f"{nearest(layer, features)}")
-        for number, name in names.items():
-            count = features[layer].number
-            if not (number.isdecimal() and 1 <= int(number) <= count):
-                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
-                                f"features are numbered 1 to {count}")
-            if not isinstance(name, str) or len(name) > MAX_NAME:
-                raise UserError(f"in {path} the name of feature {number} of {layer} is not a text "
-                                f"of at most {MAX_NAME} characters")
-            labels.setdefault(layer, {})[int(number) - 1] = name
-    return labels

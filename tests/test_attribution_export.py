@@ -13,8 +13,8 @@ from conftest import tiny_config, tiny_policy
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
 from attribution import page_contents
+from attribution.page import read_labels
 from attribution.page_contents import AttributedAgent
-from attribution.page_files import read_labels
 from attribution.results import ACTIVATIONS, read_features
 from attribution.trajectories import AdvantageSettings, estimated_scale, find_advantage_settings
 from common.config import save_settings

@@ -42,8 +42,8 @@ from generative.loss_over_time import (
     SIMULATOR,
     control_actions,
     loss_over_time,
-    table_of,
 )
+from generative.loss_tables import table_of
 from generative.networks import LatentSampler
 from generative.runs import open_simulator
 

@@ -1,4 +1,4 @@
-"""Imports between modules: which rooms import which, and which need no Procgen."""
+"""Modules: their imports, which rooms import which, which need no Procgen, and their length."""
 
 import ast
 import graphlib
@@ -73,6 +73,11 @@ def test_scripts_import_no_other_script():
     wrong = {(module, other) for module in MODULES if room(module) not in ("benchmarks", "tools")
              for other in IMPORTS[module] & scripts}
     assert not wrong, sorted(wrong)
+
+
+def test_no_module_has_more_than_500_lines():
+    assert not [module for module, path in MODULES.items()
+                if len(path.read_text().splitlines()) > 500]
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -31,11 +31,10 @@ from generative.loss_over_time import (
     VALUES,
     LossOverTime,
     choose_windows,
-    comparisons,
     loss_over_time,
     mean_frame,
-    table_of,
 )
+from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import leakage_reason, open_simulator, run_of
 
