@@ -52,6 +52,7 @@ class Episode:
         level_seed: seed of the level.
         frames: uint8 (L, H, W, C).
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
+            With ``PlayOptions.alter_state``, rows hold the states before this change.
         log_probs: log-probabilities from which the actions were drawn, float32 (L, A).
         values: value estimates, float32 (L,).
         actions: int64 (L,); the action in the last row is never taken.
@@ -114,6 +115,8 @@ class PlayOptions:
         greedy: take the most likely action instead of sampling one.
         alter_logits: optional function from the policy's logits (N, A) to the logits that actions
             are sampled from.
+        alter_state: optional function from the hidden states (N, D) that enter a step, and the
+            metadata of their episodes, to the states that enter it instead.
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
@@ -123,6 +126,7 @@ class PlayOptions:
 
     greedy: bool = False
     alter_logits: Callable[[Tensor], Tensor] | None = None
+    alter_state: Callable[[Tensor, BatchInfo], Tensor] | None = None
     edit: LevelEdit | None = None
     edit_every_step: bool = False
     keep_frames: bool = True
@@ -183,7 +187,10 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             if need_positions:
                 squares = np.where(np.isnan(positions), -1, positions).astype(np.int64)
                 info = dataclasses.replace(info, square=squares[:, :2], facing=squares[:, 2])
-            output = _run_in_batches(policy, compute, slots.frames[active], hidden[active], info,
+            entering = hidden[active]
+            if options.alter_state is not None:
+                entering = options.alter_state(entering, info)
+            output = _run_in_batches(policy, compute, slots.frames[active], entering, info,
                                      batch_size)
             hidden[active] = output.hidden_states
             logits = output.logits

@@ -1,0 +1,393 @@
+"""Measure what an agent's memory is for: reset, swap, delay and freeze its hidden state, once and
+at every step.
+
+On recorded frames, the divergence of the policy is measured at each step after the lesion, and
+compared with the attribution of an action to earlier frames. In the real game, the success rate,
+the return, the length of episodes and the failures by each cause are compared with those of the
+intact agent on the same levels with the same random draws. Controls change the state at random by
+the same amount. A killed run resumes after the last condition.
+"""
+
+# Letters in shape comments: A conditions, N windows or levels, K steps after a lesion.
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from agents.agent_file import load_agent
+from agents.episodes import PlayOptions, play_episodes
+from agents.failures import attribute_failures, causes_of
+from agents.networks import Policy
+from agents.provenance import agent_sha256
+from agents.replay import recorded_game
+from agents.rollout_files import RolloutFolder
+from analysis.memory.lesion_results import (
+    LESIONS,
+    SOLVED,
+    TESTED_STEPS,
+    curves_of,
+    open_loop_report,
+    plot_curves,
+    reach_of,
+)
+from analysis.memory.lesions import (
+    COPY,
+    DELAY,
+    FREEZE,
+    RESET,
+    SWAP,
+    Donors,
+    Lesion,
+    LesionedMemory,
+    Windows,
+    attribution_over_time,
+    choose_windows,
+    divergence,
+    read_states,
+    run_windows,
+)
+from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging, whole
+from common.devices import Compute, resolve_compute
+from common.errors import UserError, script_main
+from common.files import versions
+from common.palette import DPI
+from common.progress import with_progress
+from common.results import ResultStore
+from envs.procgen_env import EnvConfig
+from stats.effects import Condition, Outcome, check_starts, claims_summary, compare_conditions
+from stats.forest_plot import plot_effects
+from stats.report import Wording, report
+from stats.study import BASELINE, measure_conditions
+
+WORDING = Wording(
+    "Lesions of the agent's memory", "random changes",
+    "lesions that are no worse than random changes", " of the same size",
+    "How far the hidden state is moved in a step")
+REFERENCE_SHARE = 0.25  # share of the levels for the mean embedding and the deviations of units
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="data folder of a recording of this agent, from record.py "
+                            "--no_action_noise")
+    flags.add_argument("--num_episodes", type=count, default=400,
+                       help="maximum number of recorded episodes to read")
+    flags.add_argument("--windows_per_episode", type=count, default=2,
+                       help="maximum number of lesions per recorded episode")
+    flags.add_argument("--num_steps", type=whole(2, 256), default=32,
+                       help="number of steps after a lesion, in recorded episodes")
+    flags.add_argument("--num_levels", type=count, default=100,
+                       help="number of levels that are played under each lesion")
+    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
+                       help="number of random changes of the same size per lesion; claims need at "
+                            "least 19")
+    flags.add_argument("--delay", type=whole(1, 64), default=4,
+                       help="number of steps by which a delayed state is late")
+    flags.add_argument("--num_envs", type=environments, default=64,
+                       help="number of episodes played in parallel")
+    flags.add_argument("--seed", type=seed, default=0,
+                       help="seed of levels, actions, steps of lesions, controls and intervals")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/lesions"),
+                       help="folder to write to")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="delete the previous contents of the folder")
+    add_compute_flags(flags)
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    check_starts(args.num_levels, "--num_levels")
+    policy = compute.place(load_agent(args.agent_file, compute.device))
+    folder = RolloutFolder(args.data_dir)
+    folder.check_agent(args.agent_file)
+    game = recorded_game(folder)
+    conditions = make_conditions(args.delay, args.num_controls)
+    store = ResultStore(args.output_dir, LESIONS)
+    store.open({
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+        "data_dir": str(args.data_dir), "data_sha256": folder.sha256(), "env": vars(game),
+        **{name: getattr(args, name) for name in (
+            "num_episodes", "windows_per_episode", "num_steps", "num_levels", "num_controls",
+            "delay", "seed")},
+        "precision": compute.precision, "versions": versions()}, args.overwrite)
+    store.compute("open_loop", function=lambda: measure_open_loop(
+        policy, compute, folder, conditions, args))
+    levels = list(enumerate(game.draw_levels(args.num_levels, args.seed)))
+    play = ClosedLoop(policy, compute, game, levels, args.seed, args.num_envs, store)
+    measure_conditions(store, "episodes", [BASELINE, *conditions], play)
+    write_results(store, conditions, game, args)
+
+
+def make_conditions(delay: int, num_controls: int) -> list[Condition[Lesion]]:
+    """Return the lesions, followed by the controls of each.
+
+    Args:
+        delay: number of steps by which a delayed state is late.
+        num_controls: number of controls per lesion.
+    """
+    steps = f"{delay} step{'s' if delay > 1 else ''}"
+    lesions = {
+        "reset_once": ("reset once", Lesion(RESET, once=True)),
+        "swap_once": ("swapped once", Lesion(SWAP, once=True)),
+        "delay_once": (f"set back {steps} once", Lesion(DELAY, once=True, delay=delay)),
+        "freeze": ("frozen from a step on", Lesion(FREEZE)),
+        "reset_always": ("reset at every step", Lesion(RESET)),
+        "swap_always": ("swapped at every step", Lesion(SWAP)),
+        "delay_always": (f"delayed {steps} at every step", Lesion(DELAY, delay=delay))}
+    conditions = [Condition(name, label, name, value=lesion)
+                  for name, (label, lesion) in lesions.items()]
+    copy = Condition("copy", "swapped with a copy at every step", "swap_always",
+                     value=Lesion(COPY))
+    controls = [Condition(f"control_{k:03d}_{name}", f"control {k} of {label}", name, control=True,
+                          value=dataclasses.replace(lesion, control=k))
+                for name, (label, lesion) in lesions.items() for k in range(num_controls)]
+    return [*conditions, copy, *controls]
+
+
+def lesion_of(condition: Condition[Lesion]) -> Lesion:
+    """Return the lesion of a condition, which must have one."""
+    assert condition.value is not None
+    return condition.value
+
+
+def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
+                      conditions: Sequence[Condition[Lesion]], args) -> dict[str, np.ndarray]:
+    """Measure the divergence of the policy on recorded frames under each condition, and the
+    attribution of actions to earlier frames.
+
+    Args:
+        policy: the agent.
+        compute: device and precision.
+        folder: the recording.
+        conditions: lesions and controls.
+        args: the parsed flags.
+
+    Returns:
+        Arrays of the entry ``open_loop``: ``kl`` (A, N, K), ``moved`` (A,), ``attribution``
+        (N, K + 1) and ``levels`` (N,).
+
+    Raises:
+        UserError: if too few recorded levels are long enough.
+    """
+    windows, donors, mean, std = read_windows(policy, compute, folder, args)
+    check_starts(len(np.unique(windows.levels)), "--num_episodes")
+    intact, entering = run_windows(policy, windows)
+    copies = Donors(list(entering), windows.levels, windows.first)
+    initial, curves = policy.initial_states(1)[0], []
+    moved: dict[str, float] = {}
+    for condition in with_progress(conditions, len(conditions), "lesion"):
+        lesion = lesion_of(condition)
+        alter = LesionedMemory(lesion, windows.begin, initial, std,
+                               copies if lesion.kind == COPY else donors,
+                               None if lesion.once else moved.get(condition.pattern))
+        curves.append(divergence(intact, run_windows(policy, windows, alter)[0]))
+        moved[condition.name] = alter.moved.sum() / alter.num_steps.sum()
+    return {"kl": np.stack(curves), "moved": np.array([*moved.values()]), "levels": windows.levels,
+            "attribution": attribution_over_time(policy, windows, entering, mean)}
+
+
+def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder, args
+                 ) -> tuple[Windows, Donors, Tensor, Tensor]:
+    """Read windows of a recording.
+
+    Args:
+        policy, compute, folder, args: see ``measure_open_loop``.
+
+    Returns:
+        Windows; donors of states, in which all levels of the windows take part; and the mean
+        embedding and the standard deviations of the units of the hidden state, from other levels.
+
+    Raises:
+        UserError: if no episode is long enough.
+    """
+    episodes = folder.index()["episode"].unique()[:args.num_episodes].tolist()
+    steps = {episode: folder.steps(episode) for episode in episodes}
+    levels = np.array([steps[episode]["level_seed"].iloc[0] for episode in episodes])
+    names = np.random.default_rng(args.seed).permutation(np.unique(levels))
+    in_reference = np.isin(levels, names[:max(round(REFERENCE_SHARE * len(names)), 1)])
+    num_before = args.delay
+    begins = choose_windows([len(steps[episode]) - 1 for episode in episodes], num_before,
+                            args.num_steps, args.windows_per_episode, args.seed)
+    reference, states, parts = [], [], []
+    for episode, level, begin, is_reference in zip(
+            with_progress(episodes, len(episodes), "episode"), levels, begins, in_reference):
+        embeddings, entering = read_states(policy, compute, folder, episode)
+        if is_reference:
+            reference.append((embeddings, entering))
+            continue
+        states.append(entering)
+        actions = steps[episode]["action"].to_numpy()
+        parts += [(level, first, actions[first + args.num_steps - 1],
+                   embeddings[first - num_before:first + args.num_steps],
+                   entering[first - num_before]) for first in begin]
+    if not parts:
+        raise UserError(f"no held-out episode of {folder.path} has {num_before + args.num_steps} "
+                        "steps; record longer episodes, or use fewer --num_steps")
+    level, begin, action, embedding, entering = zip(*parts)
+    windows = Windows(np.array(level), np.array(begin), np.array(action), torch.stack(embedding),
+                      torch.stack(entering), num_before)
+    mean, std = (torch.cat(tensors) for tensors in zip(*reference))
+    return (windows, Donors(states, levels[~in_reference], seed=args.seed), mean.mean(dim=0),
+            std.std(dim=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedLoop:
+    """Levels of the real game that are played under each condition.
+
+    Attributes:
+        policy: the agent.
+        compute: device and precision.
+        game: the game.
+        levels: number and level seed of each episode.
+        seed: seed of the actions and of the steps of lesions.
+        num_envs: number of episodes played in parallel.
+        store: store that keeps the states of the intact agent.
+    """
+
+    policy: Policy
+    compute: Compute
+    game: EnvConfig
+    levels: Sequence[tuple[int, int]]
+    seed: int
+    num_envs: int
+    store: ResultStore
+
+    def __call__(self, condition: Condition[Lesion]) -> pd.DataFrame:
+        """Play all levels under a condition, and return its table ``episodes``."""
+        alter, num_levels = None, len(self.levels)
+        if condition.value is not None:
+            donors, std, begin = self._intact
+            always = np.zeros_like(begin)
+            lesion = condition.value
+            alter = LesionedMemory(lesion, begin if lesion.once or lesion.kind == FREEZE
+                                   else always, self.policy.initial_states(1)[0], std, donors,
+                                   self._size_of(condition))
+        play = functools.partial(
+            play_episodes, self.policy, self.compute, self.game, self.levels, self.seed,
+            self.num_envs, PlayOptions(alter_state=alter, keep_frames=False))
+        rows, states = [], {}
+        for episode, cause, _ in with_progress(attribute_failures(self.game, play), num_levels,
+                                               "episode"):
+            if alter is None:
+                states[episode.number] = episode.hidden_states[:-1]
+            rows.append((episode.number, episode.level_seed, cause or SOLVED, episode.length,
+                         episode.total_reward))
+        if alter is None:
+            ordered = [states[number] for number in range(num_levels)]
+            self.store.write("states", value={"states": np.concatenate(ordered),
+                                              "lengths": np.array([*map(len, ordered)])})
+        table = pd.DataFrame(rows, columns=["level", "level_seed", "cause", "length", "return"]
+                             ).sort_values("level")
+        changed = np.zeros(num_levels, int) if alter is None else alter.num_steps
+        moved = np.zeros(num_levels) if alter is None else alter.moved
+        return table.assign(moved=moved / np.maximum(changed, 1), changed_steps=changed)
+
+    def _size_of(self, condition: Condition[Lesion]) -> float | None:
+        """Return the size of each change by a control; see ``LesionedMemory``."""
+        if not condition.control or lesion_of(condition).once:
+            return None
+        return mean_change(self.store.read("episodes", condition.pattern))
+
+    @functools.cached_property
+    def _intact(self) -> tuple[Donors, Tensor, np.ndarray]:
+        """States of the intact agent: donors, standard deviations of the units, and a random step
+        of each episode, at which it has not ended."""
+        arrays = self.store.read("states")
+        states = torch.from_numpy(arrays["states"]).to(self.compute.device)
+        seeds = np.array([level for _, level in self.levels])
+        last = arrays["lengths"] - 2  # the last step; the terminal frame is none
+        begin = np.random.default_rng(self.seed).integers(np.minimum(last, 1), last + 1)
+        return (Donors(states.split(arrays["lengths"].tolist()), seeds, seed=self.seed),
+                states.std(dim=0), begin)
+
+
+def mean_change(table: pd.DataFrame) -> float:
+    """Return the mean size of the changes of the state in a table ``episodes``; 0 for none."""
+    steps = table["changed_steps"]
+    return float((table["moved"] * steps).sum() / max(steps.sum(), 1))
+
+
+def outcomes_of(game: EnvConfig) -> list[Outcome]:
+    """Return the outcomes of episodes; one per cause of failure that is a hazard or known in every
+    game."""
+    return [Outcome("success", "success rate", probability=True),
+            Outcome("return", "return (sum of rewards)"),
+            Outcome("length", "episode length (steps)"),
+            *(Outcome(f"fails_{cause}", f"failures: {cause}", probability=True)
+              for cause in causes_of(game.env_name))]
+
+
+def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
+    """Return the outcomes of the episodes of a condition (N, outcomes)."""
+    by_name = {"success": table["cause"] == SOLVED, "return": table["return"],
+               "length": table["length"]}
+    return np.stack([
+        by_name[outcome.name] if outcome.name in by_name
+        else table["cause"] == outcome.name.removeprefix("fails_")
+        for outcome in outcomes], axis=1).astype(float)
+
+
+def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], game: EnvConfig,
+                  args) -> None:
+    """Compute and write all tables, the report and the figures, and print the claims.
+
+    Args:
+        store: open store with all items.
+        conditions: lesions and controls.
+        game: the game.
+        args: the parsed flags.
+    """
+    measured = store.read("open_loop")
+    kl, levels = measured["kl"].astype(float), measured["levels"]
+    tested = [step for step in TESTED_STEPS if step <= kl.shape[2]]
+    at_steps = [Outcome(f"kl_{step}", f"KL at step {step} (nats)") for step in tested]
+    after = kl[:, :, np.array(tested) - 1]
+    open_loop = compare_conditions(
+        conditions, at_steps, np.zeros_like(after[0]), after, args.seed, levels,
+        {condition.name: moved for condition, moved in zip(conditions, measured["moved"])},
+        verdicts=False)
+    curves = curves_of(conditions, kl, measured["attribution"], levels, args.seed)
+    reach = reach_of([condition.name for condition in conditions], kl,
+                     measured["attribution"].astype(float), levels, args.seed)
+
+    outcomes = outcomes_of(game)
+    tables = {condition.name: store.read("episodes", condition.name)
+              for condition in (BASELINE, *conditions)}
+    before, *values = (values_of(table, outcomes) for table in tables.values())
+    moved = {name: mean_change(table) for name, table in tables.items()}
+    effects = compare_conditions(conditions, outcomes, before, np.stack(values), args.seed,
+                                 moved=moved)
+    description = (f"{args.agent_file.name} on {len(before)} levels of {game.env_name} "
+                   f"({game.distribution_mode})")
+    for name, value in (("effects", effects), ("open_loop_effects", open_loop),
+                        ("curves", curves), ("reach", reach)):
+        store.write(name, value=value)
+    text = (report(effects, outcomes, WORDING, f"{description}.") + "\n"
+            + open_loop_report(open_loop, reach, kl.shape[1:], len(np.unique(levels))))
+    store.write("report", value=text)
+    with store.file("figure") as path:
+        plot_effects(path, effects, outcomes, f"{WORDING.title}\n{description}", WORDING.controls)
+    with store.file("kl_figure") as path:
+        plot_curves(curves, description).savefig(path, dpi=DPI)
+    for row in effects[effects["claimed"] & ~effects["control"]].itertuples():
+        print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g}")
+    print(f"{claims_summary(effects)}; wrote {store.file_of('report')} and the tables next to it")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
