@@ -12,6 +12,7 @@ the same amount. A killed run resumes after the last condition.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ WORDING = Wording(
     "Lesions of the agent's memory", "random changes",
     "lesions that are no worse than random changes", " of the same size",
     "How far the hidden state is moved in a step")
+NAMES = ("reset_once", "swap_once", "delay_once", "freeze", "reset_always", "swap_always",
+         "delay_always")
 REFERENCE_SHARE = 0.25  # share of the levels for the mean embedding and the deviations of units
 
 
@@ -80,6 +83,8 @@ def parser() -> Parser:
     flags.add_argument("--data_dir", type=Path, required=True,
                        help="data folder of a recording of this agent, from record.py "
                             "--no_action_noise")
+    flags.add_argument("--lesions", nargs="+", choices=NAMES, default=NAMES, metavar="LESION",
+                       help=f"lesions to measure, of {', '.join(NAMES)}")
     flags.add_argument("--num_episodes", type=count, default=400,
                        help="maximum number of recorded episodes to read")
     flags.add_argument("--windows_per_episode", type=count, default=2,
@@ -115,14 +120,14 @@ def main(argv: list[str] | None = None) -> None:
     folder = RolloutFolder(args.data_dir)
     folder.check_agent(args.agent_file)
     game = recorded_game(folder)
-    conditions = make_conditions(args.delay, args.num_controls)
+    conditions = make_conditions(args.lesions, args.delay, args.num_controls)
     store = ResultStore(args.output_dir, LESIONS)
     store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "data_dir": str(args.data_dir), "data_sha256": folder.sha256(), "env": vars(game),
         **{name: getattr(args, name) for name in (
             "num_episodes", "windows_per_episode", "num_steps", "num_levels", "num_controls",
-            "delay", "seed")},
+            "delay", "seed")}, "lesions": list(args.lesions),
         "precision": compute.precision, "versions": versions()}, args.overwrite)
     store.compute("open_loop", function=lambda: measure_open_loop(
         policy, compute, folder, conditions, args))
@@ -132,10 +137,12 @@ def main(argv: list[str] | None = None) -> None:
     write_results(store, conditions, game, args)
 
 
-def make_conditions(delay: int, num_controls: int) -> list[Condition[Lesion]]:
+def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
+                    ) -> list[Condition[Lesion]]:
     """Return the lesions, followed by the controls of each.
 
     Args:
+        chosen: names of the lesions, of NAMES.
         delay: number of steps by which a delayed state is late.
         num_controls: number of controls per lesion.
     """
@@ -148,10 +155,11 @@ def make_conditions(delay: int, num_controls: int) -> list[Condition[Lesion]]:
         "reset_always": ("reset at every step", Lesion(RESET)),
         "swap_always": ("swapped at every step", Lesion(SWAP)),
         "delay_always": (f"delayed {steps} at every step", Lesion(DELAY, delay=delay))}
+    lesions = {name: lesion for name, lesion in lesions.items() if name in chosen}
     conditions = [Condition(name, label, name, value=lesion)
                   for name, (label, lesion) in lesions.items()]
-    copy = Condition("copy", "swapped with a copy at every step", "swap_always",
-                     value=Lesion(COPY))
+    copy = Condition("copy", "swapped with a copy at every step", conditions[-1].pattern,
+                     value=Lesion(COPY))  # a control that every lesion could have
     controls = [Condition(f"control_{k:03d}_{name}", f"control {k} of {label}", name, control=True,
                           value=dataclasses.replace(lesion, control=k))
                 for name, (label, lesion) in lesions.items() for k in range(num_controls)]
@@ -165,7 +173,8 @@ def lesion_of(condition: Condition[Lesion]) -> Lesion:
 
 
 def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
-                      conditions: Sequence[Condition[Lesion]], args) -> dict[str, np.ndarray]:
+                      conditions: Sequence[Condition[Lesion]], args: argparse.Namespace
+                      ) -> dict[str, np.ndarray]:
     """Measure the divergence of the policy on recorded frames under each condition, and the
     attribution of actions to earlier frames.
 
@@ -200,7 +209,8 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
             "attribution": attribution_over_time(policy, windows, entering, mean)}
 
 
-def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder, args
+def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
+                 args: argparse.Namespace
                  ) -> tuple[Windows, Donors, Tensor, Tensor]:
     """Read windows of a recording.
 
@@ -231,15 +241,16 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder, args
             continue
         states.append(entering)
         actions = steps[episode]["action"].to_numpy()
-        parts += [(level, first, actions[first + args.num_steps - 1],
-                   embeddings[first - num_before:first + args.num_steps],
-                   entering[first - num_before]) for first in begin]
+        parts += [((level, first, actions[first + args.num_steps - 1]),
+                   (embeddings[first - num_before:first + args.num_steps],
+                    entering[first - num_before])) for first in begin]
     if not parts:
         raise UserError(f"no held-out episode of {folder.path} has {num_before + args.num_steps} "
                         "steps; record longer episodes, or use fewer --num_steps")
-    level, begin, action, embedding, entering = zip(*parts)
-    windows = Windows(np.array(level), np.array(begin), np.array(action), torch.stack(embedding),
-                      torch.stack(entering), num_before)
+    numbers, tensors = ([part[i] for part in parts] for i in range(2))
+    level, begin, action = np.array(numbers).T
+    embedded, entering = (torch.stack(column) for column in zip(*tensors))
+    windows = Windows(level, begin, action, embedded, entering, num_before)
     mean, std = (torch.cat(tensors) for tensors in zip(*reference))
     return (windows, Donors(states, levels[~in_reference], seed=args.seed), mean.mean(dim=0),
             std.std(dim=0))
@@ -343,7 +354,7 @@ def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], game: EnvConfig,
-                  args) -> None:
+                  args: argparse.Namespace) -> None:
     """Compute and write all tables, the report and the figures, and print the claims.
 
     Args:

@@ -12,6 +12,7 @@ from conftest import FLOAT32, record_arguments, small_policy, tiny_policy
 import record
 from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
+from agents.patch import BatchInfo
 from agents.rollout_files import RolloutFolder
 from analysis import memory_lesions
 from analysis.memory.lesion_results import last_above, rank_correlation
@@ -32,6 +33,7 @@ from analysis.memory.lesions import (
     rotation,
     run_windows,
 )
+from common.errors import UserError
 from envs.procgen_env import EnvConfig
 
 DELAYED = 3
@@ -91,7 +93,7 @@ def played(policy, embeddings, lesion=None, begin=0, donor=None):
                         FREEZE: states[begin - 1], DELAY: states[t - lesion.delay]}[lesion.kind]
         output = policy.step(embedding[None], entering[None])
         states.append(output.hidden_states[0])
-        log_probs.append(output.log_probs[0])
+        log_probs.append(output.logits[0].double().log_softmax(dim=-1))
     return torch.stack(states[:-1]), torch.stack(log_probs)
 
 
@@ -109,13 +111,13 @@ def make_windows(policy, seed=0):
     return windows, embeddings, states
 
 
-def kl_of(policy, windows, lesion, states, std=None, size=None):
+def kl_of(policy, windows, lesion, states):
     """Divergence after a lesion, and the function that applied it."""
     intact, entering = run_windows(policy, windows)
     donors = (Donors(list(entering), windows.levels, windows.first) if lesion.kind == COPY
               else Donors(states, windows.levels))
-    std = torch.ones(policy.hidden_state_size) if std is None else std
-    alter = LesionedMemory(lesion, windows.begin, policy.initial_states(1)[0], std, donors, size)
+    alter = LesionedMemory(lesion, windows.begin, policy.initial_states(1)[0],
+                           torch.ones(policy.hidden_state_size), donors)
     return divergence(intact, run_windows(policy, windows, alter)[0]), alter
 
 
@@ -183,17 +185,19 @@ def test_controls_change_the_state_by_as_much_in_standard_deviations():
                                  for values in (change, turned)))
     assert not torch.allclose(rotation(std, 1), rotation(std, 2))
 
-    policy = small_policy()
-    windows, _, states = make_windows(policy)
-    std = torch.linspace(0.1, 1, policy.hidden_state_size)
-    for kind in (RESET, SWAP):
-        moved = [kl_of(policy, windows, Lesion(kind, once=True, control=control), states, std)
-                 [1].moved for control in (None, 0, 1)]
-        np.testing.assert_allclose(moved[1:], [moved[0]] * 2, rtol=1e-4)
-    alter = kl_of(policy, windows, Lesion(FREEZE, control=0), states, std, size=0.5)[1]
-    np.testing.assert_allclose(alter.moved / alter.num_steps, 0.5, rtol=1e-4)
-    alter = kl_of(policy, windows, Lesion(FREEZE, control=0), states, std, size=100)[1]
-    assert (alter.moved / alter.num_steps < 50).all()  # states stay within their range
+    hidden, initial, std = 0.05 * torch.randn(4, 12), torch.zeros(12), torch.linspace(0.2, 1, 12)
+    info = BatchInfo(np.arange(4), np.zeros(4, int), LEVELS)
+
+    def moved(control=None, size=None):
+        alter = LesionedMemory(Lesion(RESET, control=control), np.zeros(4, int), initial, std,
+                               size=size)
+        assert alter(hidden, info).abs().max() <= 1  # the range of a GRU's states
+        return alter.moved
+
+    for control in range(3):
+        np.testing.assert_allclose(moved(control), moved(), rtol=1e-4)
+        np.testing.assert_allclose(moved(control, 0.5), 0.5, rtol=1e-4)
+    assert (moved(0, 1000) < 50).all()
 
 
 def test_swapped_states_come_from_other_levels_at_the_same_step():
@@ -208,7 +212,7 @@ def test_swapped_states_come_from_other_levels_at_the_same_step():
             others = [length for length, other in zip((30, 8, 20, 4), LEVELS) if other != level]
             expected = min(step, max(others) - 1)  # without a longer episode, the longest one's end
             assert state.item() - giver == pytest.approx(expected / 1000, abs=1e-5)
-    with pytest.raises(ValueError, match="all episodes are of the level 7"):
+    with pytest.raises(UserError, match="all episodes are of the level 7"):
         Donors(states[:2], LEVELS[:2]).other(0, 7, 0)
 
 
@@ -268,34 +272,34 @@ def feed_forward(shared):
 def run(folder, output, *more):
     return memory_lesions.main([
         "--agent_file", str(folder / "agent.pth"), "--data_dir", str(folder / "data"),
-        "--num_steps", "8", "--num_levels", "10", "--num_controls", "2", "--device", "cpu", "--precision", "float32",
-        "--output_dir", str(output), *more])
+        "--num_steps", "8", "--num_levels", "10", "--num_controls", "2", "--device", "cpu",
+        "--num_envs", "10", "--precision", "float32", "--output_dir", str(output), *more])
 
 
 def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp_path):
-    assert run(counting, tmp_path) == 0
+    lesions = "--lesions", "freeze", "reset_always", "swap_always"
+    assert run(counting, tmp_path, *lesions) == 0
     effects = pd.read_csv(tmp_path / "effects.csv").set_index(["arm", "outcome"])["effect"]
     tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "episodes").glob("*.csv")}
-    for arm in ("copy", "swap_always", "swap_once"):  # all levels count alike
+    for arm in ("copy", "swap_always"):  # all levels count alike
         assert (effects[arm] == 0).all()
     before, after = tables["unaltered"], tables["reset_always"]
-    assert effects["reset_always", "length"] == after["length"].mean() - before["length"].mean()
-    assert effects["reset_always", "length"] != 0
+    assert effects["reset_always", "return"] == after["return"].mean() - before["return"].mean()
+    assert effects["reset_always", "return"] != 0
     assert (tables["freeze"]["changed_steps"] > 0).all()
-    assert (tables["reset_once"]["changed_steps"] == 1).all()
     curves = pd.read_csv(tmp_path / "curves.csv").set_index("arm")["value"]
-    assert (curves["copy"] == 0).all() and curves["reset_once"].iloc[0] > 1
-    assert (curves["swap_once"] < 1e-6).all()
+    assert (curves["copy"] == 0).all() and curves["reset_always"].iloc[0] > 1
+    assert (curves["swap_always"] < 1e-6).all()
     text = (tmp_path / "report.md").read_text()
     assert "Recorded frames" in text and "2 random changes" in text
     assert (tmp_path / "kl.png").stat().st_size > 1000
     written = (tmp_path / "episodes" / "copy.csv").stat().st_mtime_ns
-    assert run(counting, tmp_path) == 0
+    assert run(counting, tmp_path, *lesions) == 0
     assert (tmp_path / "episodes" / "copy.csv").stat().st_mtime_ns == written
 
 
 def test_the_script_finds_nothing_in_an_agent_without_memory(feed_forward, tmp_path):
-    assert run(feed_forward, tmp_path) == 0
+    assert run(feed_forward, tmp_path, "--lesions", "reset_once", "reset_always") == 0
     for name in ("effects", "open_loop_effects"):
         table = pd.read_csv(tmp_path / f"{name}.csv")
         assert (table["effect"] == 0).all() and not table["claimed"].any()

@@ -18,7 +18,7 @@ Letters in shape comments: A conditions, N windows, K steps after a lesion, R re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -65,6 +65,7 @@ ATTRIBUTION = "attribution"  # name of a curve
 SOLVED = "solved"  # cause of an episode that solved its level
 TESTED_STEPS = (1, 4, 16, 32)  # steps after a lesion at which the open loop is tested
 REACH = 0.1  # a curve reaches to the last step at which it exceeds this share of its maximum
+Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def curves_of(conditions: Sequence[Condition], kl: np.ndarray, attribution: np.ndarray,
@@ -115,24 +116,23 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
     """
     bootstrap, num_steps = ClusterBootstrap(levels, seed), kl.shape[2]
     lags = attribution[:, 1:]
-    curves = {**{name: kl[names.index(name)] for name in ("reset_once", "swap_once")},
-              ATTRIBUTION: lags}
+    curves = {name: kl[names.index(name)] for name in ("reset_once", "swap_once")
+              if name in names}
+    curves[ATTRIBUTION] = lags
     counts = by_episode(levels, np.ones((1, len(levels))))
+    statistics = {"reach": lambda curve, other: last_above(curve), "spearman": rank_correlation}
     rows = []
     for name, values in curves.items():
         sums = by_episode(levels, np.concatenate([values, lags], axis=1).T)  # (levels, 2 K)
-
-        def statistics(draws: np.ndarray, sums: np.ndarray = sums) -> np.ndarray:
-            means = draws @ sums / (draws @ counts)
-            curve, other = means[..., :num_steps], means[..., num_steps:]
-            return np.stack([last_above(curve), rank_correlation(curve, other)])
-
         row: dict[str, str | float] = {"curve": name}
-        whole = statistics(np.ones((1, len(counts))))[:, 0]
-        for place, quantity in enumerate(("reach", "spearman")):
-            low, high = bootstrap.interval_of(lambda draws, i=place: statistics(draws)[i])
-            row |= {quantity: whole[place], f"{quantity}_low_95": low,
-                    f"{quantity}_high_95": high}
+        for quantity, statistic in statistics.items():
+            def of_levels(draws: np.ndarray, sums: np.ndarray = sums,
+                          statistic: Statistic = statistic) -> np.ndarray:
+                means = draws @ sums / (draws @ counts)
+                return statistic(means[..., :num_steps], means[..., num_steps:])
+
+            row[quantity] = float(of_levels(np.ones((1, len(counts))))[0])
+            row[f"{quantity}_low_95"], row[f"{quantity}_high_95"] = bootstrap.interval_of(of_levels)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -221,7 +221,9 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
     panels[0].set_ylabel("KL(intact || lesioned), nats")
     _overlay(panels[0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
     for axes in panels:
-        axes.legend(fontsize=8, title="dotted: random changes of the same size", title_fontsize=8)
+        if axes.lines:
+            axes.legend(fontsize=8, title="dotted: random changes of the same size",
+                        title_fontsize=8)
     figure.suptitle(f"Policy after lesions of the memory, on recorded frames: {description}",
                     fontsize=11)
     return figure
