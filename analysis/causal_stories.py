@@ -132,8 +132,8 @@ class BehaviourPages:
         samples: the samples of the comparison, in the same order; arrays have the leading
             dimensions (M, T).
         ics: coordinates of the ICs in these samples (M, T, I).
-        share: share of all steps that counts as extreme at each end of a component; the frames
-            that illustrate the component are chosen from these steps.
+        share: fraction of all steps counted as extreme at each end of a component's range; the
+            frames that illustrate the component are chosen from these steps.
         num_films: number of samples of each behaviour that are shown.
         names: names that the user gave to behaviours, by behaviour number.
         plots: folder with the figures of the comparison; pages link to those that exist.

@@ -83,7 +83,7 @@ class AttributionContext:
         recording: recording of the agent.
         bottlenecks: the selected layers.
         wants_frame: whether the frame itself is also selected.
-        agents: digests that identify the agent in stored results.
+        agents: checksums that identify the agent in stored results.
         provenance: identification of agent and recording, for stored settings.
 
     Raises:

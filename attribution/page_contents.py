@@ -113,7 +113,7 @@ class AttributedAgent:
 
     Attributes:
         name: name of the agent file, or of its folder for files called model.pth.
-        checksum: digest of the agent file.
+        checksum: checksum of the agent.
         remembers: whether the agent has a memory.
         recording: recording of the agent.
         steps: steps of the trajectories.

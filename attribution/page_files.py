@@ -13,10 +13,16 @@ Layout::
     data/frames_00000_000.js        sheet: frames of a trajectory
     data/attribution_00_00_00000.js attributions of an output to a layer in a trajectory: cells,
                                     int8 (T, H, W, F + 1), and peak, the |cell| that 127 stands for
-                                    (T,); where they exist, totals (T, F + 1), and output, baseline
-                                    and gap (T,)
-    data/memory_00_00_00000.js      attributions over time, where they were computed: totals
-                                    (T, L, F + 1), and older, baseline and gap (T,)
+                                    (T,). For layers: totals, the sums over cells (T, F + 1). For
+                                    the frame itself: output (T,). For attributions, but not for
+                                    gradient times activation and activations: output, baseline
+                                    (the output at the baseline of the activations), and gap (the
+                                    completeness error), each (T,)
+    data/memory_00_00_00000.js      attributions over time, for layers and outputs for which all
+                                    trajectories have them: totals (T, L, F + 1); older, the
+                                    attribution to the memory from before the L steps; baseline, the
+                                    output at the start of the integration path; and gap, the
+                                    completeness error, each (T,)
     data/examples_00.js             thumbnails and spatial: examples of the features of a layer, see
                                     ``PageExamples``
     data/observations_00_000.js     sheet: observations from which examples are cropped

@@ -46,14 +46,14 @@ class Recording:
         path: data folder of the recording.
         policy: the agent.
         agent_file: file of the agent.
-        check_contents: whether the digest covers all file contents; see ``RolloutFolder.sha256``.
+        check_contents: whether the checksum covers all file contents; see ``RolloutFolder.sha256``.
 
     Attributes:
         folder: the data folder.
         lengths: number of frames by episode, without the terminal row; episodes without frames are
             left out.
         description: content of ``recording.json``; empty without this file.
-        sha256: digest of the recording.
+        sha256: checksum of the recording.
 
     Raises:
         UserError: if the recording is damaged, belongs to another agent, or was made with altered

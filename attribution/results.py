@@ -137,7 +137,7 @@ class LayerFeatures:
         reducer: reduction to the features, with their directions (F, M).
         mean_activations: mean activations of the layer, float32 (C, H, W).
         observations: episode and row of each observation, int32 (O, 2).
-        checksum: digest of the feature data on which attributions depend.
+        checksum: checksum of the feature data on which attributions depend.
     """
 
     name: str
@@ -222,7 +222,7 @@ def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
     Args:
         path: folder of the features of all layers.
         bottleneck: the layer.
-        agents: digests of the agent files whose features are accepted.
+        agents: checksums of the agents whose features are accepted.
         game: name of the required game; None accepts any game.
 
     Raises:
@@ -234,7 +234,7 @@ def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
     agent = str(features.settings.get("agent_sha256"))
     if agent not in agents:
         raise UserError(f"the features in {folder} belong to the agent {agent[:12]}, not to "
-                        f"{' or '.join(sorted(digest[:12] for digest in agents))}{again}")
+                        f"{' or '.join(sorted(checksum[:12] for checksum in agents))}{again}")
     if game not in (None, features.settings.get("game")):
         raise UserError(f"the features in {folder} belong to the game "
                         f"{features.settings.get('game')}, not to {game}{again}")
@@ -313,8 +313,8 @@ class AttributionStore(ResultStore):
         """Check that the attributions belong to an agent and a recording.
 
         Args:
-            agents: accepted digests of the agent.
-            recording: digest of the recording.
+            agents: accepted checksums of the agent.
+            recording: checksum of the recording.
 
         Raises:
             UserError: if they belong to another agent or recording; the message gives both
@@ -326,7 +326,7 @@ class AttributionStore(ResultStore):
             if settings.get(key) not in accepted:
                 raise UserError(f"the attributions in {self.path} are of another {what}: its "
                                 f"checksum is {str(settings.get(key))[:12]}, not "
-                                f"{' or '.join(sorted(digest[:12] for digest in accepted))}; "
+                                f"{' or '.join(sorted(checksum[:12] for checksum in accepted))}; "
                                 f"compute them again with {ATTRIBUTION_SCRIPT}")
 
     def check_features(self, features: LayerFeatures) -> None:

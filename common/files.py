@@ -255,14 +255,16 @@ def check_nested(content: Any, path: Path) -> list:
 def load_tensors(path: Path, what: str) -> dict:
     """Load an untrusted torch file that holds only tensors and plain values.
 
-    All tensors are dense, on the CPU, and not larger than their stored data.
+    Tensors are loaded to the CPU.
 
     Args:
         what: kind of file, for messages.
 
     Raises:
-        UserError: if the file is missing, truncated, damaged or not a torch file, or contains code
-            or anything other than a dict.
+        UserError: if the file is missing, truncated, damaged or not a torch file, contains code or
+            anything other than a dict, exceeds the limits of ``check_nested``, or holds a tensor
+            that is sparse, nested, quantised, without data, or larger than its stored data
+            (expanded).
     """
     content = read_bytes(path, what)
     file = io.BytesIO(content)  # errors raised from here on are about the contents

@@ -105,7 +105,7 @@ def first_difference(found: dict, description: dict,
     Args:
         found: description read from a file.
         description: expected description.
-        informative: keys whose values may differ.
+        informative: keys whose values may differ, such as package versions.
     """
     expected = json.loads(json.dumps(description))  # convert tuples to lists as JSON does
     found, expected = ({**settings, **settings.get(DIVIDED, {})} for settings in (found, expected))
@@ -153,7 +153,8 @@ class ShardNotes:
             settings: settings that determine the contents of the shard's files. Settings that
                 determine how the work is divided are nested under the key DIVIDED.
             way_out: advice at the end of messages.
-            informative: settings in which shards may differ.
+            informative: names of settings in which shards may differ, because they do not determine
+                the contents of files.
 
         Returns:
             Lock of the shard's state folder.
@@ -195,7 +196,8 @@ class ShardNotes:
 
     def settings(self) -> dict:
         """Return the settings of shard 1, after checking that all shards have finished and have the
-        same settings, except for informative ones.
+        same settings. Informative settings, such as package versions, may differ; each shard stores
+        their names.
 
         Raises:
             UserError: if shards are missing or unfinished, or have different settings; the message

@@ -214,8 +214,10 @@ class PhaseEstimator(nn.Module):
 class VelocityEstimator(nn.Module):
     """Estimator of the camera's velocity at the last initial frame.
 
-    Costs give the motion in whole squares, phases the remainder. Costs can be ambiguous, because
-    neighbouring squares often look alike; then the frames before the last two help.
+    Costs are matching errors at motions of whole pixels. They can be ambiguous, because
+    neighbouring squares often look alike. Changes of the phase measure fractions of a pixel, but do
+    not tell motions apart that differ by whole squares. Where the last two frames are ambiguous,
+    the frames before them help.
 
     Args:
         num_frames: I, number of initial frames.

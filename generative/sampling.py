@@ -299,7 +299,8 @@ def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
 
 
 def film(sample: SampleArrays) -> Iterator[np.ndarray]:
-    """Yield the frames of a sample, enlarged and marked with action, terminal and reward."""
+    """Yield the frames of a sample, enlarged and marked with the action, the probability that the
+    episode ends, and the reward."""
     for frame, action, probability, reward in zip(sample.frames, sample.actions, sample.terminals,
                                                   sample.rewards):
         marked = mark_action(enlarge(frame, VIDEO_SCALE), action)

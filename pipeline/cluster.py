@@ -170,7 +170,7 @@ class Job:
         command: command line as a list of words, which may contain ``TASK``.
         resources: resource requests of the job, or of each job of the array.
         log: path of the log, without the scheduler's suffix.
-        after: numbers of the jobs that it waits for.
+        after: IDs of the jobs that it waits for.
         whatever: whether these jobs only need to end; if False, they must succeed.
         tasks: indices of the array tasks, in ascending order; empty for a single job.
     """
@@ -189,7 +189,7 @@ class Entry:
     """A job, or a task of a job array, in the scheduler's list.
 
     Attributes:
-        job: number of the job or of its array.
+        job: ID of the job or of its array.
         task: index in the array; 0 for a single job.
         state: PENDING, RUNNING or ENDED.
         word: the scheduler's name of the state, in lower case.
@@ -223,7 +223,7 @@ class Scheduler:
             of job ``{}``, and the separator of several dependencies.
         log_names: suffixes of the names of logs, for a job and for an array task.
         wrap: prefix of the last argument, which contains the job's command line.
-        number: pattern of the job number in the output of ``program``.
+        number: pattern of the job ID in the output of ``program``.
         queue: command that lists the user's jobs, including ended ones. It prints a line per job:
             job, task, state, time, host and reason, separated by |.
         waiting: names of the states of pending jobs.
@@ -231,7 +231,7 @@ class Scheduler:
         cancel: program that cancels jobs.
         requeue: command that requeues job ``{}``; empty if ``requeue_status`` is enough.
         requeue_status: exit status of a job that is requeued.
-        job_variables: environment variables with the job's number; the first that is set counts.
+        job_variables: environment variables with the job's ID; the first that is set counts.
         task_variable: environment variable with the index of the array task.
     """
 
@@ -337,7 +337,7 @@ class Scheduler:
         return self.requeue_status
 
     def own_job(self) -> str:
-        """Return the number of the job that runs this process, such as "12", or "12_3" for task 3
+        """Return the ID of the job that runs this process, such as "12", or "12_3" for task 3
         of a job array."""
         job = next(filter(None, map(os.environ.get, self.job_variables)), "")
         task = os.environ.get(self.task_variable, "0")

@@ -89,7 +89,8 @@ class PathResolver:
 
     Args:
         output: output folder.
-        preset: preset of the experiment, which gives some of the files.
+        preset: preset of the experiment, which names the files that no stage creates, such as a
+            shipped agent.
     """
 
     def __init__(self, output: Path, preset: AnyPreset):

@@ -45,9 +45,9 @@ class SubmittedJob:
     """A submitted job or job array.
 
     Attributes:
-        number: number in the scheduler.
+        number: ID in the scheduler.
         tasks: indices of the array tasks; empty for a single job.
-        after: numbers of the jobs that it waits for.
+        after: IDs of the jobs that it waits for.
     """
 
     number: str
@@ -71,12 +71,12 @@ class Submitted:
 
     @property
     def last(self) -> str:
-        """Number of the last job, which completes the stage."""
+        """ID of the last job, which completes the stage."""
         return self.jobs[-1].number
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Numbers of all jobs."""
+        """IDs of all jobs."""
         return tuple(job.number for job in self.jobs)
 
 
@@ -108,7 +108,7 @@ class StagePlan:
         why: reason for the action.
         after: stages whose last job this stage waits for.
         tasks: numbers of the shards to compute.
-        cancels: numbers of jobs to cancel first, because they would wait forever.
+        cancels: IDs of jobs to cancel first, because they would wait forever.
     """
 
     name: str
@@ -139,7 +139,7 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
     hopeless = {entry.job for entry in entries if entry.never} & alive
     plans: dict[str, StagePlan] = {}
     last: dict[str, str] = {}  # number of the last job of a stage
-    succeeded: set[str] = set()  # numbers of jobs
+    succeeded: set[str] = set()  # IDs of jobs
     kept: set[str] = set()
     for stage in stages:
         submitted, why = stage.submitted, stage.decision.why
@@ -217,7 +217,7 @@ class Submitter:
 
         Args:
             plans: result of ``plan``.
-            dry_run: submit nothing and print the commands; <stage> stands for a job number.
+            dry_run: submit nothing and print the commands; <stage> stands for a job ID.
 
         Raises:
             UserError: if a job is refused; earlier jobs stay submitted.
@@ -255,7 +255,7 @@ class Submitter:
             dry_run: print the commands instead of submitting the jobs.
 
         Returns:
-            The numbers of the jobs.
+            The IDs of the jobs.
         """
         records: list[SubmittedJob] = []
         for job in jobs:
@@ -286,7 +286,7 @@ class Submitter:
 
         Args:
             plan: plan of the stage.
-            after: numbers of the jobs that the first job waits for.
+            after: IDs of the jobs that the first job waits for.
         """
         resources = self._resources[plan.name]
         argv: tuple[str, ...] = ("--only", plan.name, "--in_job", self._system, "--max_sittings",
@@ -305,7 +305,7 @@ class Submitter:
         """Return the job that writes the report, even if jobs that it waits for fail.
 
         Args:
-            after: numbers of the jobs that it waits for.
+            after: IDs of the jobs that it waits for.
         """
         return self._job(REPORT, ("--report",), dataclasses.replace(self._config.cpu, gpus=0),
                          after, whatever=True)

@@ -108,8 +108,8 @@ class SignAgreementTable:
     """Agreement of gradients and correlations in all groups, as tables.
 
     Args:
-        agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group. The kinds
-            of gradient are WITH gradients through the environment and, optionally, WITHOUT them.
+        agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group. The kind
+            is WITH (gradients pass through the environment) or, optionally, WITHOUT (they do not).
         influences: compared influences, which hold the lags and the names of ICs and outputs.
     """
 

@@ -1,9 +1,9 @@
 """All checks of an agent's attributions, and the files of analysis/attribution/checks::
 
     settings.json                       settings
-    raw/<check>/<layer>/<output>.npz    results per frame (``Check.arrays``), and ``of``, the
+    raw/<check>/<layer>/<output>.npz    per-frame results (``Check.arrays``), and ``of``, the
                                         checksum of the features
-    raw/objects/<output>.npz            results per frame of the removal of objects, which are the
+    raw/objects/<output>.npz            per-frame results of the removal of objects, which are the
                                         same for all layers; ``of`` is the agent's checksum
     <check>.csv, <check>.png            table and figure of each check
     report.md                           a section per check, whose anchor is the name of the check
@@ -105,7 +105,7 @@ CHECK_FILES = Schema(
 
 def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject
                   ) -> Arrays | None:
-    """Read the stored results per frame of one check for a layer and an output.
+    """Read the stored per-frame results of one check for a layer and an output.
 
     Args:
         store: open folder of the checks.
@@ -126,7 +126,7 @@ def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject:
 
 def run_checks(store: ResultStore, context: CheckContext, names: Collection[str],
                chosen: Sequence[Subject], subjects: Sequence[Subject]) -> dict[str, pd.DataFrame]:
-    """Compute and store missing results per frame, and write tables and figures of all checks.
+    """Compute and store missing per-frame results, and write tables and figures of all checks.
 
     Args:
         store: open folder of the checks.

@@ -1,6 +1,6 @@
 """Base class of the checks of attributions, and outputs at changed activations of a layer.
 
-A check computes results per frame for each attributed layer and output, and summarises them in a
+A check computes per-frame results of each attributed layer and output, and summarises them in a
 table, a figure and a one-sentence verdict. All checks use the same frames.
 
 Letters in shape comments: N frames, B frames of a batch, C H W channels and grid of a layer,
@@ -218,7 +218,7 @@ class Check(abc.ABC):
         title: question that the check answers.
         method: description of the method and of the criterion, for the report.
         columns: column headings in the report, by the name of the column in the table.
-        arrays: stored arrays with results per frame, by name; empty if none are stored.
+        arrays: stored arrays with per-frame results, by name; empty if none are stored.
     """
 
     title: ClassVar[str]
@@ -235,17 +235,17 @@ class Check(abc.ABC):
         return subject.name, subject.features.checksum
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        """Compute the results per frame for a layer and an output, as declared in ``arrays``."""
+        """Compute the per-frame results of a layer and an output, as declared in ``arrays``."""
         raise NotImplementedError
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        """Yield each pair of layer and output with its results per frame."""
+        """Yield each pair of layer and output with its per-frame results."""
         for subject in subjects:
             yield subject, self.compute(context, subject)
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Summarise the results per frame for a layer and an output in rows of the table."""
+        """Summarise the per-frame results of a layer and an output as rows of the table."""
         raise NotImplementedError
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
@@ -261,7 +261,7 @@ class Check(abc.ABC):
 
         Args:
             table: the check's table.
-            arrays: results per frame, by the names of layer and output.
+            arrays: per-frame results, by the names of layer and output.
         """
 
     @abc.abstractmethod

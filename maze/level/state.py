@@ -129,7 +129,7 @@ class MazeState:
         return {**fields, **{name: int(self._tail[name]) for name in _TAIL.names or ()}}
 
     def with_cheese(self, square: Square | None, several: bool = False) -> MazeState:
-        """Move, add or remove cheese.
+        """Return a state in which cheese is moved, added or removed.
 
         Args:
             square: free square for the cheese; None removes all cheese.
@@ -147,7 +147,7 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, cells=cells))
 
     def with_mouse(self, square: Square) -> MazeState:
-        """Place the mouse on a free square without cheese, at rest.
+        """Return a state with the mouse on another free square without cheese, at rest.
 
         Raises:
             UserError: if the square is not free or holds cheese.
@@ -155,7 +155,7 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, mouse=square))
 
     def with_facing(self, facing: int) -> MazeState:
-        """Set the facing of the mouse: 0 for left, 1 for right.
+        """Return a state with another facing of the mouse: 0 for left, 1 for right.
 
         Raises:
             UserError: if ``facing`` is neither 0 nor 1.
@@ -163,7 +163,7 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, facing=facing))
 
     def with_cells(self, cells: Mapping[Square, int]) -> MazeState:
-        """Turn squares into walls or free squares.
+        """Return a state in which some squares are turned into walls or free squares.
 
         Args:
             cells: WALL or FREE by square. Other methods move cheese and mouse.
@@ -184,7 +184,7 @@ class MazeState:
         return self.with_grid(dataclasses.replace(self.grid, cells=changed))
 
     def with_grid(self, grid: Grid) -> MazeState:
-        """Replace cells, mouse and facing; unchanged parts keep their bytes.
+        """Return a state with other cells, mouse and facing; unchanged parts keep their bytes.
 
         Raises:
             UserError: if the maze or the world has another size.
@@ -202,7 +202,7 @@ class MazeState:
         return MazeState(dataclasses.replace(self.level, grid=grid.cells, entities=entities))
 
     def with_time(self, cur_time: int, timeout: int | None = None) -> MazeState:
-        """Set the elapsed steps and, optionally, the timeout.
+        """Return a state with other elapsed steps and, optionally, another timeout.
 
         Args:
             cur_time: number of steps since the start of the episode.
@@ -217,8 +217,8 @@ class MazeState:
         return MazeState(dataclasses.replace(self.level, step=step))
 
     def with_top_right_path(self) -> MazeState:
-        """Open a corridor from the maze's corner up to the world's top row and along it to the
-        world's corner.
+        """Return a state with a corridor from the maze's corner up to the world's top row and along
+        it to the world's corner.
 
         Raises:
             UserError: if the maze fills the world.
