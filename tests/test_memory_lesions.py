@@ -197,7 +197,8 @@ def test_controls_change_the_state_by_as_much_in_standard_deviations():
     for control in range(3):
         np.testing.assert_allclose(moved(control), moved(), rtol=1e-4)
         np.testing.assert_allclose(moved(control, 0.5), 0.5, rtol=1e-4)
-    assert (moved(0, 1000) < 50).all()
+        np.testing.assert_allclose(moved(control, 6), 6, rtol=0.01)  # some units reach the limit
+    assert (moved(0, 1000) < 10).all()
 
 
 def test_swapped_states_come_from_other_levels_at_the_same_step():

@@ -15,7 +15,8 @@ A lesion acts once, or at every step from its first step on. Its controls turn t
 state by a random rotation. The rotation acts on the change in standard deviations of the units, in
 which a control therefore moves the state as far as the lesion does. If the lesion acts at every
 step, each change of a control has the mean size of the changes by the lesion; otherwise, changes
-would add up and grow. States after a control stay within the range of a GRU's states.
+would add up and grow. States after a control stay within the range of a GRU's states; changes that
+would leave it are enlarged in the other units, so that their size remains.
 
 *Open loop*: the agent sees recorded frames, and only its state differs. The effect is the
 divergence KL(p || q) of the policy q with the lesion from the policy p without it. After a reset,
@@ -43,6 +44,7 @@ from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
 
+_SCALINGS = 20  # iterations that scale a change; a size is then met within 1 %
 RESET, SWAP, DELAY, FREEZE, COPY = "reset", "swap", "delay", "freeze", "copy"
 
 
@@ -51,7 +53,8 @@ class Lesion:
     """Definition of a lesion, or of one of its controls.
 
     Attributes:
-        kind: one of RESET, SWAP, DELAY, FREEZE and COPY.
+        kind: one of _SCALINGS = 20  # iterations that scale a change; a size is then met within 1 %
+RESET, SWAP, DELAY, FREEZE and COPY.
         once: whether the lesion acts at a single step; otherwise it acts at all steps from its
             first one on.
         delay: number of steps by which DELAY is late.
@@ -159,15 +162,26 @@ class LesionedMemory:
         after = self._replacement(episode[rows], step[rows], info.level[rows])
         if self._rotation is not None:
             change = (after - before) @ self._rotation
-            if self._size is not None:
-                norm = (change * self._inverse).norm(dim=1, keepdim=True)
-                change = change * torch.where(norm > 0, self._size / norm, 0)
-            after = (before + change).clamp(-self._limit, self._limit)
-        self.moved[episode[rows]] += ((after - before) * self._inverse).norm(dim=1).cpu().numpy()
+            size = self._norm(change) if self._size is None else self._size
+            after = self._moved_by(before, change, size)
+        self.moved[episode[rows]] += self._norm(after - before)[:, 0].cpu().numpy()
         self.num_steps[episode[rows]] += 1
         result = hidden.clone()
         result[rows] = after
         return result
+
+    def _norm(self, change: Tensor) -> Tensor:
+        """Return the norm of changes (R, D) in standard deviations of the units (R, 1)."""
+        return (change * self._inverse).norm(dim=1, keepdim=True)
+
+    def _moved_by(self, before: Tensor, change: Tensor, size: float | Tensor) -> Tensor:
+        """Add changes to states (R, D), scaled to a size as far as the range of states allows."""
+        moved, scale = self._norm(change), torch.ones_like(change[:, :1])
+        for _ in range(_SCALINGS):
+            scale = scale * torch.where(moved > 0, size / moved, 0)
+            after = (before + scale * change).clamp(-self._limit, self._limit)
+            moved = self._norm(after - before)
+        return after
 
     def _replacement(self, episode: np.ndarray, step: np.ndarray, level: np.ndarray) -> Tensor:
         """Return the states (R, D) by which the lesion replaces the states of some rows."""
