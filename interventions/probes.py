@@ -13,6 +13,7 @@ E levels of the test part, R resamplings.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -315,3 +316,22 @@ def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
         for level, other in zip(order, np.roll(order, 1)):
             shuffled[levels == level] = np.resize(target[levels == other], (levels == level).sum())
     return shuffled
+
+
+def auc_of_draws(scores: np.ndarray, positive: np.ndarray,
+                 levels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the AUC of scores as a function of the draws of a bootstrap over levels.
+
+    Pairs of examples of all levels count; ties count half.
+
+    Args:
+        scores: scores of the examples (N,).
+        positive: whether each example is positive, bool (N,).
+        levels: level of each example (N,).
+
+    Returns:
+        Function that maps the number of times that each of R draws contains each level (R, E) to
+        the AUC of each draw (R,), NaN for draws with a single class.
+    """
+    wins = _wins(scores, positive, np.unique(levels, return_inverse=True)[1])
+    return lambda draws: _auc([wins], draws)

@@ -202,6 +202,19 @@ def _direction_target(number: int, kind: DirectionType, projector: Projector) ->
         rollouts.hidden_states[step], kind)[..., number])
 
 
+def linear_target(name: str, weights: Tensor, bias: Tensor, centre: Tensor) -> Target:
+    """Return the target that is a linear function of the hidden state.
+
+    Args:
+        name: name of the target.
+        weights: weights of the units (D,).
+        bias: value at ``centre``, ().
+        centre: state that is subtracted first (D,).
+    """
+    return Target(name, lambda rollouts, step: (
+        (rollouts.hidden_states[step] - centre) @ weights + bias))
+
+
 def _move_target(name: str, before: int, after: int) -> Target:
     """Return the target that is the log-probability of action ``before`` at the previous step plus
     the log-probability of action ``after`` at the step."""
