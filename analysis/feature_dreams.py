@@ -1,0 +1,213 @@
+"""Search, through the simulator, a start that drives each of the strongest sparse features, and
+test in the real game whether the feature is active near that start.
+
+The features are those of analysis/sparse_features.py. The objective is the feature's activation
+before the choice of the largest ones, a linear function of the hidden state. The recording is
+replayed in the real game up to the recorded start nearest to the optimised one; then the agent
+continues up to the step of the objective. Controls are the starts of the other features, and the
+best recorded start. The same command resumes a killed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from agents.provenance import check_agent
+from analysis.memory.dictionaries import Dictionary
+from analysis.memory.sparse_report import SPARSE_FEATURES, signed_label
+from common.cli import Parser, count
+from common.devices import Compute
+from common.errors import script_main
+from common.files import sha256
+from common.results import ResultStore
+from common.schemas import Entry, Schema, Table, Text
+from common.tables import markdown_table
+from generative.dream_life import play_from
+from generative.simulator import Simulator
+from generative.start_optimisation.objectives import (
+    MAXIMISE,
+    Target,
+    linear_target,
+    rollout,
+)
+from generative.start_optimisation.run import FinishedSearch, add_search_flags, run_search
+from generative.start_optimisation.search import OPTIMISED_STARTS, SearchContext
+from stats.report import bold
+from stats.significance import share
+
+FEATURE_DREAMS = Schema(
+    "starts that drive sparse features", "analysis/feature_dreams.py",
+    items=OPTIMISED_STARTS.items,
+    results={**OPTIMISED_STARTS.results, "dreams": Entry("dreams.csv", Table({
+        "feature": int, "rank": int, "label": str, "dreamed": bool, "score": float})),
+        "dreams_report": Entry("dreams.md", Text())},
+    informative=(*OPTIMISED_STARTS.informative, "features_dir"),
+    settings_name=OPTIMISED_STARTS.settings_name)
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_search_flags(flags)
+    flags.set_defaults(penalty=[1.0], aims=[MAXIMISE])
+    flags.add_argument("--features_dir", type=Path, default=Path("analysis/memory/sparse_features"),
+                       help="output folder of analysis/sparse_features.py")
+    flags.add_argument("--num_features", type=count, default=20,
+                       help="number of features, the strongest first")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/feature_dreams"),
+                       help="folder to write to")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args, explicit, parameters = parser().read(argv, data_flags=("data_dir",))
+    features = ResultStore(args.features_dir, SPARSE_FEATURES)
+    check_agent(features.settings().get("agent_sha256"), args.agent_file,
+                f"the features in {args.features_dir} were found",
+                "run analysis/sparse_features.py with this one")
+    sae = Dictionary.of_arrays(features.read("sae"))
+    table = features.read("features")
+    table = table[table["rank"].notna()].sort_values("rank").head(args.num_features)
+
+    def choose(simulator: Simulator, compute: Compute) -> tuple[list[Target], dict]:
+        on_device = sae.on(compute.device)
+        assert on_device.encoder is not None and on_device.bias is not None
+        targets = [linear_target(f"feature_{feature}", on_device.encoder[feature],
+                                 on_device.bias[feature], on_device.centre)
+                   for feature in table["feature"]]
+        return targets, {"features_dir": str(args.features_dir),
+                         "sae_sha256": sha256(features.file_of("sae"))}
+
+    search = run_search(args, explicit, parameters, args.output_dir, FEATURE_DREAMS, choose)
+    if isinstance(search, int):
+        return search
+    dreams = dreams_table(search, sae.on(search.context.compute.device), table)
+    search.store.write("dreams", value=dreams)
+    text = dreams_report(dreams, search.context.plan.step)
+    search.store.write("dreams_report", value=text)
+    print(text)
+    return 0
+
+
+def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame) -> pd.DataFrame:
+    """Test whether each feature is active in its dream, and in the real game near the dream.
+
+    Args:
+        search: finished search, one objective per feature.
+        sae: the dictionary, on the search's device.
+        features: rows of the features in ``features.csv``, in the order of the objectives.
+
+    Returns:
+        A row per feature with columns of ``features`` and of the best start of the first penalty,
+        and: ``dreamed``, whether the feature is active in the simulated rollout at the step;
+        ``dream_activation``; and, if the real game was played, 0 or 1: ``active``, whether it is
+        active in the real game near the start; ``others_active``, share of the starts of the other
+        features near which it is; ``recorded_active``, whether it is in the best recorded start;
+        and ``activation``, its activation near the start.
+    """
+    context = search.context
+    starts = search.store.read("starts", form=Table(_START_COLUMNS))
+    penalty = next(iter(search.folders))
+    best = starts[starts["best"] & (starts["penalty"] == penalty)].sort_values("order")
+    vectors = torch.from_numpy(search.folders[penalty].stacked_field("bottleneck_vec")[
+        best["sample"].to_numpy()])
+    ids = features["feature"].to_numpy()
+    with torch.no_grad():
+        _, rollouts = rollout(context.simulator, context.compute,
+                              vectors.to(context.compute.device), context.plan.step + 1)
+        dreamed = sae.encode(rollouts.hidden_states[context.plan.step]).cpu().numpy()[:, ids]
+    table = features[["feature", "rank", "label", "auc", "named", "frequency"]].reset_index(
+        drop=True)
+    table["rank"] = table["rank"].astype(int)
+    for column in ("sample", "score", "recorded_score", "typical", "nearest_episode",
+                   "nearest_frame", "nearest_cosine"):
+        table[column] = best[column].to_numpy()
+    own = np.diag_indices(len(ids))
+    table["dreamed"], table["dream_activation"] = dreamed[own] > 0, dreamed[own]
+    if search.recording is None:
+        return table
+    near = pd.Index(context.starts.windows).get_indexer(best["nearest_window"])
+    pool = len(context.starts.windows) - context.best_of
+    recorded = context.recorded_scores[pool:].argmax(axis=0) + pool
+    real, of_recorded = (active_in_game(context, search, sae, rows)[:, ids]
+                         for rows in (near, recorded))
+    active = real > 0
+    table["active"], table["activation"] = active[own].astype(float), real[own]
+    table["others_active"] = (active.sum(axis=0) - active[own]) / max(len(ids) - 1, 1)
+    table["recorded_active"] = (of_recorded[own] > 0).astype(float)
+    return table
+
+
+_START_COLUMNS: dict[str, type] = {
+    "penalty": float, "order": int, "best": bool, "sample": int, "score": float,
+    "recorded_score": float, "typical": bool, "nearest_window": int, "nearest_episode": int,
+    "nearest_frame": int, "nearest_cosine": float}
+
+
+def active_in_game(context: SearchContext, search: FinishedSearch, sae: Dictionary,
+                   rows: np.ndarray) -> np.ndarray:
+    """Replay the recording up to recorded starts, let the agent continue up to the step, and
+    compute the activations of all features (starts, F).
+
+    Args:
+        rows: rows of the recorded starts.
+    """
+    assert search.recording is not None
+    unique, place = np.unique(rows, return_inverse=True)
+    places = [context.dataset.place(int(window)) for window in context.starts.windows[unique]]
+    outputs, _, _ = play_from(context.simulator.agent, context.compute, search.recording, places,
+                              context.plan.step)
+    with torch.no_grad():
+        return sae.encode(outputs[-1].hidden_states.float()).cpu().numpy()[place]
+
+
+def dreams_report(dreams: pd.DataFrame, step: int) -> str:
+    """Format the report as Markdown.
+
+    Args:
+        dreams: result of ``dreams_table``.
+        step: step at which features are read.
+    """
+    number = len(dreams)
+
+    def of_features(values: pd.Series) -> str:
+        value, low, high = share(int(values.sum()), number)
+        return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; {int(values.sum())} of "
+                f"{number})")
+
+    lines = ["# Dreams of sparse features", "",
+             "One start per feature was optimised through the simulator; a feature is read at step "
+             f"{step} after the start. Intervals of shares are Wilson's 95 % intervals. Details: "
+             "[report.md](report.md).", "",
+             f"- active in the dream: {of_features(dreams['dreamed'])};"]
+    rows: list[tuple[str, Callable]] = [
+        ("feature", lambda row: f"[{row.feature}](pictures/order_{row.rank - 1:03d}.png)"),
+        ("label", lambda row: bold(signed_label(row.label, row.auc), row.named)),
+        ("score", lambda row: f"{row.score:.2f}"),
+        ("best recorded", lambda row: f"{row.recorded_score:.2f}"),
+        ("in the dream", lambda row: "active" if row.dreamed else "not active")]
+    if "active" in dreams:
+        others = dreams["others_active"].mean()
+        lines += [
+            f"- active in the real game near the start: {of_features(dreams['active'])};",
+            f"- active near the starts of other features: {100 * others:.0f} %, and in "
+            f"{100 * dreams['frequency'].mean():.0f} % of all recorded states (means over "
+            "features);",
+            f"- active in the best recorded start: {of_features(dreams['recorded_active'])}."]
+        rows += [
+            ("in the real game", lambda row: "**active**" if row.active else "not active"),
+            ("near other starts", lambda row: f"{100 * row.others_active:.0f} %"),
+            ("best recorded start",
+             lambda row: "active" if row.recorded_active else "not active")]
+    return "\n".join([*lines, "", *markdown_table(
+        [title for title, _ in rows],
+        [[text(row) for _, text in rows] for row in dreams.itertuples()])])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
