@@ -148,7 +148,7 @@ class Selection:
         return self.take(whole.reshape(*lead, shape[0], -1))
 
     def values(self, values: Values, name: str) -> Callable[[PatchContext], Tensor]:
-        """Return a function from a context to values that broadcast with (R, K, M).
+        """Return a function from a context to values that are broadcastable to (R, K, M).
 
         Args:
             values: values of a patch.

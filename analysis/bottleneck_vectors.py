@@ -6,7 +6,7 @@ N is the number of simulated samples of each kind (informed, random), with one r
 
     lv_inf_pca_N                principal coordinates of the informed vectors (N, P)
     pcomponents_lv_inf_N        principal components of the informed vectors (P, V)
-    lv_rand_pca_projected_N     random vectors projected on these components (N, P)
+    lv_rand_pca_projected_N     random vectors projected onto these components (N, P)
     tsne_lv_inf_N, tsne_lv_rand_N       coordinates of both kinds on one t-SNE map (N, 2)
     clusters_lv_inf_N           cluster of each informed vector, -1 for none (N,)
     cluster_means_lv_inf_N      mean principal coordinates of each of C clusters (C, P)

@@ -1,6 +1,6 @@
 """Analyse the agent's hidden states in recorded episodes: outliers, principal and independent
-components, clusters, t-SNE and non-negative factors. Simulated states are projected on the same
-principal components."""
+components, clusters, t-SNE and non-negative factors. Simulated states are projected onto the
+same principal components."""
 
 from __future__ import annotations
 

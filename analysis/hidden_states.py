@@ -46,7 +46,7 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
 
     Args:
         states: recorded states, float32 (N, D).
-        simulated: simulated states to project on the same components, float32 (M, D), or None.
+        simulated: simulated states to project onto the same components, float32 (M, D), or None.
         config: parameters of the analysis.
         state_map: computes standardisation, clusters and t-SNE, and stores all results.
 

@@ -205,8 +205,17 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
 
 def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
                     length: int) -> np.ndarray | None:
-    """Read the recorded frames from the start of a sample, uint8 (n, H, W, C), where n is at most
-    ``length``; None without a recording or if the start is random."""
+    """Read the recorded frames from the frame that a sample's first step shows, uint8 (n, H, W, C).
+
+    Args:
+        recording: the recording from which the sample starts, if it is available.
+        samples: folder of the sample.
+        number: number of the sample.
+        length: largest number n of frames; n is smaller if the episode ends earlier.
+
+    Returns:
+        The frames; None without a recording, or if the sample has a random start.
+    """
     if recording is None:
         return None
     origin = samples.origin(number)

@@ -214,7 +214,8 @@ class SampleRun:
         return choose_samples(self.samples, self.config.num_samples)
 
     def start(self, **more: Any) -> StateMap:
-        """Start or resume the results with the settings of the analysis.
+        """Open the results folder with the settings of the analysis. Steps of an unfinished run are
+        kept if its settings are the same, and deleted otherwise.
 
         Args:
             more: additional settings to store, by name.

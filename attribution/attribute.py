@@ -109,7 +109,7 @@ def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
 
     A gradient is the rate at which an output changes when a pixel gets brighter (Simonyan et al.
     2013, "Deep inside convolutional networks", section 3). Gradients have no baseline and do not
-    sum to the output, so they have no completeness error.
+    sum to a change of the output, so they have no completeness error.
 
     Args:
         policy: the agent; gradients of its parameters are switched off.
@@ -276,8 +276,9 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs to a layer at each of the last ``lags`` steps up to a frame, and
-        write the results."""
+        """For every frame of the trajectories, attribute all outputs to a layer's activations at
+        its step and at the ``lags`` - 1 steps before it, and to the state that entered the first of
+        these steps. Write the results."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(

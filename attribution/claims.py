@@ -30,8 +30,8 @@ from stats.bootstrap import ClusterBootstrap
 from stats.claims import Claim, ClaimsTable, Finding
 
 CLAIMS = ClaimsTable({
-    1: Claim("The value's attribution lies on objects; coins raise the value, enemies and saws "
-             "lower it",
+    1: Claim("The value's attribution lies on objects: coins raise the value, enemies and saws "
+             "lower it (the verdict is not about these signs)",
              "density (share of |attribution| in the cells that objects of a kind touch, divided "
              "by the share of these cells in the grid) and mean sign of the attribution in these "
              "cells; the verdict is about the densities of coins and saws, not about signs"),
@@ -84,10 +84,10 @@ CLAIMS = ClaimsTable({
     "otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 (one "
     "standard deviation to either side) and R6 (range over features). A number with a sign is a "
     "change caused by an edit; *reference* is the number of the original agent, or chance level.",
-    "R1 *holds* if the interval of the density lies above 1, which is chance. R7 *holds* if the "
-    "change is claimed: its interval excludes 0, and p (McNemar's test, Holm's correction over "
-    "edits and causes) and the share of random edits with as large a change are at most 0.05. The "
-    "other rows are not tested."),
+    "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
+    "attribution are not tested. R7 *holds* if the change is claimed: its interval excludes 0, and "
+    "p (McNemar's test, Holm's correction over edits and causes) and the share of random edits "
+    "with as large a change are at most 0.05. The other rows are not tested."),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",

@@ -92,8 +92,8 @@ class AttributionContext:
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
         if args.precision == "bfloat16":
-            raise UserError("in bfloat16 attributions do not add up to the output; leave "
-                            "--precision at float32")
+            raise UserError("in bfloat16, attributions do not sum to the change of the output from "
+                            "the baseline; leave --precision at float32")
         self.compute = resolve_compute(args.device, args.gpu_device, "float32")
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.agents = agent_digests(args.agent_file)

@@ -186,7 +186,7 @@ class LayerIntegratedGradients:
     Args:
         policy: the agent; gradients of its parameters are switched off.
         compute: device and precision; must be float32, because attributions in bfloat16 do not sum
-            to the output.
+            to the change of the output from the baseline.
         bottleneck: the layer.
         outputs: K outputs.
         integration: settings of the numerical integration.
@@ -207,7 +207,8 @@ class LayerIntegratedGradients:
                  baseline: np.ndarray | None = None):
         if compute.bfloat16:
             raise UserError("attributions are computed in float32, because in bfloat16 they do "
-                            "not add up to the output; give --precision float32")
+                            "not sum to the change of the output from the baseline; give "
+                            "--precision float32")
         policy.requires_grad_(False)
         self.bottleneck, self.outputs, self.integration = bottleneck, tuple(outputs), integration
         self._head = PartialForward(policy, compute, bottleneck.layer.name)

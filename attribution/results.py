@@ -285,8 +285,8 @@ class AttributionStore(ResultStore):
         return sorted(path.parent.name for path in (self.path / layer).glob("*/summary.json"))
 
     def lags(self, layer: str, output: str) -> list[int]:
-        """Return the numbers of steps L for which attributions of an output to a layer over time
-        exist, in ascending order."""
+        """Return, in ascending order, the values of ``--memory_steps`` for which attributions of an
+        output to a layer over time are stored."""
         return sorted(int(path.name.removeprefix("memory_"))
                       for path in (self.path / layer / output).glob("memory_*"))
 

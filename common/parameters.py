@@ -207,7 +207,7 @@ class ParameterSet:
                 if name.startswith(prefixes)}
 
     def named(self, cls: type[Section]) -> dict[str, object]:
-        """Return the values of a dataclass, by dotted name."""
+        """Return the field values of a section's dataclass, by dotted name."""
         return flattened(dataclasses.asdict(self.get(cls)), f"{cls.section}.")
 
 

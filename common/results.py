@@ -159,8 +159,8 @@ class ResultStore:
             divided: settings, such as the number of items, that determine which shard computes
                 which item; only shards store them.
             join: join the shards, which must all have finished, and resume with their items.
-            needed: entry and key of each item of this run. If one is missing in a folder with
-                results, the shard computes its items instead of treating the folder as complete.
+            needed: entry and key of each item of this run. If any of them is missing, a shard
+                computes its part even if the folder already has results.
 
         Raises:
             FolderInUse: if another process writes to the folder.

@@ -117,7 +117,7 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
     Args:
         phase: cosine and sine of the phase to the right, and of the phase down (N, 4).
-        displacement: displacement in pixels to the right and down, broadcast with (N, 2).
+        displacement: displacement in pixels to the right and down, broadcastable to (N, 2).
         pixels_per_square: size of a square in pixels.
 
     Returns:

@@ -246,7 +246,8 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
 
 @dataclasses.dataclass(frozen=True)
 class Swap:
-    """A swap of directions in every change of the agent's state.
+    """Removes the part along some directions from every step's change of the hidden state, and adds
+    the same amounts along other directions, if any.
 
     Attributes:
         name: name for folders, such as ``10_5_to_12_None``.

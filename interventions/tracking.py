@@ -79,7 +79,7 @@ class Tracker:
                 _shifted(self._by_offset[order], row, column, self._shape)[...] += maps
 
     def table(self) -> pd.DataFrame:
-        """Return the scores of all levels that were added, one row per channel.
+        """Return each channel's scores over all added levels, one row per channel.
 
         Columns: ``channel``; the scores (0 for constant channels); mean activation ``at`` the
         object's cell and ``elsewhere``; ``<score>_threshold`` per score; ``tracks``, whether all

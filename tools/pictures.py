@@ -99,8 +99,11 @@ def simulator(shown: Shown) -> Image.Image:
 
 
 def shown_samples(shown: Shown) -> list[int]:
-    """Return the numbers of FILMS evenly spaced samples among those with saliency that end neither
-    in the simulator nor in the recording, or among all with saliency if there are too few."""
+    """Return the numbers of evenly spaced samples with saliency, at most FILMS.
+
+    Samples that end in the simulator or in the recording are left out, unless fewer than FILMS
+    samples remain.
+    """
     folder = SaliencyFolder(shown.output / "samples" / "informed_init")
     samples = folder.samples
     numbers = np.array([number for number, functions in folder.finished(samples.numbers()).items()
@@ -168,7 +171,8 @@ def direction_function(folder: SaliencyFolder, numbers: list[int], component: in
 
 
 def behaviour(shown: Shown) -> Image.Image:
-    """Return the image of samples of the most frequent behaviour, or of all samples if none."""
+    """Return the image of samples of the most frequent behaviour, or of all samples if no sample
+    has a behaviour."""
     labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
     largest = (int(np.bincount(labels[labels >= 0]).argmax()) if (labels >= 0).any()
                else ALL_SAMPLES)

@@ -56,8 +56,8 @@ class Deletion(Check):
     """Deletion and insertion curves.
 
     The stored array ``values`` holds values of the output, float32 (N, orders, 2, M). The second
-    axis is in the order of ``ORDERS``, the third in the order of ``KINDS``. No cell has been
-    replaced or restored at the first point of a curve, and all cells have at the last point.
+    axis is in the order of ``ORDERS``, the third in the order of ``KINDS``. At the first
+    point of a curve no cell has been replaced or restored; at the last point, all have been.
     """
 
     title = "Do the cells with the largest attributions matter most?"

@@ -259,7 +259,7 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
 
 def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
               style: Style) -> Iterator[Figure]:
-    """Yield a figure per arm with the unpatched field of a level, its patched field, and their
+    """For each arm, yield a figure of a level's unpatched field, its patched field, and their
     difference.
 
     Args:
@@ -278,7 +278,7 @@ def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.n
 
 def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOptions,
                      view: np.ndarray, style: Style) -> Iterator[Figure]:
-    """Yield a figure of the field of a level for each agent file.
+    """For each agent file, yield a figure of a level's field.
 
     Args:
         files: agent files.
@@ -294,8 +294,8 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
 
 
 def over_cheese(state: MazeState, options: FieldOptions, style: Style) -> Iterator[Figure]:
-    """Yield a figure of the field of a level with its cheese on each free square except the
-    mouse's."""
+    """For each free square except the mouse's, yield a figure of the level's field with the cheese
+    on that square."""
     for square in state.grid.squares():
         if square != state.grid.mouse:
             moved = state.with_cheese(square)

@@ -66,7 +66,7 @@ CLAIMS = ClaimsTable({
              "and share of episodes that first reach the cheese or the region; all on forks with "
              "the cheese outside the region"),
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
-             "1, rarely with R = 2, and all agents with a larger R do (no frequencies); 15 agents",
+             "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
              "the numbers of claim 2 for each R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
@@ -74,9 +74,11 @@ CLAIMS = ClaimsTable({
              "0.735, C-T 0.732; base rate 0.714; 5 239 forks",
              "accuracy of logistic regression on each of 16 features, in 10-fold "
              "cross-validation over levels; the three best features are shown, with the base "
-             "rate as reference. These are distances (euc: Euclidean, taxi: city block, steps: "
-             "along the path) between the cheese C, the decision square D, the corner T and the "
-             "region 5x5"),
+             "rate as reference. 15 of the features are distances; their names hold the measure "
+             "(euc: Euclidean, taxi: city block, steps: along the path) and the two ends (cheese "
+             "C, decision square D, corner T, region 5x5). The 16th, cheese_norm, is the "
+             "Euclidean distance of the cheese from the world's bottom left square (row 0, column "
+             "0)"),
     5: Claim("Three features together predict the same: coefficients -1.405 (C-T, Euclidean), "
              "-0.516 (C-D, Euclidean), -0.577 (C-D, path), intercept 1.355, accuracy 0.824; "
              "10 000 runs",
@@ -126,8 +128,9 @@ CLAIMS = ClaimsTable({
               "change of P(cheese) at the decision square when the best channel of claim 14 is "
               "multiplied; controls: random channels"),
     16: Claim("One cell set to 5.5 draws the mouse to its square: success is about 0.9 for "
-              "squares on the way to the corner, below 0.3 at 25 squares from it, 0.2 at 50; "
-              "moving the cheese works best",
+              "squares on the path to the corner, below 0.3 for squares 25 steps off this path, "
+              "and 0.2 at 50 steps; moving the cheese to the square succeeds more often than "
+              "setting cells",
               "change of the path probability when the cell of the target (any free square) is "
               "set, in mazes without cheese, by number of steps off the path to the corner. "
               "*With controls*: targets that were also run with other channels and other cells. "
