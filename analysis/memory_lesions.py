@@ -380,21 +380,22 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
     tables = {condition.name: store.read("episodes", condition.name)
               for condition in (BASELINE, *conditions)}
     before, *values = (values_of(table, outcomes) for table in tables.values())
-    moved = {name: mean_change(table) for name, table in tables.items()}
+    moved = {arm: mean_change(table) for arm, table in tables.items()}
     effects = compare_conditions(conditions, outcomes, before, np.stack(values), args.seed,
                                  moved=moved)
-    description = (f"{args.agent_file.name} on {len(before)} levels of {game.env_name} "
-                   f"({game.distribution_mode})")
-    for name, value in (("effects", effects), ("open_loop_effects", open_loop),
-                        ("curves", curves), ("reach", reach)):
-        store.write(name, value=value)
+    name, num_recorded = f"{game.env_name} ({game.distribution_mode})", len(np.unique(levels))
+    description = f"{args.agent_file.name} on {len(before)} levels of {name}"
+    for entry, value in (("effects", effects), ("open_loop_effects", open_loop),
+                         ("curves", curves), ("reach", reach)):
+        store.write(entry, value=value)
     text = (report(effects, outcomes, WORDING, f"{description}.") + "\n"
-            + open_loop_report(open_loop, reach, kl.shape[1:], len(np.unique(levels))))
+            + open_loop_report(open_loop, reach, kl.shape[1:], num_recorded))
     store.write("report", value=text)
     with store.file("figure") as path:
         plot_effects(path, effects, outcomes, f"{WORDING.title}\n{description}", WORDING.controls)
     with store.file("kl_figure") as path:
-        plot_curves(curves, description).savefig(path, dpi=DPI)
+        plot_curves(curves, f"{args.agent_file.name} on {num_recorded} levels of {name}").savefig(
+            path, dpi=DPI)
     for row in effects[effects["claimed"] & ~effects["control"]].itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g}")
     print(f"{claims_summary(effects)}; wrote {store.file_of('report')} and the tables next to it")
