@@ -152,8 +152,8 @@ class LesionedMemory:
         Args:
             info: metadata of the rows; ``episode`` selects entries of ``begin``.
         """
-        episode, step, size = info.episode, info.step, self._past.shape[1]
-        self._past[episode, step % size] = hidden
+        episode, step = info.episode, info.step
+        self._past[episode, step % self._past.shape[1]] = hidden
         first = self._begin[episode]
         rows = np.flatnonzero(step == first if self._lesion.once else step >= first)
         if not len(rows):
