@@ -1,10 +1,11 @@
-"""Linear probes: decode labels from a layer's activations with a linear function.
+"""Probes: decode labels from activations with a linear function, or with one hidden layer.
 
 A probe reads all entries of a layer, one channel, or the channels of one cell (then each cell is an
-example; "convolutional probing"). It is trained on some levels, its penalty is chosen on others,
-and it is tested on a third part. Its scores are compared with the scores of a constant prediction
-(``base``), and of probes whose labels were shuffled between levels (``shuffled``; the control tasks
-of Hewitt and Liang 2019).
+example; "convolutional probing"). It is trained on some levels, its penalty or its number of epochs
+is chosen on others, and it is tested on a third part. Its scores are compared with the scores of a
+constant prediction (``base``), and of probes whose labels were shuffled between levels
+(``shuffled``; the control tasks of Hewitt and Liang 2019). ``compare_probes`` compares the scores
+of two probes of the same label.
 
 Letters in shape comments: N examples, C H W a map, F entries that a probe reads, K classes,
 E levels of the test part, R resamplings.
@@ -12,20 +13,27 @@ E levels of the test part, R resamplings.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
+from sklearn.base import is_regressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from common.errors import UserError
+from stats.association import Estimate
 from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import check_starts
 
 SHARES = (0.6, 0.2, 0.2)  # shares of the levels: for training, choosing the penalty, testing
 PENALTIES = tuple(10.0 ** power for power in range(5))  # weights of the L2 penalty
 NUM_SHUFFLES = 5
+MAX_EPOCHS, PATIENCE = 60, 4  # of a network; training ends after PATIENCE epochs without progress
+_BATCH_SIZE, _LEARNING_RATE = 500, 3e-3
 _SMALLEST = 1e-15  # lower limit of probabilities in a log-loss
 
 
@@ -43,10 +51,19 @@ class Parts:
     penalty: np.ndarray
     test: np.ndarray
 
+    def __getitem__(self, rows: np.ndarray) -> Parts:
+        """Select examples by an index array or a boolean mask."""
+        return Parts(self.train[rows], self.penalty[rows], self.test[rows])
+
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Map the number of times that each of R draws contains each level of the test part (R, E) to a
+score per draw (R,); NaN if the score of a draw is undefined."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A linear probe and its scores on held-out levels.
+    """A probe and its scores on held-out levels.
 
     Attributes:
         scores: one row per ``metric``: ``score``, ``low_95``, ``high_95`` (bootstrap over levels),
@@ -54,15 +71,20 @@ class Probe:
             versus the rest, mean over classes) and log-loss in nats; or, for a regression, R²
             relative to the training mean.
         weights: weights of the unscaled activations, in the shape of the activations of one
-            example, or (K, *shape) for more than two classes.
-        intercept: intercept, () or (K,).
-        penalty: chosen weight of the L2 penalty.
+            example, or (K, *shape) for more than two classes; None for a network.
+        intercept: intercept, () or (K,); None for a network.
+        penalty: chosen weight of the L2 penalty; NaN for a network.
+        held_out: score on the penalty part, by which probes of the same label can be chosen: mean
+            log-probability, or minus the mean squared error.
+        statistics: metrics as functions of the draws of a bootstrap over the test part.
     """
 
     scores: pd.DataFrame
-    weights: np.ndarray
-    intercept: np.ndarray
+    weights: np.ndarray | None
+    intercept: np.ndarray | None
     penalty: float
+    held_out: float
+    statistics: Mapping[str, Statistic] = dataclasses.field(repr=False)
 
 
 def split_levels(levels: np.ndarray, seed: int) -> Parts:
@@ -83,45 +105,80 @@ def split_levels(levels: np.ndarray, seed: int) -> Parts:
 
 
 def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
-          regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> Probe:
+          regression: bool = False, num_shuffles: int = NUM_SHUFFLES, hidden_units: int = 0,
+          parts: Parts | None = None) -> Probe:
     """Train and test a probe of a layer.
 
     Args:
         activations: activations of the layer (N, *shape).
         target: class of each example, or a number with ``regression`` (N,).
         levels: seed of each example's level (N,).
-        seed: seed of the split, the shuffles and the bootstrap.
-        regression: fit a ridge regression instead of a logistic regression.
+        seed: seed of the split, the shuffles, the bootstrap and a network's initial weights.
+        regression: predict a number (by ridge regression) instead of a class (by logistic
+            regression).
         num_shuffles: number of shuffles for the control.
+        hidden_units: number of ReLU units of a network with one hidden layer; 0 for a linear probe.
+        parts: split of the examples; by default from ``split_levels``.
 
     Raises:
         UserError: if there are fewer than 10 levels, or the training part has a single class.
     """
     entries = activations.reshape(len(activations), -1)  # (N, F)
-    parts = split_levels(levels, seed)
+    parts = split_levels(levels, seed) if parts is None else parts
     if not regression and len(np.unique(target[parts.train])) < 2:
         raise UserError("all examples of the training part have the same label; use more levels, "
                         "or another seed")
-    fitted = _fit(entries, target, parts, regression)
+
+    def fit(labels: np.ndarray) -> _Fitted:
+        return _fit(entries, labels, parts, regression, hidden_units, seed)
+
+    fitted = fit(target)
+    statistics = _statistics(fitted, entries, target, levels, parts)
+    scores = _scores(statistics, levels[parts.test])
     bootstrap = ClusterBootstrap(levels[parts.test], seed)
-    scores, intervals = _scores(fitted, entries, target, levels, parts, bootstrap)
     rng, shuffled = np.random.default_rng([seed, 1]), []
     for _ in range(num_shuffles):
         other = _shuffled(target, levels, parts, rng)
         if not regression and len(np.unique(other[parts.train])) < 2:
             continue  # shuffling levels of unequal length has removed a rare class
-        shuffled.append(_scores(_fit(entries, other, parts, regression), entries, other, levels,
-                                parts)[0])
+        shuffled.append(_scores(_statistics(fit(other), entries, other, levels, parts),
+                                levels[parts.test]))
     table = pd.DataFrame({"metric": list(scores), "score": list(scores.values())})
-    table["low_95"], table["high_95"] = np.transpose(list(intervals.values()))
+    table["low_95"], table["high_95"] = np.transpose([bootstrap.interval_of(statistic)
+                                                      for statistic in statistics.values()])
     table["base"] = list(_base(target, parts, regression).values())
     table["shuffled"] = pd.DataFrame(shuffled, columns=list(scores)).mean().to_numpy()
-    weights = np.atleast_2d(fitted.model.coef_) / fitted.scale  # (1 or K, F)
-    intercept = np.atleast_1d(fitted.model.intercept_) - weights @ fitted.means
+    if hidden_units:
+        return Probe(table, None, None, math.nan, fitted.held_out, statistics)
+    weights = fitted.unit * np.atleast_2d(fitted.model.coef_) / fitted.scale  # (1 or K, F)
+    intercept = (fitted.origin + fitted.unit * np.atleast_1d(fitted.model.intercept_)
+                 - weights @ fitted.means)
     weights = np.float32(weights).reshape(-1, *activations.shape[1:])
     if len(weights) == 1:
         weights, intercept = weights[0], intercept[0]
-    return Probe(table, weights, intercept, fitted.penalty)
+    return Probe(table, weights, intercept, fitted.penalty, fitted.held_out, statistics)
+
+
+def compare_probes(probe: Probe, other: Probe, metric: str,
+                   bootstrap: ClusterBootstrap) -> tuple[Estimate, float]:
+    """Compare the scores of two probes of the same examples, from different activations.
+
+    Args:
+        probe, other: the probes.
+        metric: metric of both probes.
+        bootstrap: bootstrap over the levels of the test part; each draw gives one difference.
+
+    Returns:
+        Score of ``probe`` minus score of ``other``, with its interval; and its two-sided p-value.
+    """
+    first, second = probe.statistics[metric], other.statistics[metric]
+
+    def difference(draws: np.ndarray) -> np.ndarray:
+        return first(draws) - second(draws)
+
+    value = float(difference(np.ones((1, bootstrap.num_episodes)))[0])
+    return (Estimate(value, *bootstrap.interval_of(difference).tolist()),
+            bootstrap.p_of(difference))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +188,20 @@ class _Fitted:
     Attributes:
         means: means of the entries in the training part (F,).
         scale: scale of all entries.
-        model: model of the scaled entries.
-        penalty: weight of the L2 penalty.
+        origin, unit: mean and standard deviation of the targets of a regression in the training
+            part; 0 and 1 for a classification.
+        model: model of the scaled entries, and scaled targets of a regression.
+        penalty: weight of the L2 penalty; NaN for a network.
+        held_out: see ``Probe``.
     """
 
     means: np.ndarray
     scale: float
-    model: LogisticRegression | Ridge
-    penalty: float
+    origin: float
+    unit: float
+    model: LogisticRegression | Ridge | MLPClassifier | MLPRegressor
+    penalty: float = math.nan
+    held_out: float = -math.inf
 
     def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log-probabilities of all classes (N, K), and of the targets' classes (N,)."""
@@ -146,32 +209,32 @@ class _Fitted:
         log_probs = np.log(np.maximum(probs, _SMALLEST))
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
-    def errors(self, entries: np.ndarray, target: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    def errors(self, entries: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Return squared errors (2, N) of the probe, and of a constant prediction: the mean of the
         targets in training.
 
         Args:
             entries: activations (N, F).
             target: targets (N,).
-            trained: targets of the training part.
         """
-        predicted = self.model.predict(self.scaled(entries))
-        return np.stack([target - predicted, target - trained.mean()]) ** 2
+        predicted = self.origin + self.unit * self.model.predict(self.scaled(entries))
+        return np.stack([target - predicted, target - self.origin]) ** 2
 
     def scaled(self, entries: np.ndarray) -> np.ndarray:
         """Return the model's inputs for the given entries, float64 (N, F)."""
         return (entries - self.means) / self.scale
 
 
-def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool) -> _Fitted:
-    """Fit a model to the training part with each penalty; return the model with the best score on
-    the penalty part.
+def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
+         hidden_units: int, seed: int) -> _Fitted:
+    """Fit models to the training part, with each penalty or after each epoch; return the model with
+    the best score on the penalty part.
 
     Args:
         entries: activations (N, F).
         target: targets (N,).
         parts: division of the N rows.
-        regression: fit a ridge regression instead of a logistic regression.
+        regression, hidden_units, seed: see ``probe``.
     """
     train, train_target = entries[parts.train], target[parts.train]
     held_out, held_target = entries[parts.penalty], target[parts.penalty]
@@ -179,23 +242,47 @@ def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool
     # Entries share one scale; with its own, an entry that hardly varies in training could be huge
     # in the test part.
     scale = float(np.sqrt(train.var(axis=0, dtype=np.float64).mean())) or 1.0
-    candidates, scores = [], []
+    origin, unit = 0.0, 1.0
+    if regression:
+        origin, unit = float(train_target.mean()), float(train_target.std()) or 1.0
+        train_target = (train_target - origin) / unit
+    best, failures = _Fitted(means, scale, origin, unit, Ridge()), 0
+    models = (_linear_models if not hidden_units else _networks)(
+        best.scaled(train), train_target, regression, hidden_units, seed)
+    for penalty, model in models:
+        fitted = dataclasses.replace(best, model=model, penalty=penalty)
+        score = float(-fitted.errors(held_out, held_target)[0].mean() if regression
+                      else fitted.log_probs(held_out, held_target)[1].mean())
+        if score > best.held_out:
+            best, failures = dataclasses.replace(fitted, held_out=score), 0
+        elif (failures := failures + 1) == PATIENCE and hidden_units:
+            break
+    return best
+
+
+def _linear_models(inputs: np.ndarray, target: np.ndarray, regression: bool, *_: int
+                   ) -> Iterator[tuple[float, LogisticRegression | Ridge]]:
+    """Yield each penalty and a linear model that was fitted with it."""
     for penalty in PENALTIES:
         model = Ridge(penalty) if regression else LogisticRegression(C=1 / penalty, max_iter=1000)
-        fitted = _Fitted(means, scale, model, penalty)
-        model.fit(fitted.scaled(train), train_target)
-        candidates.append(fitted)
-        if regression:
-            scores.append(-fitted.errors(held_out, held_target, train_target)[0].sum())
-        else:
-            scores.append(fitted.log_probs(held_out, held_target)[1].mean())
-    return candidates[int(np.argmax(scores))]
+        yield penalty, model.fit(inputs, target)
 
 
-def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
-            parts: Parts, bootstrap: ClusterBootstrap | None = None
-            ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Compute the scores on the test part.
+def _networks(inputs: np.ndarray, target: np.ndarray, regression: bool, hidden_units: int,
+              seed: int) -> Iterator[tuple[float, MLPClassifier | MLPRegressor]]:
+    """Yield NaN (no penalty) and a network with one hidden layer, after each epoch of training."""
+    model = (MLPRegressor if regression else MLPClassifier)(
+        hidden_layer_sizes=(hidden_units,), batch_size=min(_BATCH_SIZE, len(inputs)),
+        learning_rate_init=_LEARNING_RATE, random_state=seed)
+    classes = {} if regression else {"classes": np.unique(target)}
+    for _ in range(MAX_EPOCHS):
+        model.partial_fit(inputs, target, **classes)
+        yield math.nan, copy.deepcopy(model)
+
+
+def _statistics(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
+                parts: Parts) -> dict[str, Statistic]:
+    """Return the metrics on the test part as functions of draws of its levels.
 
     Args:
         fitted: the fitted model.
@@ -203,35 +290,29 @@ def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np
         target: targets (N,).
         levels: level of each row (N,).
         parts: division of the N rows.
-        bootstrap: bootstrap over the levels of the test part; None for no intervals.
-
-    Returns:
-        Scores by name, and intervals of the scores by name, empty without a bootstrap.
     """
-    entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
+    entries, target, levels = entries[parts.test], target[parts.test], levels[parts.test]
     _, level = np.unique(levels, return_inverse=True)
-    once = np.ones((1, level.max() + 1))  # every level drawn once
-    if isinstance(fitted.model, Ridge):
-        sums = by_episode(level, fitted.errors(entries, target_of, target[parts.train]))
-        statistics = {"r2": lambda draws: _one_minus_ratio(*(draws @ sums).T)}
-    else:
-        log_probs, of_target = fitted.log_probs(entries, target_of)
-        classes = fitted.model.classes_
-        right = classes[log_probs.argmax(axis=1)] == target_of
-        means = by_episode(level, np.stack([right, -of_target, np.ones(len(right))]))
-        wins = [_wins(log_probs[:, number], target_of == name, level)
-                for number, name in enumerate(classes)]
-        wins = wins[:1] if len(wins) == 2 else wins  # two classes have the same AUC
-        wins = [counts for counts in wins if counts[1].any() and counts[2].any()]
-        statistics = {
-            "accuracy": lambda draws: (draws @ means[:, 0]) / (draws @ means[:, 2]),
+    if is_regressor(fitted.model):
+        sums = by_episode(level, fitted.errors(entries, target))
+        return {"r2": lambda draws: _one_minus_ratio(*(draws @ sums).T)}
+    log_probs, of_target = fitted.log_probs(entries, target)
+    classes = fitted.model.classes_
+    right = classes[log_probs.argmax(axis=1)] == target
+    means = by_episode(level, np.stack([right, -of_target, np.ones(len(right))]))
+    wins = [_wins(log_probs[:, number], target == name, level)
+            for number, name in enumerate(classes)]
+    wins = wins[:1] if len(wins) == 2 else wins  # two classes have the same AUC
+    wins = [counts for counts in wins if counts[1].any() and counts[2].any()]
+    return {"accuracy": lambda draws: (draws @ means[:, 0]) / (draws @ means[:, 2]),
             "auc": lambda draws: _auc(wins, draws),
             "log_loss": lambda draws: (draws @ means[:, 1]) / (draws @ means[:, 2])}
-    scores = {name: float(statistic(once)[0]) for name, statistic in statistics.items()}
-    if bootstrap is None:
-        return scores, {}
-    return scores, {name: bootstrap.interval_of(statistic)
-                    for name, statistic in statistics.items()}
+
+
+def _scores(statistics: Mapping[str, Statistic], levels: np.ndarray) -> dict[str, float]:
+    """Return the value of each metric on the test part, whose rows have the levels (N,)."""
+    once = np.ones((1, len(np.unique(levels))))  # every level drawn once
+    return {name: float(statistic(once)[0]) for name, statistic in statistics.items()}
 
 
 def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:

@@ -36,17 +36,18 @@ class ClusterBootstrap:
     Args:
         episodes: number of the episode of each window (N,).
         seed: seed of the resamplings.
+        resamplings: number of resamplings, R.
 
     Attributes:
         num_episodes: number of episodes, E.
     """
 
-    def __init__(self, episodes: np.ndarray, seed: int):
+    def __init__(self, episodes: np.ndarray, seed: int, resamplings: int = RESAMPLINGS):
         names, self._episode = np.unique(episodes, return_inverse=True)
         self.num_episodes = len(names)
         even = np.full(len(names), 1 / len(names))
         self._draws = np.random.default_rng(seed).multinomial(
-            len(names), even, RESAMPLINGS)  # (R, E), how often each episode was drawn
+            len(names), even, resamplings)  # (R, E), how often each episode was drawn
 
     def interval(self, values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
         """Compute the 95 % percentile interval of the mean of each row.
@@ -81,6 +82,20 @@ class ClusterBootstrap:
         if np.isnan(values).all():
             return np.full(2, np.nan)
         return np.nanquantile(values, (0.025, 0.975))
+
+    def p_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> float:
+        """Compute a two-sided p-value for the hypothesis that a statistic is 0: twice the share of
+        resamplings on the side of 0 with fewer of them (Efron and Tibshirani 1993, chapter 15).
+
+        It is at least 2 / (R + 1).
+
+        Args:
+            statistic: see ``interval_of``.
+        """
+        values = statistic(self._draws)
+        values = values[~np.isnan(values)]
+        fewer = min((values <= 0).sum(), (values >= 0).sum())
+        return float(min(1, 2 * (1 + fewer) / (1 + len(values))))
 
     def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Compute the 95 % percentile interval of the difference of two medians.

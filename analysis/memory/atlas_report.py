@@ -1,0 +1,128 @@
+"""Report and figures of the probe atlas."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.memory.probe_atlas import (
+    ACTION_POSITION,
+    BASELINES,
+    CURRENT,
+    EMBEDDING,
+    FRAME,
+    HIDDEN,
+    LAST_MAP,
+    UNTRAINED,
+    better_probes,
+)
+from common.palette import BLUE, DARK_GREY, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
+from common.tables import markdown_table
+from stats.forest_plot import forest_plot, legend_mark
+from stats.report import bold, format_interval, format_number, format_p
+
+REPRESENTATIONS = {
+    HIDDEN: ("hidden state", VERMILION), EMBEDDING: ("embedding of the frame", BLUE),
+    LAST_MAP: ("last convolutional map", SKY_BLUE), FRAME: ("pixels", GREEN),
+    UNTRAINED: ("hidden state, untrained agent", PURPLE),
+    ACTION_POSITION: ("last action and position", ORANGE),
+    CURRENT: ("embedding, last action, position", "#000000")}
+METRICS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+
+
+def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
+           description: str) -> str:
+    """Format the report of a probe atlas as Markdown.
+
+    Args:
+        atlas, beyond, skipped: tables of the folder.
+        description: agent, and numbers of steps and levels.
+    """
+    best = better_probes(atlas)
+    scores = best.pivot(index="label", columns="representation", values="score")
+    shuffled = best[best["representation"] == HIDDEN].set_index("label")
+    lines = [
+        "# Probe atlas of the hidden state", "", f"{description}.", "",
+        "Score on test levels with a 95 % bootstrap interval over levels: AUC for a property, "
+        "accuracy for an action, R² for a number. Each representation has a linear probe and a "
+        "network with one hidden layer; the better one on the levels that determine the penalty is "
+        "shown.", "",
+        "## What the hidden state knows beyond the current frame", "",
+        f"{beyond['claimed'].sum()} of {len(beyond)} labels are decoded better from the hidden "
+        "state than from the best baseline, which is the embedding of the current frame, the last "
+        "action and the player's position, or both together. Difference: paired bootstrap over "
+        "levels; p (Holm): corrected for all labels. **Bold**: the interval lies above 0 and "
+        "p (Holm) is at most 0.05.", ""]
+    for group, rows in beyond.groupby("group", sort=False):
+        lines += [f"### {str(group).capitalize()}", "", *markdown_table(
+            ("label", "score", "hidden state", "best baseline", "its score", "difference",
+             "p (Holm)"),
+            [(f"`{row.label}`", METRICS[row.metric],
+              format_interval(row.hidden_state, row.low_95_hidden, row.high_95_hidden),
+              REPRESENTATIONS[row.baseline][0], format_number(row.baseline_score),
+              bold(format_interval(row.difference, row.low_95, row.high_95, "+.2g"), row.claimed),
+              format_p(row.p_holm)) for row in rows.itertuples()])]
+    lines += [
+        "## Scores of all representations", "",
+        "Base: score of a constant prediction. Shuffled: hidden state, with labels shuffled "
+        "between levels.", "",
+        *markdown_table(
+            ("label", *(name for name, _ in REPRESENTATIONS.values()), "base", "shuffled"),
+            [(f"`{label}`", *(format_number(scores.loc[label, name], ".2f")
+                              for name in REPRESENTATIONS),
+              *(format_number(shuffled.loc[label, name], ".2f") for name in ("base", "shuffled")))
+             for label in beyond["label"]])]
+    if len(skipped):
+        lines += ["## Labels that were not probed", "", *markdown_table(
+            ("label", "reason"), [(f"`{row.label}`", row.reason) for row in skipped.itertuples()])]
+    return "\n".join(lines)
+
+
+def plot_actions_ahead(atlas: pd.DataFrame, description: str) -> Figure:
+    """Plot the accuracy of probes of the agent's own action against steps ahead."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    rows = better_probes(atlas[atlas["metric"] == "accuracy"])
+    rows = rows.assign(steps=[int(label.rpartition("_")[2]) for label in rows["label"]])
+    for name, (label, colour) in REPRESENTATIONS.items():
+        part = rows[rows["representation"] == name].sort_values("steps")
+        axes.plot(part["steps"], part["score"], "o-", color=colour, markersize=4, label=label,
+                  linewidth=2.2 if name == HIDDEN else 1.2)
+        if name == HIDDEN:
+            axes.fill_between(part["steps"], part["low_95"], part["high_95"], color=colour,
+                              alpha=0.15)
+            axes.plot(part["steps"], part["shuffled"], "x:", color=DARK_GREY,
+                      label="hidden state, shuffled labels")
+            axes.plot(part["steps"], part["base"], "--", color=DARK_GREY,
+                      label="most frequent action")
+    if len(rows):
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(set(rows["steps"])), sorted(set(rows["steps"])))
+        axes.minorticks_off()
+    axes.set(xlabel="steps ahead", ylabel="accuracy on test levels")
+    axes.set_title(f"The agent's own action, decoded in advance\n{description}", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
+    """Plot, for each label, how much better it is decoded from the hidden state than from the best
+    baseline."""
+    figure = Figure(figsize=(8, 1.6 + 0.19 * len(beyond)), layout="constrained")
+    axes = figure.subplots()
+    claimed, other = ({"color": VERMILION, "marker": "D"}, {"color": BLUE, "marker": "o"})
+    styles = [claimed if row.claimed else other for row in beyond.itertuples()]
+    axes.axvline(0, color="black", linewidth=0.8)
+    forest_plot(axes, beyond, [f"{row.label} ({METRICS[row.metric]})"
+                               for row in beyond.itertuples()], styles, "difference")
+    axes.set_xlabel("score of the hidden state minus score of the best baseline "
+                    f"({', '.join(REPRESENTATIONS[name][0] for name in BASELINES[:2])}, or both)",
+                    fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(f"What the hidden state knows beyond the current frame\n{description}",
+                   fontsize=10)
+    figure.legend(handles=[legend_mark("above 0 after Holm's correction", **claimed),
+                           legend_mark("not above 0 after the correction", **other)],
+                  loc="outside lower center", ncols=2, fontsize=8)
+    return figure

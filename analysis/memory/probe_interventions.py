@@ -1,0 +1,283 @@
+"""Interventions along directions that probes of the hidden state define.
+
+A push adds a vector of fixed Euclidean norm to the state that leaves a step, so that a label is
+represented more or less. Its direction is either the weights of the linear probe, or the covariance
+of the state with the label, which for a property is the difference between the two class means
+(Haufe et al. 2014). The controls are pushes of the same norm in random directions. The norm is
+given in standard deviations of the state along a random direction.
+
+*Open loop*: the states are recorded ones of levels that no probe was trained on, and only the heads
+run. An upper bound is the full swap: the state is replaced by a randomly drawn recorded state with
+the label (or without it), or, for a number, in its upper (or lower) quarter. The controls of swaps
+draw from all states. *Closed loop*: the agent plays, and is pushed at every step.
+
+Layout of the folder that ``analysis/probe_interventions.py`` writes::
+
+    arms/<arm>.npy    outcomes of all levels under one push, see ``closed_outcomes``
+    open_loop.csv     effects on recorded states, see ``with_ratios``
+    effects.csv       effects in the real game, see ``with_ratios``
+    report.md, effects.png
+
+Letters in shape comments: N states, D hidden units, A actions, E levels, K outcomes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from agents.episodes import PlayOptions, play_episodes
+from agents.failures import attribute_failures, causes_of
+from agents.hooks import patched
+from agents.layers import STATE
+from agents.networks import Policy
+from analysis.memory.probe_atlas import Label
+from common.devices import Compute
+from common.game_constants import ACTION_DIRECTIONS
+from common.progress import with_progress
+from common.results import Array, Entry, File, Npy, Schema, Table, Text
+from common.tables import markdown_table
+from envs.procgen_env import EnvConfig
+from interventions.patches import Add
+from stats.bootstrap import by_episode
+from stats.effects import Condition, Outcome, compare_conditions
+from stats.report import Wording, bold, format_interval, format_number
+
+PROBE, COVARIANCE, SWAP, PUSH = "probe", "covariance", "swap", "push"
+METHODS = (PROBE, COVARIANCE)
+MORE, LESS = "more", "less"
+WORDING = Wording("Pushes of the hidden state along probe directions", "random directions",
+                  "directions that are no better than random ones", " of equal size",
+                  "How far a state is moved in a step")
+PROBE_INTERVENTIONS = Schema(
+    "pushes along probe directions", "analysis/probe_interventions.py", items={
+        "arm": Entry("arms/{}.npy", Npy(Array(np.float64, "E K")))},
+    results={"open_loop": Entry("open_loop.csv", Table({"arm": str, "effect": float})),
+             "effects": Entry("effects.csv", Table({"arm": str, "effect": float})),
+             "report": Entry("report.md", Text()), "figure": Entry("effects.png", File())},
+    growing="arms", growing_items=("arm",))
+OPEN_OUTCOMES = (
+    Outcome("jump", "probability of a jump", probability=True),
+    Outcome("right", "probability of moving right", probability=True),
+    Outcome("value", "value estimate (return)"),
+    Outcome("kl", "KL divergence from the unaltered policy (nats)"))
+_JUMPS, _RIGHT = (np.array([direction[axis] > 0 for direction in ACTION_DIRECTIONS])
+                  for axis in (1, 0))
+Change = Callable[[np.ndarray], np.ndarray]
+"""Map states (N, D) to the states that replace them (N, D)."""
+
+
+def unit_directions(label: Label, states: np.ndarray, weights: np.ndarray,
+                    methods: Sequence[str] = METHODS) -> dict[str, np.ndarray]:
+    """Return a unit vector (D,) per method, along which a label is represented more.
+
+    Args:
+        label: label of the states.
+        states: hidden states of training levels (N, D).
+        weights: weights of the linear probe of the label (D,).
+        methods: some of METHODS.
+    """
+    target = label.target[label.known] - label.target[label.known].mean()
+    vectors = {PROBE: weights, COVARIANCE: target @ states[label.known]}
+    return {method: vectors[method] / np.linalg.norm(vectors[method]) for method in methods}
+
+
+def typical_size(states: np.ndarray) -> float:
+    """Return the standard deviation of states (N, D) along a random direction: the root mean
+    square of the standard deviations of the units."""
+    return float(np.sqrt(states.var(axis=0, dtype=np.float64).mean()))
+
+
+def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_controls: int,
+           seed: int) -> list[Condition[np.ndarray]]:
+    """Return the pushes along each direction, in both senses, and the random controls of all.
+
+    Args:
+        directions: unit vectors (D,), by label and method.
+        norm: Euclidean norm of a push.
+        num_controls: number of random directions.
+        seed: seed of the random directions; together with its number it determines each.
+    """
+    conditions = [Condition(
+        f"{sense}_{label}_{method}", f"{sense} {label} ({method})", PUSH, value=sign * norm * unit,
+        settings={"label": label, "method": method, "sense": sense, "norm": norm})
+        for label, units in directions.items() for method, unit in units.items()
+        for sense, sign in ((MORE, 1), (LESS, -1))]
+    size = len(conditions[0].value)
+    for number in range(num_controls):
+        drawn = np.random.default_rng([seed, number]).standard_normal(size)
+        conditions.append(Condition(
+            f"random_{number:03d}", f"random {number}", PUSH, True,
+            norm * drawn / np.linalg.norm(drawn), {"random": number, "seed": seed, "norm": norm}))
+    return conditions
+
+
+def swaps(labels: Sequence[Label], states: np.ndarray, num_controls: int, seed: int
+          ) -> Iterator[Condition[Change]]:
+    """Yield swaps to states with more and with less of each label, and their controls.
+
+    Args:
+        labels: labels of the states.
+        states: hidden states to draw from (N, D).
+        num_controls: number of controls, which draw from all states.
+        seed: seed of the draws.
+    """
+    def drawn(donors: np.ndarray, *seeds: int) -> Change:
+        rng = [seed, *seeds]
+        return lambda own: donors[np.random.default_rng(rng).integers(len(donors), size=len(own))]
+
+    for label in labels:
+        low, high = np.quantile(label.target[label.known], (0.25, 0.75))
+        low, high = (0, 1) if label.metric == "auc" else (low, high)
+        for sense, chosen in ((MORE, label.target >= high), (LESS, label.target <= low)):
+            yield Condition(f"swap_{sense}_{label.name}", f"swap: {sense} {label.name}", SWAP,
+                            value=drawn(states[chosen]),
+                            settings={"label": label.name, "method": SWAP, "sense": sense})
+    for number in range(num_controls):
+        yield Condition(f"swap_random_{number:03d}", f"swap {number}", SWAP, True,
+                        drawn(states, 1, number), {"random": number})
+
+
+@torch.no_grad()
+def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
+                  change: Change | None = None) -> np.ndarray:
+    """Compute the mean OPEN_OUTCOMES per level that the heads give for changed states.
+
+    Args:
+        policy: the agent.
+        states: recorded states that leave a step, float32 (N, D).
+        levels: level of each state (N,).
+        change: change of the states; None for no change.
+
+    Returns:
+        Outcomes, float64 (E, K), by ascending seed of the level.
+    """
+    def heads(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        read = torch.as_tensor(np.float32(states), device=policy.device)
+        log_probs = torch.log_softmax(policy.fc_policy(read).double(), dim=-1)
+        return log_probs.cpu().numpy(), policy.fc_value(read)[:, 0].double().cpu().numpy()
+
+    before, _ = heads(states)
+    after, values = heads(states if change is None else change(states))
+    probs = np.exp(after)
+    kl = (np.exp(before) * (before - after)).sum(axis=1)
+    sums = by_episode(levels, np.stack([
+        probs[:, _JUMPS].sum(axis=1), probs[:, _RIGHT].sum(axis=1), values, kl,
+        np.ones(len(levels))]))
+    return sums[:, :-1] / sums[:, -1:]
+
+
+def open_loop(policy: Policy, states: np.ndarray, levels: np.ndarray,
+              push_conditions: Sequence[Condition[np.ndarray]],
+              swap_conditions: Sequence[Condition[Change]], seed: int) -> pd.DataFrame:
+    """Compute the effects of pushes and swaps on recorded states, see ``with_ratios``.
+
+    Args:
+        policy: the agent.
+        states: recorded states (N, D).
+        levels: level of each state (N,).
+        push_conditions, swap_conditions: interventions and controls.
+        seed: seed of the bootstrap and the sign flips.
+    """
+    changes = [functools.partial(np.add, condition.value) for condition in push_conditions]
+    changes += [condition.value for condition in swap_conditions]
+    conditions = [*push_conditions, *swap_conditions]
+    table = compare_conditions(
+        conditions, OPEN_OUTCOMES, head_outcomes(policy, states, levels),
+        np.stack([head_outcomes(policy, states, levels, change) for change in changes]), seed,
+        verdicts=False)
+    return with_ratios(table, conditions)
+
+
+def closed_outcome_list(game: str) -> tuple[Outcome, ...]:
+    """Return the outcomes of an episode in the real game, in the order of ``closed_outcomes``."""
+    return (Outcome("success", "success rate", probability=True),
+            Outcome("return", "return (sum of rewards)"),
+            Outcome("length", "episode length (steps)"),
+            Outcome("jump", "share of jumps", probability=True),
+            Outcome("right", "share of moves to the right", probability=True),
+            *(Outcome(f"fails_by_{cause}", f"failures by {cause}", probability=True)
+              for cause in causes_of(game)))
+
+
+def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
+                    levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+                    push: np.ndarray | None) -> np.ndarray:
+    """Play all levels in the real game with a push at every step.
+
+    Args:
+        policy, compute, env, levels, seed, num_slots: see ``agents.episodes.play_episodes``.
+        push: vector that is added to the state that leaves each step (D,); None for no push.
+
+    Returns:
+        Outcomes, float64 (E, K), in the order of the levels' numbers.
+    """
+    causes, rows = causes_of(env.env_name), {}
+    with patched(policy, [] if push is None else [Add(STATE, vector=np.float32(push))]):
+        play = functools.partial(play_episodes, policy, compute, env, levels, seed, num_slots,
+                                 PlayOptions(keep_frames=False))
+        for episode, cause, _ in with_progress(attribute_failures(env, play), len(levels),
+                                               "episode"):
+            actions = episode.actions[:-1]
+            rows[episode.number] = [
+                episode.level_complete, episode.total_reward, episode.length,
+                _JUMPS[actions].mean(), _RIGHT[actions].mean(),
+                *(cause == name for name in causes)]
+    return np.array([rows[number] for number in sorted(rows)], dtype=np.float64)
+
+
+def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
+    """Add the columns ``about`` (name of the label), ``method`` and ``sense``, ``random`` (mean
+    absolute effect of the controls), ``ratio_to_random``, and, if there are swaps, ``swap`` (effect
+    of the swap of the same label and sense) and ``ratio_to_swap``.
+
+    Args:
+        table: table from ``stats.effects.compare_conditions``.
+        conditions: the compared conditions.
+    """
+    settings = {condition.name: condition.settings for condition in conditions}
+    table = table.assign(**{name: [settings[arm].get(key, "") for arm in table["arm"]]
+                            for name, key in (("about", "label"), ("method", "method"),
+                                              ("sense", "sense"))})
+    controls = table[table["control"]]
+    random = controls["effect"].abs().groupby([controls["pattern"], controls["outcome"]]).mean()
+    table["random"] = [random[row.pattern, row.outcome] for row in table.itertuples()]
+    table["ratio_to_random"] = _ratio(table["effect"].abs(), table["random"])
+    full = table[~table["control"] & (table["pattern"] == SWAP)].set_index(
+        ["about", "sense", "outcome"])["effect"]
+    if len(full):
+        table["swap"] = [full.get((row.about, row.sense, row.outcome), np.nan)
+                         for row in table.itertuples()]
+        table["ratio_to_swap"] = _ratio(table["effect"], table["swap"])
+    return table
+
+
+def _ratio(values: pd.Series, others: pd.Series) -> pd.Series:
+    return values / others.where(others != 0)
+
+
+def ratio_tables(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
+    """Format, for each outcome, the effects with their ratios as lines of Markdown.
+
+    Args:
+        table: table from ``with_ratios``.
+        outcomes: outcomes to show.
+    """
+    lines, has_swaps = [], "swap" in table
+    for outcome in outcomes:
+        rows = table[~table["control"] & (table["outcome"] == outcome.name)]
+        unaltered = format_number(rows["unaltered"].iloc[0])
+        lines += [f"### {outcome.label.capitalize()} (unaltered: {unaltered})", "", *markdown_table(
+            ("alteration", "change (95 %)", "controls: mean size", "ratio to controls",
+             *(("full swap", "ratio to the swap") if has_swaps else ())),
+            [(row.label, bold(format_interval(row.effect, row.low_95, row.high_95, "+.2g"),
+                              row.claimed),
+              *(format_number(getattr(row, name), ".2g")
+                for name in ("random", "ratio_to_random",
+                             *(("swap", "ratio_to_swap") if has_swaps else ()))))
+             for row in rows.itertuples()])]
+    return lines
