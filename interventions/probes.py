@@ -272,7 +272,7 @@ def _networks(inputs: np.ndarray, target: np.ndarray, regression: bool, hidden_u
               seed: int) -> Iterator[tuple[float, MLPClassifier | MLPRegressor]]:
     """Yield NaN (no penalty) and a network with one hidden layer, after each epoch of training."""
     model = (MLPRegressor if regression else MLPClassifier)(
-        hidden_layer_sizes=(hidden_units,), batch_size=min(_BATCH_SIZE, len(inputs)),
+        hidden_layer_sizes=(hidden_units,), batch_size=min(_BATCH_SIZE, 1 + len(inputs) // 10),
         learning_rate_init=_LEARNING_RATE, random_state=seed)
     classes = {} if regression else {"classes": np.unique(target)}
     for _ in range(MAX_EPOCHS):

@@ -94,7 +94,7 @@ def test_a_network_decodes_what_a_linear_probe_cannot():
     assert abs(auc[32]["shuffled"] - 0.5) < 0.1
     found = probe(noise, 50 + 9 * noise[:, 0] ** 2, levels, 0, regression=True, num_shuffles=0,
                   hidden_units=32, parts=parts)
-    assert found.scores["score"].item() > 0.7 and found.weights is None
+    assert found.scores["score"].item() > 0.6 and found.weights is None
 
 
 def test_the_difference_of_two_probes_is_paired():
