@@ -52,7 +52,7 @@ def run(box_agent, shared):
     """A recording of the agent that runs to the right, with labels and a probe atlas."""
     def make(folder):
         assert record.main([
-            "--model_file", str(box_agent), "--logdir", str(folder), "--num_episodes", "40",
+            "--model_file", str(box_agent), "--logdir", str(folder), "--num_episodes", "55",
             "--param_name", "tiny", "--env_name", "coinrun", "--distribution_mode", "hard",
             "--seed", "0", "--precision", "float32", "--device", "cpu", "--no_action_noise",
             "--no_videos"]) == 0
@@ -70,7 +70,7 @@ def inputs(agent, folder):
 
 def atlas_arguments(agent, folder, *more):
     return [*inputs(agent, folder), "--num_examples", "500", "--hidden_units", "4",
-            "--output_dir", str(folder / "atlas"), *more]
+            "--num_shuffles", "0", "--output_dir", str(folder / "atlas"), *more]
 
 
 @pytest.fixture(scope="module")
@@ -215,25 +215,27 @@ def test_an_agent_without_memory_knows_nothing_beyond_the_frame(run, box_agent, 
     assert (folder / "atlas.csv").read_bytes() == before
 
 
-def jumping_agent(box_agent):
-    """The agent jumps where unit 0 of its state is large; the value reads no unit but 1."""
-    policy = load_agent(box_agent)
+def jumping_agent(box_agent, examples):
+    """An agent that jumps where a unit of its state is large; the unit that varies most. Its value
+    is the unit below."""
+    policy, unit = load_agent(box_agent), int(examples.hidden_out.std(axis=0).argmax())
     with torch.no_grad():
         policy.fc_policy.weight.zero_()
-        policy.fc_policy.weight[8, 0], policy.fc_policy.weight[7, 0] = 2, -2
+        policy.fc_policy.weight[8, unit], policy.fc_policy.weight[7, unit] = 2, -2
         policy.fc_value.weight.zero_()
-        policy.fc_value.weight[0, 1] = 1
-    return policy
+        policy.fc_value.bias.zero_()
+        policy.fc_value.weight[0, unit - 1] = 1
+    return policy, unit
 
 
 def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(box_agent, examples):
-    policy, norm = jumping_agent(box_agent), 0.7
-    units = np.eye(policy.hidden_state_size)
+    (policy, unit), norm = jumping_agent(box_agent, examples), 0.7
+    units = np.roll(np.eye(policy.hidden_state_size), -unit, axis=0)
     conditions = pushes({"causal": {PROBE: units[0]}, "inert": {PROBE: units[2]}}, norm, 19, 0)
     assert [np.linalg.norm(condition.value) for condition in conditions] == pytest.approx(
         [norm] * len(conditions))
     states, levels = examples.hidden_out, examples.level
-    label = Label("causal", "planted", np.float64(states[:, 0] > np.median(states[:, 0])), "auc")
+    label = Label("causal", "planted", np.float64(states[:, unit] > states[:, unit].mean()), "auc")
     table = open_loop(policy, states, levels, conditions,
                       list(swaps([label], states, 19, 0)), 0)
     rows = table[~table["control"]].set_index(["about", "method", "sense", "outcome"])
@@ -258,7 +260,7 @@ def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(box_agent,
 
 
 def test_outcomes_of_the_heads_are_means_over_levels(box_agent, examples):
-    policy = jumping_agent(box_agent)
+    policy, unit = jumping_agent(box_agent, examples)
     states, levels = examples.hidden_out[:200], examples.level[:200]
     with torch.no_grad():
         logits = policy.fc_policy(torch.from_numpy(states)).double()
@@ -267,9 +269,10 @@ def test_outcomes_of_the_heads_are_means_over_levels(box_agent, examples):
     for row, level in zip(found, np.unique(levels), strict=True):
         chosen = levels == level
         expected = [probs[chosen][:, [2, 5, 8]].sum(axis=1).mean(),
-                    probs[chosen][:, [6, 7, 8]].sum(axis=1).mean(), states[chosen, 1].mean(), 0]
+                    probs[chosen][:, [6, 7, 8]].sum(axis=1).mean(),
+                    states[chosen, unit - 1].mean(), 0]
         np.testing.assert_allclose(row, expected, atol=1e-5)
-    pushed = head_outcomes(policy, states, levels, lambda own: own + np.eye(64)[1])
+    pushed = head_outcomes(policy, states, levels, lambda own: own + np.eye(64)[unit - 1])
     names = [outcome.name for outcome in OPEN_OUTCOMES]
     np.testing.assert_allclose(pushed - found, np.tile(np.eye(4)[names.index("value")],
                                                        (len(found), 1)), atol=1e-5)
