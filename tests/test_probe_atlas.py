@@ -238,7 +238,8 @@ def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(box_agent,
     label = Label("causal", "planted", np.float64(states[:, unit] > states[:, unit].mean()), "auc")
     table = open_loop(policy, states, levels, conditions,
                       list(swaps([label], states, 19, 0)), 0)
-    rows = table[~table["control"]].set_index(["about", "method", "sense", "outcome"])
+    rows = table[~table["control"]].set_index(
+        ["about", "method", "sense", "outcome"]).sort_index()
     assert rows.loc[("causal", PROBE, "more", "jump"), "claimed"]
     assert rows.loc[("causal", PROBE, "less", "jump"), "effect"] < 0
     assert rows.loc[("causal", PROBE, "more", "jump"), "ratio_to_random"] > 3
@@ -272,7 +273,7 @@ def test_outcomes_of_the_heads_are_means_over_levels(box_agent, examples):
                     probs[chosen][:, [6, 7, 8]].sum(axis=1).mean(),
                     states[chosen, unit - 1].mean(), 0]
         np.testing.assert_allclose(row, expected, atol=1e-5)
-    pushed = head_outcomes(policy, states, levels, lambda own: own + np.eye(64)[unit - 1])
+    pushed = head_outcomes(policy, states, levels, lambda own: own + np.eye(own.shape[1])[unit - 1])
     names = [outcome.name for outcome in OPEN_OUTCOMES]
     np.testing.assert_allclose(pushed - found, np.tile(np.eye(4)[names.index("value")],
                                                        (len(found), 1)), atol=1e-5)
