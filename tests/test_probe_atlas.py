@@ -180,6 +180,10 @@ def test_labels_and_representations_are_those_of_the_steps(box_agent, examples):
     np.testing.assert_array_equal(later.known, same & (rows + 5 < len(examples)))
     np.testing.assert_array_equal(later.target[later.known],
                                   examples.actions[rows[later.known] + 5])
+    jump = labels["jump_ahead_5"]
+    np.testing.assert_array_equal(jump.known, later.known)
+    np.testing.assert_array_equal(jump.target[jump.known],
+                                  np.isin(later.target[later.known], (2, 5, 8)))
     features = representations_of(load_agent(box_agent), examples, rows, rows % 2 == 0, 0)
     # Without a memory, the hidden state is the embedding.
     np.testing.assert_allclose(features[HIDDEN], features["embedding"], atol=1e-5)

@@ -41,7 +41,7 @@ from agents.networks import Policy
 from agents.reference_set import activations_of
 from agents.rollout_files import POSITION_COLUMNS
 from analysis.memory.labels import Examples
-from common.game_constants import NUM_ACTIONS
+from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npz, Schema, Table, Text
 from interventions.probes import Parts, Probe, compare_probes, probe
@@ -59,6 +59,7 @@ NUM_COMPONENTS = 128
 PCA_EXAMPLES = 3000  # maximum number of frames that a PCA is fitted to
 MIN_LEVELS = 3  # levels with and without the property that each part must contain
 RESAMPLINGS = 10_000  # for p-values that remain small after Holm's correction
+RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # actions to the right, and upwards (A,)
 _FRAMES_PER_BATCH = 512
 
 _SCORES = {"label": str, "group": str, "representation": str, "probe": str, "metric": str,
@@ -160,9 +161,12 @@ def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
         if name not in of_kinds:
             yield label(name, "player and episode", table[name].to_numpy())
     for k in STEPS_AHEAD:
-        actions = examples.action_ahead(k)[rows].astype(np.float64)
-        yield Label(f"action_ahead_{k}", "own action ahead", np.where(actions < 0, np.nan, actions),
-                    "accuracy")
+        actions = examples.action_ahead(k)
+        for name, values in (("action", actions), ("jump", JUMPS[actions]),
+                             ("right", RIGHT[actions])):
+            target = np.where(actions < 0, np.nan, values)[rows]
+            yield Label(f"{name}_ahead_{k}", "own action ahead", target,
+                        "accuracy" if name == "action" else "auc")
 
 
 def untrained_copy(policy: Policy, seed: int) -> Policy:

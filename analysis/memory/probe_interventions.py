@@ -35,9 +35,8 @@ from agents.failures import attribute_failures, causes_of
 from agents.hooks import patched
 from agents.layers import STATE
 from agents.networks import Policy
-from analysis.memory.probe_atlas import Label
+from analysis.memory.probe_atlas import JUMPS, RIGHT, Label
 from common.devices import Compute
-from common.game_constants import ACTION_DIRECTIONS
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npy, Schema, Table, Text
 from common.tables import markdown_table
@@ -65,8 +64,6 @@ OPEN_OUTCOMES = (
     Outcome("right", "probability of moving right", probability=True),
     Outcome("value", "value estimate (return)"),
     Outcome("kl", "KL divergence from the unaltered policy (nats)"))
-_JUMPS, _RIGHT = (np.array([direction[axis] > 0 for direction in ACTION_DIRECTIONS])
-                  for axis in (1, 0))
 Change = Callable[[np.ndarray], np.ndarray]
 """Map states (N, D) to the states that replace them (N, D)."""
 
@@ -166,7 +163,7 @@ def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
     probs = np.exp(after)
     kl = (np.exp(before) * (before - after)).sum(axis=1)
     sums = by_episode(levels, np.stack([
-        probs[:, _JUMPS].sum(axis=1), probs[:, _RIGHT].sum(axis=1), values, kl,
+        probs[:, JUMPS].sum(axis=1), probs[:, RIGHT].sum(axis=1), values, kl,
         np.ones(len(levels))]))
     return sums[:, :-1] / sums[:, -1:]
 
@@ -225,7 +222,7 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
             actions = episode.actions[:-1]
             rows[episode.number] = [
                 episode.level_complete, episode.total_reward, episode.length,
-                _JUMPS[actions].mean(), _RIGHT[actions].mean(),
+                JUMPS[actions].mean(), RIGHT[actions].mean(),
                 *(cause == name for name in causes)]
     return np.array([rows[number] for number in sorted(rows)], dtype=np.float64)
 
@@ -233,7 +230,8 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
 def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
     """Add the columns ``about`` (name of the label), ``method`` and ``sense``, ``random`` (mean
     absolute effect of the controls), ``ratio_to_random``, and, if there are swaps, ``swap`` (effect
-    of the swap of the same label and sense) and ``ratio_to_swap``.
+    of the swap of the same label and sense) and ``ratio_to_swap``, NaN if the interval of the
+    swap's effect includes 0.
 
     Args:
         table: table from ``stats.effects.compare_conditions``.
@@ -247,12 +245,14 @@ def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.Data
     random = controls["effect"].abs().groupby([controls["pattern"], controls["outcome"]]).mean()
     table["random"] = [random[row.pattern, row.outcome] for row in table.itertuples()]
     table["ratio_to_random"] = _ratio(table["effect"].abs(), table["random"])
-    full = table[~table["control"] & (table["pattern"] == SWAP)].set_index(
-        ["about", "sense", "outcome"])["effect"]
+    keys = ["about", "sense", "outcome"]
+    full = table[~table["control"] & (table["pattern"] == SWAP)].set_index(keys)
     if len(full):
-        table["swap"] = [full.get((row.about, row.sense, row.outcome), np.nan)
-                         for row in table.itertuples()]
-        table["ratio_to_swap"] = _ratio(table["effect"], table["swap"])
+        rows = full.reindex(pd.MultiIndex.from_frame(table[keys]))
+        is_clear = (rows["low_95"] > 0) | (rows["high_95"] < 0)
+        table["swap"] = rows["effect"].to_numpy()
+        table["ratio_to_swap"] = _ratio(table["effect"],
+                                        table["swap"].where(is_clear.to_numpy()))
     return table
 
 
@@ -270,8 +270,9 @@ def ratio_tables(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
     lines, has_swaps = [], "swap" in table
     for outcome in outcomes:
         rows = table[~table["control"] & (table["outcome"] == outcome.name)]
+        title = outcome.label[0].upper() + outcome.label[1:]
         unaltered = format_number(rows["unaltered"].iloc[0])
-        lines += [f"### {outcome.label.capitalize()} (unaltered: {unaltered})", "", *markdown_table(
+        lines += [f"### {title} (unaltered: {unaltered})", "", *markdown_table(
             ("alteration", "change (95 %)", "controls: mean size", "ratio to controls",
              *(("full swap", "ratio to the swap") if has_swaps else ())),
             [(row.label, bold(format_interval(row.effect, row.low_95, row.high_95, "+.2g"),
