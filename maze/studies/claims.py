@@ -156,13 +156,13 @@ CLAIMS = ClaimsTable({
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
     "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares, otherwise a "
-    "bootstrap over levels. A number with a sign is a change caused by the intervention; "
-    "*reference* is the number without intervention, or the base rate. An effect is *claimed* if "
-    "its interval excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of "
-    "paired sign flips, after Holm's correction over the agent's column. *controls* is (1 + n) / "
-    "(K + 1), where n of K controls have an effect at least as large. A tested claim *holds* if "
-    "its effect is claimed. Claim 7 predicts no effect, so it does not hold if an effect is "
-    "claimed.",
+    "bootstrap over levels. In claims 6 to 13, 15 and 16, a number with a sign is a change caused "
+    "by the intervention. *Reference* is the number without intervention, or the base rate, unless "
+    "the claim's section defines it. An effect is *claimed* if its interval excludes 0, and both "
+    "*p* and *controls* are at most 0.05. *p* is the p-value of paired sign flips, after Holm's "
+    "correction over the agent's column. *controls* is (1 + n) / (K + 1), where n of K controls "
+    "have an effect at least as large. A tested claim *holds* if its effect is claimed. Claim 7 "
+    "predicts no effect, so it does not hold if an effect is claimed.",
     "Agents with a common teacher are not independent; their model cards measure how similar they "
     "are."))
 
