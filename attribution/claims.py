@@ -83,8 +83,8 @@ CLAIMS = ClaimsTable({
     "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares of levels, "
     "otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 (one "
     "standard deviation to either side) and R6 (range over features). In R7, numbers are changes "
-    "caused by an edit or by invisible hazards. *Reference* is the number of the original agent, or "
-    "chance level.",
+    "caused by an edit or by invisible hazards. *Reference* is the number of the original agent, "
+    "or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
     "attribution are not tested. R7 *holds* if the change is claimed: its interval excludes 0, and "
     "p (McNemar's test, Holm's correction over edits and causes) and the share of random edits "
