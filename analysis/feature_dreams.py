@@ -19,13 +19,13 @@ import torch
 
 from agents.provenance import check_agent
 from analysis.memory.dictionaries import Dictionary
-from analysis.memory.sparse_report import SPARSE_FEATURES, signed_label
+from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES, signed_label
 from common.cli import Parser, count
 from common.devices import Compute
 from common.errors import script_main
 from common.files import sha256
 from common.results import ResultStore
-from common.schemas import Entry, Schema, Table, Text
+from common.schemas import Table
 from common.tables import markdown_table
 from generative.dream_life import play_from
 from generative.simulator import Simulator
@@ -36,18 +36,9 @@ from generative.start_optimisation.objectives import (
     rollout,
 )
 from generative.start_optimisation.run import FinishedSearch, add_search_flags, run_search
-from generative.start_optimisation.search import OPTIMISED_STARTS, SearchContext
+from generative.start_optimisation.search import SearchContext
 from stats.report import bold
 from stats.significance import share
-
-FEATURE_DREAMS = Schema(
-    "starts that drive sparse features", "analysis/feature_dreams.py",
-    items=OPTIMISED_STARTS.items,
-    results={**OPTIMISED_STARTS.results, "dreams": Entry("dreams.csv", Table({
-        "feature": int, "rank": int, "label": str, "dreamed": bool, "score": float})),
-        "dreams_report": Entry("dreams.md", Text())},
-    informative=(*OPTIMISED_STARTS.informative, "features_dir"),
-    settings_name=OPTIMISED_STARTS.settings_name)
 
 
 def parser() -> Parser:

@@ -124,6 +124,7 @@ def main(argv: list[str] | None = None) -> None:
             scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to "
                                f"{row.high_95:.3f}, without the layer {row.base:.3f})"
                                for row in result.scores.itertuples())
+            assert result.weights is not None  # the probe is linear
             print(f"{layer}: scores of the probe on held-out levels: {scores}")
             of_layers[layer] = vector_of_probe(policy, layer, result.weights, levels, args.split,
                                                modes)

@@ -93,6 +93,31 @@ class OptimisedStarts:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryStudies:
+    """Studies of the agent's memory.
+
+    Attributes:
+        lesions: names of the lesions, see analysis/memory_lesions.py --help; None for all.
+        examples: maximum number of recorded steps that are probed; 0 for lesions only.
+        played_levels: number of levels that are played under each lesion, push and ablation.
+        num_controls: number of random changes per kind of intervention.
+        autoencoder_steps: training steps of each sparse autoencoder.
+        features: number of sparse features that are ablated, and for which starts are optimised.
+        dream_iterations: number of optimisation steps of a start; 0 for no starts.
+        recorded_starts: number of recorded starts, from which optimisation begins.
+    """
+
+    lesions: tuple[str, ...] | None
+    examples: int
+    played_levels: int
+    num_controls: int
+    autoencoder_steps: int
+    features: int
+    dream_iterations: int
+    recorded_starts: int
+
+
+@dataclasses.dataclass(frozen=True)
 class MazePieces:
     """Settings of the part of the main experiment that studies a maze agent.
 
@@ -129,6 +154,7 @@ class Preset:
         optimised_starts: latent optimisation of start vectors.
         interventions: interventions on the hidden state.
         mazes: study of a maze agent; None to leave it out.
+        memory: studies of the agent's memory; None to leave them out.
     """
 
     parameters: str
@@ -148,6 +174,7 @@ class Preset:
     optimised_starts: OptimisedStarts
     interventions: Interventions
     mazes: MazePieces | None
+    memory: MemoryStudies | None = None
 
     @property
     def given_files(self) -> dict[str, Path | None]:
@@ -257,7 +284,39 @@ class AttributionPreset:
         return {place: ROOT / file for place, file in files.items() if file is not None}
 
 
-AnyPreset = Preset | MazePreset | AttributionPreset
+@dataclasses.dataclass(frozen=True)
+class MemoryPreset:
+    """Preset of the studies of one recurrent agent's memory.
+
+    Attributes:
+        parameters: parameter set in ``interpreting_configs.yml``.
+        agent_file: agent to analyse, relative to the repository.
+        model_file: simulator in which starts are optimised; None for no starts.
+        env_name, distribution_mode: game and mode.
+        seed: seed of all stages.
+        recording_param_name: see ``Preset``.
+        memory_episodes: number of episodes that are recorded, without action noise.
+        memory: the studies.
+    """
+
+    parameters: str
+    agent_file: str
+    model_file: str | None
+    env_name: str
+    distribution_mode: str
+    seed: int
+    recording_param_name: str
+    memory_episodes: int
+    memory: MemoryStudies
+
+    @property
+    def given_files(self) -> dict[str, Path | None]:
+        """See ``Preset.given_files``; the simulator is omitted if none is given."""
+        files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
+        return {place: ROOT / file for place, file in files.items() if file is not None}
+
+
+AnyPreset = Preset | MazePreset | AttributionPreset | MemoryPreset
 
 
 def place_of(agent: str) -> str:
@@ -316,4 +375,5 @@ def _kind_of(values: object) -> type[AnyPreset]:
     """Return the class of a preset, determined by its keys."""
     keys = values if isinstance(values, dict) else ()
     return (MazePreset if "agent_files" in keys else
-            AttributionPreset if "use_backgrounds" in keys else Preset)
+            AttributionPreset if "use_backgrounds" in keys else
+            MemoryPreset if "memory_episodes" in keys else Preset)

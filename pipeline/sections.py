@@ -7,7 +7,8 @@ import dataclasses
 from maze.studies import claims
 from pipeline.attribution_stages import ROOM as ATTRIBUTION
 from pipeline.maze_stages import ROOM, TABLE
-from pipeline.presets import AnyPreset, AttributionPreset, MazePreset
+from pipeline.memory_stages import ROOM as MEMORY_ROOM
+from pipeline.presets import AnyPreset, AttributionPreset, MazePreset, MemoryPreset
 from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
@@ -100,6 +101,35 @@ FAILURES = Section(
         "report.md", "failures.png", "films/*.mp4")),
            "What may be claimed; how episodes ended; and a level that only one of two arms fails, "
            "if there is any."),))
+MEMORY = Section(
+    "memory", "What does its memory hold, and what is it for?",
+    "The hidden state is reset, swapped, delayed and frozen; probes read from it what the frame "
+    "does not show; it is pushed along their directions; and sparse features of it are named, "
+    "ablated and dreamed. Every intervention has controls that change the state at random.",
+    "Of lesions in the real game, {memory_lesions}.",
+    Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/kl.png",),
+          "How much the policy changes (KL divergence), by steps since its state was changed."),
+    "Look for the step at which a curve has fallen to the level of random changes: older frames "
+    "no longer matter.",
+    more=(
+        Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/effects.png",
+                                 f"{MEMORY_ROOM}/lesions/report.md"),
+              "Success, return and failures with a changed state, in the real game."),
+        Files("probe_atlas", tuple(f"{MEMORY_ROOM}/probe_atlas/{name}" for name in (
+            "actions_ahead.png", "beyond_the_frame.png", "report.md")),
+            "What probes decode, from the hidden state and from controls."),
+        Files("probe_interventions", (f"{MEMORY_ROOM}/probe_interventions/effects.png",
+                                      f"{MEMORY_ROOM}/probe_interventions/report.md"),
+              "Pushes along probe directions, compared with random ones and with full swaps."),
+        Files("sparse_features", (f"{MEMORY_ROOM}/sparse_features/dictionaries.png",
+                                  f"{MEMORY_ROOM}/sparse_features/report.md"),
+              "Sparse features, compared with other dictionaries."),
+        Files("sparse_features", (f"{MEMORY_ROOM}/sparse_features/examples/*.png",),
+              "Frames in which single features are most active.", 4),
+        Files("feature_dreams", (f"{MEMORY_ROOM}/feature_dreams/dreams.md",),
+              "Starts that drive a feature, and whether it is active in the real game."),
+        Files("memory_table", (f"{MEMORY_ROOM}/table/table.md", f"{MEMORY_ROOM}/table/*.png"),
+              "Claims of the literature, and what this agent shows.")))
 SECTIONS = (
     Section(
         "agent", "How well does the agent play?",
@@ -199,7 +229,8 @@ SECTIONS = (
         "Look for behaviours of many samples in which few actions prevail. Components that are "
         "correlated, but without a gradient, may have a common cause.",
         "In 300 samples, 13 of 160 influences of components on value and action are claimed, and 0 "
-        "of 960 on other components.",
+        "of 960 on other components. Behaviours agree between draws of the samples (adjusted Rand "
+        "index 0.52; 0.23 with components exchanged among samples).",
         (Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
                "A page per behaviour, with what is claimed and what is not."),
          Files("correlations", (f"{FOLDERS.correlation_plots}/xcorr_all.png",
@@ -289,6 +320,14 @@ def page_of(preset: AnyPreset) -> Page:
             "checked by experiment in the real game, and features are removed to count the "
             "failures that this causes.",
             f"Analysed: {_which('agent', preset.agent_file)}.", (ATTRIBUTIONS, FAILURES))
+    if isinstance(preset, MemoryPreset):
+        return Page(
+            "what does the agent's memory hold?",
+            "What does the memory of an agent hold, and what is it for?",
+            "The hidden state of a recurrent agent is damaged, decoded, pushed and taken apart. "
+            "All effects are measured in the real game, on levels that nothing was fitted to.",
+            f"Analysed: {_which('agent', preset.agent_file)}.", (MEMORY,))
+    extra = (*((MEMORY,) if preset.memory else ()), *((MAZES,) if preset.mazes else ()))
     return Page(
         "what does the agent's hidden state represent?",
         "What does the hidden state of an agent represent, and what causes its behaviour?",
@@ -297,7 +336,7 @@ def page_of(preset: AnyPreset) -> Page:
         "numbers of this run.",
         f"Analysed: {_which('agent', preset.agent_file)}, in "
         f"{_which('simulator', preset.model_file)}.",
-        SECTIONS if preset.mazes is None else (*SECTIONS, MAZES), OPENING, preset.agent_file,
+        (*SECTIONS, *extra), OPENING, preset.agent_file,
         # This parameter set is too small for claims; the full-size results are of this agent.
         preset.parameters == "demo-minutes"
         and "pretrained/coinrun_hard/" in (preset.agent_file or ""))

@@ -27,7 +27,14 @@ from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
-from pipeline.presets import AGENT, SIMULATOR, AnyPreset, AttributionPreset, Preset
+from pipeline.presets import (
+    AGENT,
+    SIMULATOR,
+    AnyPreset,
+    AttributionPreset,
+    MemoryPreset,
+    Preset,
+)
 from pipeline.records import find
 
 OUTPUT, PAGE = "{output}", "{page}"
@@ -161,7 +168,7 @@ def object_parameters(game: str) -> dict[str, object]:
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
 
 
-def recording_parameters(preset: Preset | AttributionPreset) -> dict[str, object]:
+def recording_parameters(preset: Preset | AttributionPreset | MemoryPreset) -> dict[str, object]:
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
     They are the action noise of the game, the swap of directions in the agent's hidden state, and

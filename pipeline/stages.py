@@ -32,6 +32,7 @@ from interventions.comparison import comparison_store
 from interventions.config import DirectionFilesConfig, SwapConfig
 from pipeline.attribution_stages import attribution_stages
 from pipeline.maze_stages import maze_stages, pieces
+from pipeline.memory_stages import memory_stages, memory_studies
 from pipeline.presets import (
     AGENT,
     ROOT,
@@ -39,6 +40,7 @@ from pipeline.presets import (
     AnyPreset,
     AttributionPreset,
     MazePreset,
+    MemoryPreset,
     Preset,
 )
 from pipeline.records import find
@@ -108,11 +110,15 @@ def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
         return maze_stages(preset)
     if isinstance(preset, AttributionPreset):
         return tuple(attribution_stages(preset, ParameterSet(preset.parameters), exp_name))
+    if isinstance(preset, MemoryPreset):
+        return memory_stages(preset, exp_name)
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
             *build.optimised_starts(), *build.interventions(), *build.panel(),
             *attribution_stages(preset, ParameterSet(preset.parameters), exp_name),
+            *(memory_studies(preset, preset.memory, ("record", "rollouts"), exp_name)
+              if preset.memory else ()),
             *pieces(preset.mazes, preset.seed))
 
 

@@ -175,8 +175,9 @@ def untrained_copy(policy: Policy, seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in other.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
     return other
 
 

@@ -104,7 +104,7 @@ def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_
         settings={"label": label, "method": method, "sense": sense, "norm": norm})
         for label, units in directions.items() for method, unit in units.items()
         for sense, sign in ((MORE, 1), (LESS, -1))]
-    size = len(conditions[0].value)
+    size = next(len(unit) for units in directions.values() for unit in units.values())
     for number in range(num_controls):
         drawn = np.random.default_rng([seed, number]).standard_normal(size)
         conditions.append(Condition(
@@ -180,9 +180,10 @@ def open_loop(policy: Policy, states: np.ndarray, levels: np.ndarray,
         push_conditions, swap_conditions: interventions and controls.
         seed: seed of the bootstrap and the sign flips.
     """
-    changes = [functools.partial(np.add, condition.value) for condition in push_conditions]
-    changes += [condition.value for condition in swap_conditions]
-    conditions = [*push_conditions, *swap_conditions]
+    changes: list[Change | None] = [
+        *(functools.partial(np.add, condition.value) for condition in push_conditions),
+        *(condition.value for condition in swap_conditions)]
+    conditions: list[Condition] = [*push_conditions, *swap_conditions]
     table = compare_conditions(
         conditions, OPEN_OUTCOMES, head_outcomes(policy, states, levels),
         np.stack([head_outcomes(policy, states, levels, change) for change in changes]), seed,
@@ -214,7 +215,7 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
         Outcomes, float64 (E, K), in the order of the levels' numbers.
     """
     causes, rows = causes_of(env.env_name), {}
-    with patched(policy, [] if push is None else [Add(STATE, vector=np.float32(push))]):
+    with patched(policy, [] if push is None else [Add(STATE, vector=push.astype(np.float32))]):
         play = functools.partial(play_episodes, policy, compute, env, levels, seed, num_slots,
                                  PlayOptions(keep_frames=False))
         for episode, cause, _ in with_progress(attribute_failures(env, play), len(levels),

@@ -1,4 +1,5 @@
-"""Files of ``analysis/sparse_features.py``: schema, report and figure.
+"""Files of ``analysis/sparse_features.py``: schema, report and figure; schema of the files of
+``analysis/feature_dreams.py``.
 
 Layout of the output folder::
 
@@ -32,6 +33,7 @@ from analysis.memory.sparse_features import NAME_MARGIN, NUM_DIRECTIONS
 from common.palette import BLUE, DARK_GREY, DPI, ORANGE
 from common.schemas import Array, Entry, File, Npz, Schema, Table, Text
 from common.tables import markdown_table
+from generative.start_optimisation.search import OPTIMISED_STARTS
 from interventions.comparison import COMPARISON
 from stats.effects import claims_summary
 from stats.forest_plot import name_rows
@@ -60,6 +62,14 @@ SPARSE_FEATURES = Schema(
         "examples": Entry("examples/feature_{:0>3}.png", File()),
         "report": Entry("report.md", Text()), "figure": Entry("dictionaries.png", File())},
     informative=("versions", "agent_file", "data_dir", "labels_dir"))
+FEATURE_DREAMS = Schema(
+    "starts that drive sparse features", "analysis/feature_dreams.py",
+    items=OPTIMISED_STARTS.items,
+    results={**OPTIMISED_STARTS.results, "dreams": Entry("dreams.csv", Table({
+        "feature": int, "rank": int, "label": str, "dreamed": bool, "score": float})),
+        "dreams_report": Entry("dreams.md", Text())},
+    informative=(*OPTIMISED_STARTS.informative, "features_dir"),
+    settings_name=OPTIMISED_STARTS.settings_name)
 ABLATIONS = Wording(
     "Ablated sparse features of the hidden state", "random directions",
     "features that are no better than random directions",
