@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from tools.mutations import read_mutations
+
 # The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
 # gone, changes nothing.
 BELOW = {"common": set(), "envs": {"common"}, "stats": {"common"}}
@@ -106,3 +108,9 @@ def test_networks_videos_and_saliency_need_no_procgen():
             "names = {'procgen', 'gym', 'envs.procgen_env'} & set(sys.modules)\n"
             "sys.exit(', '.join(names) or None)")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_every_mutation_fits_the_code():
+    for mutation in read_mutations():
+        assert (ROOT / mutation.file).read_text().count(mutation.old) == 1, mutation.name
+        assert all((ROOT / test.partition("::")[0]).exists() for test in mutation.tests)

@@ -116,9 +116,9 @@ def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     forest_plot(axes, beyond, [f"{row.label} ({METRICS[row.metric]})"
                                for row in beyond.itertuples()], styles, "difference")
-    axes.set_xlabel("score of the hidden state minus score of the best baseline "
-                    f"({', '.join(REPRESENTATIONS[name][0] for name in BASELINES[:2])}, or both)",
-                    fontsize=8)
+    names = ", ".join(REPRESENTATIONS[name][0] for name in BASELINES[:2])
+    axes.set_xlabel("score of the hidden state minus score of the best baseline\n"
+                    f"({names}, or both)", fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(f"What the hidden state knows beyond the current frame\n{description}",
                    fontsize=10)

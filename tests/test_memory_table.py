@@ -1,0 +1,70 @@
+"""Table of claims about the memory: verdicts on planted results, and studies that are missing."""
+
+import pandas as pd
+import pytest
+
+from analysis import memory_table
+from analysis.memory.lesion_results import LESIONS
+from analysis.memory.probe_atlas import PROBE_ATLAS
+from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
+from common.results import ResultStore
+from stats.claims import FINDINGS_NAME, TABLE_NAME
+
+EFFECT = {"control": False, "unaltered": 0.9, "altered": 0.2, "effect": -0.7, "low_95": -0.8,
+          "high_95": -0.6, "p": 1e-4, "p_holm": 1e-3, "p_control": 0.05, "claimed": True}
+LABEL = {"group": "g", "probe": "linear", "hidden_state": 0.7, "low_95_hidden": 0.6,
+         "high_95_hidden": 0.8, "baseline": "embedding", "baseline_probe": "linear",
+         "baseline_score": 0.5, "difference": 0.2, "low_95": 0.1, "high_95": 0.3, "p": 1e-4,
+         "num_examples": 900, "num_levels": 30, "p_holm": 0.01, "claimed": True}
+
+
+def write(folder, study, schema, **tables):
+    """Plant tables of a study."""
+    store = ResultStore(folder / study, schema)
+    store.open({"planted": True})
+    for entry, rows in tables.items():
+        store.write(entry, value=pd.DataFrame(rows))
+
+
+@pytest.fixture
+def studies(tmp_path):
+    folder = tmp_path / "memory"
+    write(folder, "lesions", LESIONS, effects=[
+        {"arm": arm, "label": arm, "outcome": outcome, **EFFECT}
+        for arm in ("reset_always", "swap_once") for outcome in ("success", "length")])
+    worse = {**LABEL, "difference": -0.2, "low_95": -0.3, "high_95": -0.1}
+    write(folder, "probe_atlas", PROBE_ATLAS, comparison=[
+        {"label": "velocity_y", "metric": "r2", **LABEL},
+        {"label": "action_ahead_50", "metric": "accuracy", **worse},
+        {"label": "saw_left_view_8", "metric": "auc", **LABEL, "p_holm": 0.2, "claimed": False}],
+        atlas=[
+        {"label": "velocity_y", "group": "g", "representation": "untrained", "probe": "network",
+         "metric": "r2", "score": 0.8, "low_95": 0.7, "high_95": 0.9, "base": 0.0,
+         "shuffled": 0.0, "held_out": 0.0, "num_examples": 900, "num_levels": 30}])
+    write(folder, "probe_interventions", PROBE_INTERVENTIONS, open_loop=[
+        {"arm": arm, "label": arm, "outcome": "jump", **EFFECT, "p_control": p_control,
+         "ratio_to_random": 0.5, "ratio_to_swap": 0.1}
+        for arm, p_control in (("more_saw_ahead_probe", 0.6), ("more_saw_ahead_covariance", 0.05),
+                               ("less_saw_ahead_probe", 0.05), ("more_velocity_y_probe", 0.05))])
+    return folder
+
+
+def test_verdicts_follow_direction_correction_and_controls(studies, tmp_path):
+    memory_table.main(["--studies", str(studies), "--labels", "planted", "--output_dir",
+                       str(tmp_path / "table")])
+    summary = (tmp_path / "table" / TABLE_NAME).read_text().split("\n\n")[0].splitlines()[2:]
+    verdicts = [line.rpartition("<br>")[2].strip(" |*") for line in summary]
+    assert verdicts[:5] == ["holds", "does not hold", "does not hold", "holds", "does not hold"]
+    assert all("not measured" in line for line in summary[5:])
+    table = pd.read_csv(tmp_path / "table" / FINDINGS_NAME)
+    pushed = table[table["row"] == 5]["measure"]
+    assert not pushed.str.contains("velocity|less").any() and len(pushed) == 6
+    assert table[table["measure"].str.contains("untrained")]["value"].tolist() == [0.8]
+    assert "feature_dreams.py has not been run" in (tmp_path / "table" / TABLE_NAME).read_text()
+
+
+def test_folders_without_studies_and_equal_names_are_refused(studies, tmp_path):
+    flags = ["--output_dir", str(tmp_path / "table"), "--studies", str(studies)]
+    (tmp_path / "empty").mkdir()
+    assert memory_table.main([*flags, str(tmp_path / "empty")]) == 2
+    assert memory_table.main([*flags, str(studies)]) == 2
