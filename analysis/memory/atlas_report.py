@@ -27,6 +27,7 @@ REPRESENTATIONS = {
     UNTRAINED: ("hidden state, untrained agent", PURPLE),
     ACTION_POSITION: ("last action and position", ORANGE),
     CURRENT: ("embedding, last action, position", "#000000")}
+AHEAD = {"action": "action", "jump": "whether it jumps", "right": "whether it moves right"}
 METRICS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
 
 
@@ -79,30 +80,33 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
 
 
 def plot_actions_ahead(atlas: pd.DataFrame, description: str) -> Figure:
-    """Plot the accuracy of probes of the agent's own action against steps ahead."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    rows = better_probes(atlas[atlas["metric"] == "accuracy"])
-    rows = rows.assign(steps=[int(label.rpartition("_")[2]) for label in rows["label"]])
-    for name, (label, colour) in REPRESENTATIONS.items():
-        part = rows[rows["representation"] == name].sort_values("steps")
-        axes.plot(part["steps"], part["score"], "o-", color=colour, markersize=4, label=label,
-                  linewidth=2.2 if name == HIDDEN else 1.2)
-        if name == HIDDEN:
-            axes.fill_between(part["steps"], part["low_95"], part["high_95"], color=colour,
-                              alpha=0.15)
-            axes.plot(part["steps"], part["shuffled"], "x:", color=DARK_GREY,
-                      label="hidden state, shuffled labels")
-            axes.plot(part["steps"], part["base"], "--", color=DARK_GREY,
-                      label="most frequent action")
-    if len(rows):
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(set(rows["steps"])), sorted(set(rows["steps"])))
-        axes.minorticks_off()
-    axes.set(xlabel="steps ahead", ylabel="accuracy on test levels")
-    axes.set_title(f"The agent's own action, decoded in advance\n{description}", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    """Plot the scores of probes of the agent's own actions against steps ahead."""
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    ahead = atlas["label"].str.extract(r"^(action|jump|right)_ahead_(\d+)$")
+    rows = better_probes(atlas.assign(what=ahead[0], steps=ahead[1].astype(float)))
+    for axes, (what, title) in zip(figure.subplots(1, 3), AHEAD.items()):
+        shown = rows[rows["what"] == what].sort_values("steps")
+        for name, (label, colour) in REPRESENTATIONS.items():
+            part = shown[shown["representation"] == name]
+            axes.plot(part["steps"], part["score"], "o-", color=colour, markersize=4, label=label,
+                      linewidth=2.2 if name == HIDDEN else 1.2)
+        part = shown[shown["representation"] == HIDDEN]
+        axes.fill_between(part["steps"], part["low_95"], part["high_95"],
+                          color=REPRESENTATIONS[HIDDEN][1], alpha=0.15)
+        axes.plot(part["steps"], part["shuffled"], "x:", color=DARK_GREY,
+                  label="hidden state, shuffled labels")
+        axes.plot(part["steps"], part["base"], "--", color=DARK_GREY, label="constant prediction")
+        if len(part):
+            axes.set_xscale("log")
+            axes.set_xticks(part["steps"], part["steps"].astype(int))
+            axes.minorticks_off()
+            axes.set_ylabel(f"{METRICS[part['metric'].iloc[0]]} on test levels")
+        axes.set_xlabel("steps ahead")
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  fontsize=8)
+    figure.suptitle(f"The agent's own action, decoded in advance\n{description}", fontsize=11)
     return figure
 
 
