@@ -1,11 +1,11 @@
-"""Search, through the simulator, a start that drives each of the strongest sparse features, and
-test in the real game whether the feature is active near that start.
+"""Optimise, through the simulator, a start that activates each of the strongest sparse features,
+and test in the real game whether the feature is active near that start.
 
-The features are those of analysis/sparse_features.py. The objective is the feature's activation
-before the choice of the largest ones, a linear function of the hidden state. The recording is
-replayed in the real game up to the recorded start nearest to the optimised one; then the agent
-continues up to the step of the objective. Controls are the starts of the other features, and the
-best recorded start. The same command resumes a killed run.
+The features are those of analysis/sparse_features.py. The objective is the pre-TopK activation of
+the feature, a linear function of the hidden state. The recording is replayed in the real game up to
+the recorded start nearest to the optimised one; then the agent continues up to the step of the
+objective. The controls are the starts of the other features; the best recorded start is shown for
+comparison. The same command resumes a killed run.
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame
         features: rows of the features in ``features.csv``, in the order of the objectives.
 
     Returns:
-        A row per feature with columns of ``features`` and of the best start of the first penalty,
-        and: ``dreamed``, whether the feature is active in the simulated rollout at the step;
+        A row per feature with columns of ``features`` and of its best start: the optimised start
+        with the largest score minus penalty, with the first weight of ``--penalty``. Also:
+        ``dreamed``, whether the feature is active in the simulated rollout at the step;
         ``dream_activation``; and, if the real game was played, 0 or 1: ``active``, whether it is
-        active in the real game near the start; ``others_active``, share of the starts of the other
-        features near which it is; ``recorded_active``, whether it is in the best recorded start;
-        and ``activation``, its activation near the start.
+        active in the real game near the start; ``recorded_active``, whether it is active after the
+        best recorded start; further, ``others_active``, share of the starts of the other features
+        near which it is active; and ``activation``, its activation near the start.
     """
     context = search.context
     starts = search.store.read("starts", form=Table(_START_COLUMNS))

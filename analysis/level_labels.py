@@ -2,7 +2,8 @@
 with the ground, and the cause of failure of each episode. The recording is replayed in the real
 game, and every frame is compared with the recorded one.
 
-A killed run resumes after the last episode. Each shard labels its own episodes.
+A killed run resumes after the last episode. With shards, each labels a disjoint subset of the
+episodes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from common.shards import WHOLE, add_shard_flags
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recorded rollouts, from record.py")
+                       help="data folder of the recording, from record.py --no_action_noise")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/level_labels"),
                        help="folder to write to")
     flags.add_argument("--overwrite", action="store_true",
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     store.write("distribution", value=distribution)
     print(distribution.round(3).to_string(index=False))
     print(table["cause"].value_counts().to_string())
-    print(f"wrote the labels of {table['length'].sum()} steps to {store.path}")
+    print(f"wrote labels for {table['length'].sum()} steps to {store.path}")
 
 
 if __name__ == "__main__":

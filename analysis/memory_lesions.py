@@ -1,9 +1,9 @@
-"""Measure what an agent's memory is for: reset, swap, delay and freeze its hidden state, once and
-at every step.
+"""Measure the effects of lesions of an agent's hidden state: reset, swap, delay and freeze it, once
+and at every step.
 
 On recorded frames, the divergence of the policy is measured at each step after the lesion, and
 compared with the attribution of an action to earlier frames. In the real game, the success rate,
-the return, the length of episodes and the failures by each cause are compared with those of the
+the return, the length of episodes and the failures by cause are compared with those of the
 intact agent on the same levels with the same random draws. Controls change the state at random by
 the same amount. A killed run resumes after the last condition.
 """
@@ -70,8 +70,8 @@ from stats.study import BASELINE, measure_conditions
 
 WORDING = Wording(
     "Lesions of the agent's memory", "random changes",
-    "lesions that are no worse than random changes", " of the same size",
-    "How far the hidden state is moved in a step")
+    "lesions with no larger effect than random changes", " of the same size",
+    "Size of the change of the hidden state per step")
 NAMES = ("reset_once", "swap_once", "delay_once", "freeze", "reset_always", "swap_always",
          "delay_always")
 REFERENCE_SHARE = 0.25  # share of the levels for the mean embedding and the deviations of units
@@ -81,14 +81,13 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of a recording of this agent, from record.py "
-                            "--no_action_noise")
+                       help="data folder of the recording, from record.py --no_action_noise")
     flags.add_argument("--lesions", nargs="+", choices=NAMES, default=NAMES, metavar="LESION",
-                       help=f"lesions to measure, of {', '.join(NAMES)}")
+                       help=f"lesions to measure; choices: {', '.join(NAMES)}")
     flags.add_argument("--num_episodes", type=count, default=400,
                        help="maximum number of recorded episodes to read")
     flags.add_argument("--windows_per_episode", type=count, default=2,
-                       help="maximum number of lesions per recorded episode")
+                       help="maximum number of windows per recorded episode")
     flags.add_argument("--num_steps", type=whole(2, 256), default=32,
                        help="number of steps after a lesion, in recorded episodes")
     flags.add_argument("--num_levels", type=count, default=100,
@@ -97,7 +96,7 @@ def parser() -> Parser:
                        help="number of random changes of the same size per lesion; claims need at "
                             "least 19")
     flags.add_argument("--delay", type=whole(1, 64), default=4,
-                       help="number of steps by which a delayed state is late")
+                       help="delay of the state in steps")
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="number of episodes played in parallel")
     flags.add_argument("--seed", type=seed, default=0,
@@ -142,19 +141,19 @@ def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
     """Return the lesions, followed by the controls of each.
 
     Args:
-        chosen: names of the lesions, of NAMES.
-        delay: number of steps by which a delayed state is late.
+        chosen: names of the lesions, a subset of NAMES.
+        delay: delay of the state in steps.
         num_controls: number of controls per lesion.
     """
     steps = f"{delay} step{'s' if delay > 1 else ''}"
     lesions = {
         "reset_once": ("reset once", Lesion(RESET, once=True)),
         "swap_once": ("swapped once", Lesion(SWAP, once=True)),
-        "delay_once": (f"set back {steps} once", Lesion(DELAY, once=True, delay=delay)),
+        "delay_once": (f"delayed by {steps} once", Lesion(DELAY, once=True, delay=delay)),
         "freeze": ("frozen from a step on", Lesion(FREEZE)),
         "reset_always": ("reset at every step", Lesion(RESET)),
         "swap_always": ("swapped at every step", Lesion(SWAP)),
-        "delay_always": (f"delayed {steps} at every step", Lesion(DELAY, delay=delay))}
+        "delay_always": (f"delayed by {steps} at every step", Lesion(DELAY, delay=delay))}
     lesions = {name: lesion for name, lesion in lesions.items() if name in chosen}
     conditions = [Condition(name, label, name, value=lesion)
                   for name, (label, lesion) in lesions.items()]
@@ -167,7 +166,7 @@ def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
 
 
 def lesion_of(condition: Condition[Lesion]) -> Lesion:
-    """Return the lesion of a condition, which must have one."""
+    """Return the lesion of a condition; raises for the baseline."""
     assert condition.value is not None
     return condition.value
 
@@ -218,8 +217,8 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
         policy, compute, folder, args: see ``measure_open_loop``.
 
     Returns:
-        Windows; donors of states, in which all levels of the windows take part; and the mean
-        embedding and the standard deviations of the units of the hidden state, from other levels.
+        Windows; donor states from all episodes outside the reference levels; and the mean embedding
+        and the standard deviations of the units of the hidden state, from the reference levels.
 
     Raises:
         UserError: if no episode is long enough.
@@ -316,8 +315,8 @@ class ClosedLoop:
 
     @functools.cached_property
     def _intact(self) -> tuple[Donors, Tensor, np.ndarray]:
-        """States of the intact agent: donors, standard deviations of the units, and a random step
-        of each episode, at which it has not ended."""
+        """States of the intact agent: donors, standard deviations of the units, and for each
+        episode, a random step before its end."""
         arrays = self.store.read("states")
         states = torch.from_numpy(arrays["states"]).to(self.compute.device)
         seeds = np.array([level for _, level in self.levels])
@@ -334,8 +333,8 @@ def mean_change(table: pd.DataFrame) -> float:
 
 
 def outcomes_of(game: EnvConfig) -> list[Outcome]:
-    """Return the outcomes of episodes; one per cause of failure that is a hazard or known in every
-    game."""
+    """Return the outcomes of episodes: success, return, length, and one per cause of failure: the
+    game's hazards and the general causes, see ``agents.failures.causes_of``."""
     return [Outcome("success", "success rate", probability=True),
             Outcome("return", "return (sum of rewards)"),
             Outcome("length", "episode length (steps)"),

@@ -29,15 +29,15 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     names = args.labels or [folder.resolve().name for folder in args.studies]
     if len(set(names)) != len(args.studies):
-        raise UserError(f"--labels must give {len(args.studies)} different names to the agents, "
-                        f"which are columns of the table, not {', '.join(names)}")
+        raise UserError(f"--labels needs {len(args.studies)} distinct names, not "
+                        f"{', '.join(names)}")
     findings, reasons = {}, {}
     for name, folder in zip(names, args.studies):
         findings[name] = read_rows(READERS.items(), MemoryTables(folder))
         rows = {finding.row for finding in findings[name]}
         if not rows:
-            raise UserError(f"{folder} has no results of the studies of the memory, such as "
-                            "analysis/memory_lesions.py")
+            raise UserError(f"{folder} contains no study of the memory; run "
+                            "analysis/memory_lesions.py first")
         reasons[name] = {row: f"analysis/{script}.py has not been run"
                          for row, script in SCRIPTS.items() if row not in rows}
         print(f"{name}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")

@@ -1,6 +1,7 @@
 """Decode labels of recorded steps from the agent's hidden state: objects in view or no longer in
-view, own motion, time, the end of the episode, and own actions up to 50 steps ahead. Compare with
-probes of the current frame, the last action and position, and an untrained agent.
+view, the player's motion, time, the end of the episode, and own actions up to 50 steps ahead.
+Compare with probes of the current frame, of the last action and position, and of the hidden state
+of an untrained agent.
 
 A killed run resumes after the last label.
 """
@@ -38,17 +39,18 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="the recorded agent")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recorded rollouts, from record.py --no_action_noise")
+                       help="data folder of the recording, from record.py --no_action_noise")
     flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
                        help="labels of the recording, from analysis/level_labels.py")
     flags.add_argument("--num_examples", type=count, default=12_000,
                        help="maximum number of randomly drawn steps that are probed")
     flags.add_argument("--hidden_units", type=count, default=64,
-                       help="number of hidden units of the networks")
+                       help="number of hidden units of the probes with one hidden layer")
     flags.add_argument("--num_shuffles", type=from_zero, default=1,
                        help="number of shuffles of the labels per probe, for the control")
     flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of the steps, the split into levels, probes and bootstrap")
+                       help="seed of the drawn steps, the split of the levels, the untrained "
+                            "agent, the probes and the bootstrap")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/probe_atlas"),
                        help="folder to write to")
     flags.add_argument("--overwrite", action="store_true",

@@ -1,9 +1,9 @@
-"""Push the agent's hidden state along directions in which probes decode labels, such as a saw ahead
-of the player, and measure actions, success and failures. Pushes of the same size in random
+"""Push the agent's hidden state along directions that represent labels, such as a saw ahead of the
+player, and measure actions, success and failures. Pushes of the same size in random
 directions are the controls; on recorded states, a full swap of the state is compared, too.
 
-The directions come from analysis/probe_atlas.py. A killed run resumes after the last push; labels
-can be added to a finished run.
+The directions come from analysis/probe_atlas.py. A killed run resumes after the last push; a
+finished run can be extended with more labels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="the recorded agent")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recorded rollouts, from record.py --no_action_noise")
+                       help="data folder of the recording, from record.py --no_action_noise")
     flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
                        help="labels of the recording, from analysis/level_labels.py")
     flags.add_argument("--atlas_dir", type=Path, default=Path("analysis/memory/probe_atlas"),
@@ -93,12 +93,12 @@ def main(argv: list[str] | None = None) -> None:
     if (made_with["agent_sha256"], made_with["recording_sha256"]) != (
             digest, examples.folder.sha256()):
         raise UserError(f"{args.atlas_dir} holds probes of another agent or recording; run "
-                        f"{PROBE_ATLAS.script} with this one")
+                        f"{PROBE_ATLAS.script} with this agent and recording")
     names = args.labels or default_labels(env.env_name, atlas)
     found = {label.name: label for label in labels_of(examples, np.arange(len(examples)))}
     if unknown := [name for name in names if not atlas.has("weights", name)]:
-        raise UserError(f"{args.atlas_dir} has no direction of '{unknown[0]}'; the labels with one "
-                        f"are {', '.join(atlas.keys('weights'))}")
+        raise UserError(f"{args.atlas_dir} has no direction for label '{unknown[0]}'; available: "
+                        f"{', '.join(atlas.keys('weights'))}")
     items = {name: atlas.read("weights", name) for name in names}
     train = np.isin(examples.level, items[names[0]]["train"])
     states, size = examples.hidden_out, args.size * typical_size(examples.hidden_out[train])
@@ -154,7 +154,7 @@ def default_labels(game: str, atlas: ResultStore) -> list[str]:
              "steps_to_end"]
     names = [name for name in names if atlas.has("weights", name)]
     if not names:
-        raise UserError(f"{atlas.path} has no direction of a default label; give --labels")
+        raise UserError(f"{atlas.path} has no direction for any default label; give --labels")
     return names
 
 

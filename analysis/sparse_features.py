@@ -1,10 +1,10 @@
 """Train sparse autoencoders on the hidden states of a recorded agent, and compare them with other
 dictionaries with the same number of active features.
 
-Writes how well each dictionary reconstructs held-out states, the policy and the success rate in the
-real game; names of the features, by how well their activations predict labels of the level state;
-and effects of ablating the strongest features in the real game, compared with random directions. A
-killed run resumes after its last dictionary or arm.
+Reports reconstruction error (state, policy, success), feature names, and ablation effects. Features
+are named after the label of the level state that they predict best. The strongest features are
+ablated in the real game, and compared with random directions. A killed run resumes after its last
+dictionary or condition.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
     flags.add_argument("--data_dir", type=Path, required=True,
-                       help="rollouts of the agent, recorded with record.py --no_action_noise")
+                       help="data folder of the recording, from record.py --no_action_noise")
     flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
                        help="labels of the recording, from analysis/level_labels.py")
     flags.add_argument("--sizes", type=count, nargs="+", default=[256, 512],
                        help="numbers of features of the sparse autoencoders; features of the first "
-                            "are ablated")
+                            "size are ablated")
     flags.add_argument("--num_active", type=count, default=8,
                        help="number of active features per state, of all dictionaries")
     flags.add_argument("--num_steps", type=count, default=AutoencoderTraining.num_steps,
@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     effects = ablation_effects(store, ablations, args.seed)
     description = (
         f"{args.agent_file.name} on {args.num_levels} real levels of "
-        f"{recorded_game(examples.folder).env_name}, the same for every alteration; actions drawn "
+        f"{recorded_game(examples.folder).env_name}, the same for every condition; actions drawn "
         "from the policy")
     outcomes = [outcome for outcome in chosen_outcomes(False) if outcome.name in _OUTCOMES]
     store.write("dictionaries", value=scores)

@@ -57,7 +57,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
     Args:
         preset: preset of the experiment.
         studies: sizes of the studies.
-        recording: name of the stage that makes the recording, and its folder.
+        recording: (stage name, folder) of the recording.
         exp_name: name of the experiment, the agent's column in the table of claims.
     """
     seed, objects = ("--seed", str(preset.seed)), object_parameters(preset.env_name)
@@ -129,7 +129,7 @@ def _claims(folder: str, schema: Schema) -> Callable[[Path], str]:
 
 
 def _decoded(output: Path) -> str:
-    """Count the labels that the hidden state knows beyond the frame; used as ``Stage.result``."""
+    """Count the labels that are decodable beyond the current frame; used as ``Stage.result``."""
     table = ResultStore(output / ATLAS, PROBE_ATLAS).read("comparison")
     return (f"{table['claimed'].sum()} of {len(table)} labels are decoded better from the hidden "
             "state than from frame, action and position")
@@ -140,4 +140,5 @@ def _variance(output: Path) -> str:
     table = ResultStore(output / FEATURES, SPARSE_FEATURES).read("dictionaries")
     row = table[table["dictionary"].str.startswith("sae")].iloc[0]
     return (f"sparse features explain {row['variance_explained']:.0%} of the hidden state's "
-            f"variance, and {row['success']:.0%} of levels are solved with them in its place")
+            f"variance, and {row['success']:.0%} of levels are solved with the reconstruction "
+            "spliced in")

@@ -265,7 +265,7 @@ def test_labels_of_another_recording_or_agent_are_refused(labelled, tmp_path, ca
     with pytest.raises(UserError, match="another agent"):
         read_examples(labelled / "data", labelled / "labels", tmp_path / "other.pth")
     ResultStore(tmp_path / "labels", LEVEL_LABELS).open({"recording_sha256": "another"})
-    with pytest.raises(UserError, match="labels of another recording"):
+    with pytest.raises(UserError, match="labels of a different recording"):
         read_examples(labelled / "data", tmp_path / "labels", labelled / "model.pth")
     assert level_labels.main(["--data_dir", str(labelled / "data"),
                               "--output_dir", str(tmp_path / "labels")]) == 2

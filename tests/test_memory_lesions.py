@@ -213,7 +213,7 @@ def test_swapped_states_come_from_other_levels_at_the_same_step():
             others = [length for length, other in zip((30, 8, 20, 4), LEVELS) if other != level]
             expected = min(step, max(others) - 1)  # without a longer episode, the longest one's end
             assert state.item() - giver == pytest.approx(expected / 1000, abs=1e-5)
-    with pytest.raises(UserError, match="all episodes are of the level 7"):
+    with pytest.raises(UserError, match="all episodes use level 7"):
         Donors(states[:2], LEVELS[:2]).other(0, 7, 0)
 
 

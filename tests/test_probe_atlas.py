@@ -309,4 +309,4 @@ def test_pushes_run_as_a_script_and_labels_can_be_added(run, box_agent, tmp_path
     text = (tmp_path / "out" / "report.md").read_text()
     assert "Ratios in the real game" in text and "full swap" in text
     reason = refusal(probe_interventions.main, [*arguments, "--labels", "sawahead"], capsys)
-    assert "has no direction of 'sawahead'" in reason and "saw_ahead" in reason
+    assert "has no direction for label 'sawahead'" in reason and "saw_ahead" in reason

@@ -1,1 +1,1 @@
-"""What the hidden state of a recurrent agent holds."""
+"""Studies of the hidden state of a recurrent agent."""

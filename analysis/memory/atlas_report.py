@@ -46,9 +46,9 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
         "# Probe atlas of the hidden state", "", f"{description}.", "",
         "Score on test levels with a 95 % bootstrap interval over levels: AUC for a property, "
         "accuracy for an action, R² for a number. Each representation has a linear probe and a "
-        "network with one hidden layer; the better one on the levels that determine the penalty is "
-        "shown.", "",
-        "## What the hidden state knows beyond the current frame", "",
+        "network with one hidden layer. The table shows the better one on the validation part, on "
+        "which the penalty (linear probe) or the number of epochs (network) is chosen.", "",
+        "## Labels decodable beyond the current frame", "",
         f"{beyond['claimed'].sum()} of {len(beyond)} labels are decoded better from the hidden "
         "state than from the best baseline, which is the embedding of the current frame, the last "
         "action and the player's position, or both together. Difference: paired bootstrap over "
@@ -124,8 +124,7 @@ def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
     axes.set_xlabel("score of the hidden state minus score of the best baseline\n"
                     f"({names}, or both)", fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(f"What the hidden state knows beyond the current frame\n{description}",
-                   fontsize=10)
+    axes.set_title(f"Labels decodable beyond the current frame\n{description}", fontsize=10)
     figure.legend(handles=[legend_mark("above 0 after Holm's correction", **claimed),
                            legend_mark("not above 0 after the correction", **other)],
                   loc="outside lower center", ncols=2, fontsize=8)

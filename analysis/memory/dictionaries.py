@@ -5,7 +5,7 @@ A dictionary approximates a state by a centre plus a combination of at most k at
 The coefficients are the activations of its features.
 
 - A TopK sparse autoencoder (Makhzani and Frey 2013; Gao et al. 2024) computes them by a linear
-  encoder, of whose outputs the k largest are kept. Centre, encoder and atoms are trained together.
+  encoder, and keeps the k largest outputs. Centre, encoder and atoms are trained together.
 - All other dictionaries have fixed atoms, and their coefficients are found by orthogonal matching
   pursuit (Pati et al. 1993): k times, the atom with the largest inner product with the residual is
   added, and all coefficients are refitted by least squares. For orthonormal atoms (units, principal
@@ -28,7 +28,7 @@ from common.errors import UserError
 
 UNITS, PCA, ICA, NMF, RANDOM, STATES = "units", "pca", "ica", "nmf", "random", "states"
 FIXED = {UNITS: "units of the state", PCA: "principal components", ICA: "independent components",
-         NMF: "non-negative factors of the states minus their minimum",
+         NMF: "non-negative factors of the states minus the per-unit minimum",
          RANDOM: "random directions with the covariance of the states",
          STATES: "centred states, drawn at random"}
 _ROWS_AT_A_TIME = 4096
@@ -74,7 +74,7 @@ class Dictionary:
         return top_k(outputs, self.num_active)
 
     def decode(self, activations: Tensor) -> Tensor:
-        """Return the states (N, D) that activations (N, F) stand for."""
+        """Decode activations (N, F) to states (N, D)."""
         return self.centre + activations @ self.atoms
 
     def reconstruct(self, states: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def train_autoencoder(states: Tensor, size: int, num_active: int, seed: int,
                       training: AutoencoderTraining = DEFAULT_TRAINING) -> Dictionary:
     """Train a TopK sparse autoencoder (Gao et al. 2024).
 
-    The states are centred and divided by one scale. The bias is tied: the same vector is
+    The states are centred and divided by a common scale. The bias is tied: the same vector is
     subtracted before the encoder and added after the decoder. The encoder begins as the transposed
     decoder; atoms keep norm 1. Dead features are trained to reconstruct the residual.
 

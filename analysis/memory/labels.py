@@ -97,10 +97,10 @@ class Examples:
         actions: actions, int64 (N,).
         log_probs: log-probabilities of all actions, float32 (N, A).
         labels: float32 labels, one row per step: the labels of ``envs.labels.state_labels``;
-            ``steps_since_jump``, steps since the last earlier action that went up from the ground,
-            NaN before the first (only in games with ``on_ground``); ``steps_to_end``, number of
-            actions up to the end of the episode, 1 at the last step; ``fails``, whether the episode
-            fails; and for each hazard ``fails_by_<hazard>``, whether it is the cause.
+            ``steps_since_jump``, steps since the last jump action taken on the ground, before this
+            step, NaN if there is none (only in games with ``on_ground``); ``steps_to_end``, number
+            of actions up to the end of the episode, 1 at the last step; ``fails``, whether the
+            episode fails; and for each hazard ``fails_by_<hazard>``, whether it is the cause.
     """
 
     folder: RolloutFolder
@@ -183,14 +183,14 @@ def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path,
     folder, store = RolloutFolder(data_dir), ResultStore(labels_dir, LEVEL_LABELS)
     folder.check_agent(agent_file)
     if store.settings().get("recording_sha256") != folder.sha256():
-        raise UserError(f"{labels_dir} holds labels of another recording than {data_dir}; run "
-                        f"{LEVEL_LABELS.script} with it")
+        raise UserError(f"{labels_dir} holds labels of a different recording; run "
+                        f"{LEVEL_LABELS.script} with {data_dir}")
     lengths = folder.index()["episode"].value_counts().sort_index() - 1
     if max_steps is not None:
         lengths = lengths.sample(frac=1, random_state=seed)
         lengths = lengths[lengths.cumsum() <= max_steps].sort_index()
         if not len(lengths):
-            raise UserError(f"no episode has at most {max_steps} steps; read more steps")
+            raise UserError(f"no episode has at most {max_steps} steps; increase max_steps")
     game, causes, tables, arrays = recorded_game(folder).env_name, [], [], []
     for episode, length in lengths.items():
         stored = store.read("labels", episode)

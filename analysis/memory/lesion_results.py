@@ -10,7 +10,7 @@ Layout of ``analysis/memory/lesions/``::
     open_loop_effects.csv  one row per condition and step after the lesion, on recorded frames
     curves.csv             divergence at every step after the lesion, and attribution, see curves_of
     reach.csv              how far back frames matter, see reach_of
-    report.md              all results in words
+    report.md              report
     effects.png, kl.png    forest plot of the effects, and the curves
 
 Letters in shape comments: A conditions, N windows, K steps after a lesion, R resamplings.
@@ -102,8 +102,9 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
              seed: int) -> pd.DataFrame:
     """Compute how far back frames matter, by resets and swaps of the state and by attribution.
 
-    The state before the last k frames is replaced, and the divergence at the k-th step compared
-    with the attribution to the frame k steps before the action.
+    The state before the last k frames is replaced, and the divergence at the k-th step is compared
+    with the attribution to the frame k steps before the action. Divergences start at the lesioned
+    step, k = 1. Attributions start at the frame of the action itself, k = 0, which is left out.
 
     Args:
         names: names of the conditions.
@@ -176,15 +177,16 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
         "## Recorded frames", "",
         f"{size[0]} lesions on {num_levels} recorded levels. The agent sees the recorded frames; "
         "only its hidden state differs. KL(intact || lesioned) of the policy in nats, with 95 % "
-        "intervals over levels; k = 1 is the step at which the lesion begins. Bold: claimed, that "
-        "is, larger than the effects of random changes of the state of the same size. The same "
-        f"rule claims {claimed} of {len(controls)} effects of the controls.", "",
+        "intervals over levels; k = 1 is the lesioned step. Bold: claimed by the rule above "
+        f"(`stats.effects`), which claims {claimed} of {len(controls)} effects of the controls, "
+        "random changes of the state of the same size.", "",
         *markdown_table(("lesion", *(f"k = {name.removeprefix('kl_')}" for name in outcomes)),
                         rows),
         "After a reset, the policy at step k has seen the last k frames only. Reach: last step at "
         f"which the mean exceeds {REACH:.0%} of its maximum, up to {size[1]}. Attribution: "
         "absolute value of gradient times deviation of the embedding from its mean, for the frame "
-        "k steps before the action. Spearman: rank correlation over k with the attribution.", "",
+        "k steps before the action; the frame of the action itself, k = 0, is left out. Spearman: "
+        "rank correlation over k with the attribution.", "",
         *markdown_table(("curve", "reach (steps)", "Spearman with attribution"), [
             (row.curve.replace("_", " "),
              format_interval(row.reach, row.reach_low_95, row.reach_high_95),
@@ -216,7 +218,7 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
             axes.plot(*mine.groupby("step")["value"].mean().reset_index().to_numpy().T,
                       color=colour, linestyle=":", linewidth=1)
         axes.set_yscale("symlog", linthresh=1e-3)
-        axes.set(title=title, xlabel="steps since the lesion began", ylim=(0, None))
+        axes.set(title=title, xlabel="step k (1: lesioned step)", ylim=(0, None))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("KL(intact || lesioned), nats")
     _overlay(panels[0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
@@ -234,5 +236,5 @@ def _overlay(axes: Axes, part: pd.DataFrame) -> None:
     other = axes.twinx()
     other.plot(part["step"], part["value"], color=DARK_GREY, linestyle="--")
     other.set_ylim(bottom=0)
-    other.set_ylabel("dashed: |attribution| to the frame as many steps ago", color=DARK_GREY,
+    other.set_ylabel("dashed: |attribution| to the frame k steps earlier", color=DARK_GREY,
                      fontsize=8)

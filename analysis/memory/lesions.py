@@ -4,19 +4,19 @@ Let h_t be the state that enters step t. A lesion lets the agent continue from a
 
 =======  ==========================================================================================
 reset    the initial state of an episode
-swap     the state of another level at the same step; without such a level, the last state of the
-         level with the longest episode
+swap     the state of another level at the same step; if no other level lasts that long, the last
+         state of the longest one
 delay    the state that the agent had ``delay`` steps earlier, or the initial state
-freeze   the state that entered the step before the lesion, at all later steps
-copy     the state of the same episode without the lesion; a control, which must change nothing
+freeze   the state one step before the lesion, held at all later steps
+copy     the unchanged state of the same episode; checks the implementation
 =======  ==========================================================================================
 
-A lesion acts once, or at every step from its first step on. Its controls turn the change of the
-state by a random rotation. The rotation acts on the change in standard deviations of the units, in
-which a control therefore moves the state as far as the lesion does. If the lesion acts at every
-step, each change of a control has the mean size of the changes by the lesion; otherwise, changes
-would add up and grow. States after a control stay within the range of a GRU's states; changes that
-would leave it are enlarged in the other units, so that their size remains.
+A lesion acts once, or at every step from its first step on. A control rotates the change at random,
+after scaling each unit by its standard deviation; the norm of the scaled change equals that of the
+lesion. If the lesion acts at every step, each change by a control has the mean norm of the changes
+by the lesion; otherwise, changes would add up and grow. Coordinates are clipped to [-1, 1], the
+range of a GRU's states, or to the range of the initial state if it is wider; the others are scaled
+up to keep the norm.
 
 *Open loop*: the agent sees recorded frames, and only its state differs. The effect is the
 divergence KL(p || q) of the policy q with the lesion from the policy p without it. After a reset,
@@ -25,7 +25,7 @@ older frames matter. *Closed loop*: the agent plays, and a lesion is passed as
 ``PlayOptions.alter_state``.
 
 Letters in shape comments: N episodes or windows, R rows of a batch, D hidden state, E embedding,
-A actions, K steps after the begin of a lesion, P steps before it.
+A actions, K steps from the start of a lesion on, P steps before it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Lesion:
     """Definition of a lesion, or of one of its controls.
 
     Attributes:
-        kind: one of _SCALINGS = 20  # iterations that scale a change; a size is then met within 1 %
-RESET, SWAP, DELAY, FREEZE and COPY.
+        kind: RESET, SWAP, DELAY, FREEZE or COPY.
         once: whether the lesion acts at a single step; otherwise it acts at all steps from its
             first one on.
         delay: number of steps by which DELAY is late.
@@ -89,13 +88,14 @@ class Donors:
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def own(self, number: int, step: int) -> Tensor:
-        """Return the state (D,) that enters a step of an episode with a given number."""
+        """Return the state (D,) that enters a step of episode `number`."""
         return self._states[number][step - self._first[number]]
 
     def other(self, number: int, level: int, step: int) -> Tensor:
         """Return a state (D,) of another level at the same step.
 
-        All states come from one randomly chosen episode until it ends, then from another one.
+        The episodes of other levels are in a random order. The state comes from the first one that
+        lasts that long; if there is none, it is the last state of the longest one.
 
         Args:
             number: number of the episode that receives the state.
@@ -110,20 +110,20 @@ class Donors:
             self._orders[number, level] = order[self._levels[order] != level]
         order = self._orders[number, level]
         if not len(order):
-            raise UserError("a state cannot be swapped between levels, because all episodes are of "
-                            f"the level {level}; record or play more levels")
+            raise UserError(f"cannot swap states: all episodes use level {level}; record or play "
+                            "more levels")
         longest = max(order, key=lambda donor: len(self._states[donor]))
         donor = next((donor for donor in order if step < len(self._states[donor])), longest)
         return self._states[donor][min(step, len(self._states[donor]) - 1)]
 
 
 class LesionedMemory:
-    """Function for ``PlayOptions.alter_state`` that applies a lesion. It remembers the earlier
-    states of each episode, so it serves for one run only.
+    """Function for ``PlayOptions.alter_state`` that applies a lesion. Stateful: create a new
+    instance per run.
 
     Args:
         lesion: the lesion.
-        begin: first step of the lesion in each episode (N,), by number of the episode.
+        begin: first step of the lesion in each episode (N,), indexed by episode number.
         initial: initial state of an episode (D,).
         std: standard deviation of each unit (D,), for the rotation and for ``moved``.
         donors: states of other episodes, for SWAP and COPY.
@@ -175,7 +175,8 @@ class LesionedMemory:
         return (change * self._inverse).norm(dim=1, keepdim=True)
 
     def _moved_by(self, before: Tensor, change: Tensor, size: float | Tensor) -> Tensor:
-        """Add changes to states (R, D), scaled to a size as far as the range of states allows."""
+        """Add changes to states (R, D), scaled to a size and clipped to the range of GRU
+        states."""
         moved, scale = self._norm(change), torch.ones_like(change[:, :1])
         for _ in range(_SCALINGS):
             scale = scale * torch.where(moved > 0, size / moved, 0)
@@ -224,11 +225,11 @@ def rotation(std: Tensor, seed: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Recorded steps around the begin of a lesion.
+    """Recorded steps around the start of a lesion.
 
     Attributes:
         levels: level seed of each window (N,).
-        begin: step at which a lesion begins (N,).
+        begin: step at which a lesion starts (N,).
         actions: action that was taken in the last step, int64 (N,).
         embeddings: embeddings of the frames of P steps before ``begin`` and of K steps from
             ``begin`` on (N, P + K, E).
@@ -267,11 +268,11 @@ def read_states(policy: Policy, compute: Compute, folder: RolloutFolder, episode
 
 def choose_windows(lengths: Sequence[int], num_before: int, num_steps: int, per_episode: int,
                    seed: int) -> list[np.ndarray]:
-    """Draw the begins of windows at random, without replacement.
+    """Draw the starts of windows at random, without replacement.
 
     Args:
         lengths: number of steps of each episode.
-        num_before, num_steps: number of steps before and from the begin on, P and K.
+        num_before, num_steps: number of steps before and from the start step on, P and K.
         per_episode: maximum number of windows per episode.
         seed: seed of the draws.
 

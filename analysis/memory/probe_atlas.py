@@ -1,5 +1,5 @@
-"""Probe atlas: which labels can be decoded from the hidden state, and what of it goes beyond the
-current frame.
+"""Probe atlas: which labels can be decoded from the hidden state, and which of them are not
+decodable from the current frame.
 
 Representations, all for the same steps; a PCA is fitted on training levels only::
 
@@ -11,9 +11,9 @@ Representations, all for the same steps; a PCA is fitted on training levels only
     action_position    last action (one-hot) and position of the player
     current            embedding, last action and position together
 
-The knowledge beyond the current frame is the score of the hidden state minus the score of the best
-of BASELINES. Each representation has a linear probe and a network with one hidden layer. The better
-probe, and the best baseline, are chosen on the levels that also determine the penalty.
+*Gain*: the score of the hidden state minus the score of the best of BASELINES. Each representation
+has a linear probe and a network with one hidden layer. The better probe, and the best baseline, are
+chosen on the validation part, on which the penalty (linear) or the number of epochs is chosen.
 
 Layout of the folder that ``analysis/probe_atlas.py`` writes::
 
@@ -111,7 +111,7 @@ class Label:
         return dataclasses.replace(self, target=self.target[rows])
 
     def problem(self, levels: np.ndarray, parts: Parts) -> str:
-        """Return why the label cannot be probed; "" if it can be.
+        """Return the reason why the label cannot be probed; "" if it can be.
 
         Args:
             levels: level of each example (N,).
@@ -126,7 +126,7 @@ class Label:
                     return (f"the property is present in {numbers[1]} and absent in {numbers[0]} "
                             f"levels of the {name} part")
             elif len(np.unique(levels[rows])) < MIN_LEVELS or target.std() == 0:
-                return f"it is unknown or constant in the {name} part"
+                return f"the label is unknown or constant in the {name} part"
         return ""
 
 
@@ -170,7 +170,8 @@ def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
 
 
 def untrained_copy(policy: Policy, seed: int) -> Policy:
-    """Return an agent of the same architecture with random weights, drawn as PyTorch does."""
+    """Return an agent of the same architecture with random weights (PyTorch's default
+    initialisation)."""
     other = copy.deepcopy(policy)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -299,13 +300,14 @@ def probe_label(label: Label, representations: Mapping[str, np.ndarray], levels:
 
 
 def _better(rows: pd.DataFrame):
-    """Return the row of the probe with the best score on the penalty part."""
+    """Return the row of the probe with the best score on the validation part, on which the penalty
+    is chosen."""
     return next(rows.sort_values("held_out", ascending=False, kind="stable").itertuples())
 
 
 def with_claims(beyond: pd.DataFrame) -> pd.DataFrame:
-    """Add p-values corrected by Holm's method, and whether the hidden state knows more than the
-    best baseline: the interval lies above 0 and ``p_holm`` is at most 0.05."""
+    """Add p-values corrected by Holm's method, and whether the label is decodable beyond the
+    current frame: the interval lies above 0 and ``p_holm`` is at most 0.05."""
     p_holm = holm(beyond["p"].to_numpy())
     return beyond.assign(p_holm=p_holm, claimed=(beyond["low_95"] > 0) & (p_holm <= LEVEL))
 

@@ -7,7 +7,7 @@ of the state with the label, which for a property is the difference between the 
 given in standard deviations of the state along a random direction.
 
 *Open loop*: the states are recorded ones of levels that no probe was trained on, and only the heads
-run. An upper bound is the full swap: the state is replaced by a randomly drawn recorded state with
+run. A reference is the full swap: the state is replaced by a randomly drawn recorded state with
 the label (or without it), or, for a number, in its upper (or lower) quarter. The controls of swaps
 draw from all states. *Closed loop*: the agent plays, and is pushed at every step.
 
@@ -50,7 +50,7 @@ PROBE, COVARIANCE, SWAP, PUSH = "probe", "covariance", "swap", "push"
 METHODS = (PROBE, COVARIANCE)
 MORE, LESS = "more", "less"
 WORDING = Wording("Pushes of the hidden state along probe directions", "random directions",
-                  "directions that are no better than random ones", " of equal size",
+                  "directions with no larger effect than random ones", " of equal size",
                   "How far a state is moved in a step")
 PROBE_INTERVENTIONS = Schema(
     "pushes along probe directions", "analysis/probe_interventions.py", items={
@@ -70,7 +70,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 def unit_directions(label: Label, states: np.ndarray, weights: np.ndarray,
                     methods: Sequence[str] = METHODS) -> dict[str, np.ndarray]:
-    """Return a unit vector (D,) per method, along which a label is represented more.
+    """Return a unit vector (D,) per method, pointing towards larger values of the label.
 
     Args:
         label: label of the states.
@@ -97,7 +97,7 @@ def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_
         directions: unit vectors (D,), by label and method.
         norm: Euclidean norm of a push.
         num_controls: number of random directions.
-        seed: seed of the random directions; together with its number it determines each.
+        seed: seed of the random directions; each direction depends on seed and index.
     """
     conditions = [Condition(
         f"{sense}_{label}_{method}", f"{sense} {label} ({method})", PUSH, value=sign * norm * unit,
@@ -142,13 +142,13 @@ def swaps(labels: Sequence[Label], states: np.ndarray, num_controls: int, seed: 
 @torch.no_grad()
 def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
                   change: Change | None = None) -> np.ndarray:
-    """Compute the mean OPEN_OUTCOMES per level that the heads give for changed states.
+    """Compute the mean OPEN_OUTCOMES per level of the heads at altered states.
 
     Args:
         policy: the agent.
         states: recorded states that leave a step, float32 (N, D).
         levels: level of each state (N,).
-        change: change of the states; None for no change.
+        change: alteration of the states; None for unaltered states.
 
     Returns:
         Outcomes, float64 (E, K), by ascending seed of the level.

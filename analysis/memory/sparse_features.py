@@ -2,14 +2,15 @@
 
 Levels are split into three parts (``interventions.probes.split_levels``). Dictionaries are fitted
 on the first. On the second, each feature is assigned the label that its activation predicts best,
-and the features with the strongest effect on the policy are chosen. All numbers are measured on the
-third part, or in the real game on further levels.
+and the features with the strongest effect on the policy are selected for ablation. All numbers are
+measured on the third part, or in the real game on further levels.
 
 - A feature is *named* after its label if the AUC of its activation on the third part differs from
   0.5 by at least ``NAME_MARGIN``, its 95 % interval excludes 0.5, and its p-value, corrected by
-  Holm's method over all features of the dictionary, is at most 0.05. The p-value comes from a
-  sign-flip test over levels of the covariance between rank and label. As a control, the whole
-  procedure is repeated with labels that were shuffled between levels.
+  Holm's method over all features of the dictionary, is at most 0.05. An AUC below 0.5 names the
+  absence of the label. The p-value comes from a sign-flip test over levels of the covariance
+  between rank and label. As a control, the whole procedure is repeated with labels that were
+  shuffled between levels.
 - *Ablation* of a feature subtracts its activation times its atom from the state. Controls subtract
   the same amount along random directions with the covariance of the states.
 
@@ -236,8 +237,8 @@ def name_features(activations: np.ndarray, labels: pd.DataFrame, levels: np.ndar
         A row per feature: ``feature``; on the third part, ``frequency`` (share of states in which
         the feature is active) and ``mean_activation`` (when active); ``label`` (NO_LABEL for a
         feature that is not active on the second part, or if there are no labels); ``auc``,
-        ``p``, ``p_holm``; ``low_95``, ``high_95``, NaN for features that cannot be named by AUC and
-        p-value; ``named``; ``base`` (share of states with the label) and ``precision`` (the same
+        ``p``, ``p_holm``; ``low_95``, ``high_95``, NaN if AUC or p-value already excludes a name;
+        ``named``; ``base`` (share of states with the label) and ``precision`` (the same
         share when the feature is active).
     """
     values = labels.to_numpy()
@@ -427,7 +428,8 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
     """Return a condition per feature, and the controls that all features share.
 
     Controls subtract the amounts of the feature with the largest mean activation, so that, on
-    recorded states, no feature moves states farther than its controls.
+    recorded states, no feature moves states farther than its controls; the test is therefore
+    conservative.
 
     Args:
         dictionary: the dictionary.

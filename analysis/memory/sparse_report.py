@@ -72,8 +72,9 @@ FEATURE_DREAMS = Schema(
     settings_name=OPTIMISED_STARTS.settings_name)
 ABLATIONS = Wording(
     "Ablated sparse features of the hidden state", "random directions",
-    "features that are no better than random directions",
-    ", each moved by the activation of the largest feature", "How far a state is moved in a step")
+    "features with no larger effect than random directions",
+    ", scaled by the activation of the feature with the largest mean activation",
+    "How far a state is moved in a step")
 
 
 def describe_dictionary(name: str) -> str:

@@ -1,9 +1,9 @@
 """Claims of the literature about the memory of agents, and the findings on each of them.
 
 Sources: Taufeeque et al. 2024, "Planning in a recurrent neural network that plays Sokoban",
-arXiv 2407.15421 (row 2); pull request 8 of Metta-AI/NeuralMMO-interpretability, 2026 (row 5); the
-statistics of nicholaschenai/mech_interp_eureka (row 6); the thesis summarised at LessWrong,
-XWmqSTX89rgqeqyfv (row 7).
+arXiv 2407.15421 (M2); pull request 8 of Metta-AI/NeuralMMO-interpretability, 2026 (M5); the
+statistics of nicholaschenai/mech_interp_eureka (M6); the thesis summarised at LessWrong,
+XWmqSTX89rgqeqyfv (M7).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CLAIMS = ClaimsTable({
              "share of live features that predict a label of the level on held-out levels; the "
              "reference is the share with labels shuffled between levels", is_null=True,
              tested=False),
-    8: Claim("Starts that were found in the simulator drive a feature in the real game: no "
+    8: Claim("Starts optimised in the simulator activate their feature in the real game: no "
              "published number",
              "share of features that are active in the real game near the start optimised for "
              "them; the reference is the share near starts optimised for other features"),
@@ -64,9 +64,10 @@ CLAIMS = ClaimsTable({
     "otherwise a bootstrap over levels. A number with a sign is a change; *reference* is the "
     "number without the change, or the control.",
     "M1 and M5 *hold* if the change is claimed: its interval excludes 0, and p (Holm's correction "
-    "over both) and the share of random changes with as large an effect are at most 0.05. M2, M3 "
-    "and M4 hold if the difference is positive, its interval excludes 0 and p (Holm's correction "
-    "over all labels) is at most 0.05. M8 holds if the interval lies above the reference."),
+    "over both rows) and the share of random changes with as large an effect are at most 0.05. "
+    "M2, M3 and M4 hold if the difference is positive, its interval excludes 0 and p (Holm's "
+    "correction over all labels) is at most 0.05. M8 holds if the interval lies above the "
+    "reference."),
     letter="M")
 SCRIPTS = {1: "memory_lesions", 2: "probe_atlas", 3: "probe_atlas", 4: "probe_atlas",
            5: "probe_interventions", 6: "sparse_features", 7: "sparse_features",
