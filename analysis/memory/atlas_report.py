@@ -120,9 +120,9 @@ def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     forest_plot(axes, beyond, [f"{row.label} ({METRICS[row.metric]})"
                                for row in beyond.itertuples()], styles, "difference")
-    names = ", ".join(REPRESENTATIONS[name][0] for name in BASELINES[:2])
+    names = "; ".join(REPRESENTATIONS[name][0] for name in BASELINES)
     axes.set_xlabel("score of the hidden state minus score of the best baseline\n"
-                    f"({names}, or both)", fontsize=8)
+                    f"({names})", fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(f"Labels decodable beyond the current frame\n{description}", fontsize=10)
     figure.legend(handles=[legend_mark("above 0 after Holm's correction", **claimed),

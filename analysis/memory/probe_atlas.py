@@ -50,7 +50,7 @@ from stats.significance import LEVEL, holm
 
 HIDDEN, EMBEDDING, LAST_MAP, FRAME = "hidden_state", "embedding", "last_map", "frame"
 UNTRAINED, ACTION_POSITION, CURRENT = "untrained", "action_position", "current"
-BASELINES = (EMBEDDING, ACTION_POSITION, CURRENT)
+BASELINES = (FRAME, LAST_MAP, EMBEDDING, ACTION_POSITION, CURRENT)
 LINEAR, NETWORK = "linear", "network"
 STEPS_AHEAD = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 STEPS_SINCE_VIEW = (4, 8, 16)
