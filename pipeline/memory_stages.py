@@ -132,7 +132,7 @@ def _decoded(output: Path) -> str:
     """Count the labels that are decodable beyond the current frame; used as ``Stage.result``."""
     table = ResultStore(output / ATLAS, PROBE_ATLAS).read("comparison")
     return (f"{table['claimed'].sum()} of {len(table)} labels are decoded better from the hidden "
-            "state than from frame, action and position")
+            "state than from the best baseline without memory")
 
 
 def _variance(output: Path) -> str:

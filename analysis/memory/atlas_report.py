@@ -50,10 +50,10 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
         "which the penalty (linear probe) or the number of epochs (network) is chosen.", "",
         "## Labels decodable beyond the current frame", "",
         f"{beyond['claimed'].sum()} of {len(beyond)} labels are decoded better from the hidden "
-        "state than from the best baseline, which is the embedding of the current frame, the last "
-        "action and the player's position, or both together. Difference: paired bootstrap over "
-        "levels; p (Holm): corrected for all labels. **Bold**: the interval lies above 0 and "
-        "p (Holm) is at most 0.05.", ""]
+        "state than from the best baseline without memory. Baselines: "
+        f"{'; '.join(REPRESENTATIONS[name][0] for name in BASELINES)}. Difference: paired "
+        "bootstrap over levels; p (Holm): corrected for all labels. **Bold**: the interval lies "
+        "above 0 and p (Holm) is at most 0.05.", ""]
     for group, rows in beyond.groupby("group", sort=False):
         lines += [f"### {str(group).capitalize()}", "", *markdown_table(
             ("label", "score", "hidden state", "best baseline", "its score", "difference",

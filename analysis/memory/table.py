@@ -29,7 +29,7 @@ from stats.claims import Claim, ClaimsTable, Finding
 from stats.significance import share
 
 CLAIMS = ClaimsTable({
-    1: Claim("The agent needs its memory: expected of a recurrent agent",
+    1: Claim("A reset of the memory at every step breaks the agent: expected of a recurrent agent",
              "success rate on the same unseen levels, with the hidden state reset to the initial "
              "state at every step; the other lesions are shown as well"),
     2: Claim("The hidden state predicts the agent's actions far ahead: about 50 steps in Sokoban",
