@@ -25,7 +25,6 @@ from PIL import Image, ImageDraw
 
 from agents.rollout_files import RolloutFolder
 from analysis.influences.comparison import COMPARISON_FILES
-from analysis.influences.consistency import ALL_SAMPLES, file_stem
 from analysis.panel_contents import recorded_frames
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
@@ -171,12 +170,13 @@ def direction_function(folder: SaliencyFolder, numbers: list[int], component: in
 
 
 def behaviour(shown: Shown) -> Image.Image:
-    """Return the image of samples of the most frequent behaviour, or of all samples if no sample
-    has a behaviour."""
+    """Return the figure of the most frequent behaviour, or of all behaviours if no sample has one.
+    """
     labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
-    largest = (int(np.bincount(labels[labels >= 0]).argmax()) if (labels >= 0).any()
-               else ALL_SAMPLES)
-    return Image.open(shown.output / FOLDERS.stories / f"{file_stem(largest)}_samples.png")
+    shows_one = labels[labels >= 0]
+    name = (f"behaviour_{np.bincount(shows_one).argmax():02d}" if len(shows_one)
+            else "behaviours_overview")
+    return Image.open(shown.output / FOLDERS.behaviour_plots / f"{name}.png")
 
 
 def panel(shown: Shown) -> Image.Image:
@@ -199,7 +199,7 @@ PICTURES = (
     Picture("agent.png", ("render",), stored("videos/*_strip.png")),
     Picture("simulator.png", ("loss_over_time",), simulator),
     Picture("saliency.gif", ("simulate", "saliency"), saliency),
-    Picture("behaviour.png", ("consistency", "causal_stories"), behaviour),
+    Picture("behaviour.png", ("consistency", "plot_behaviours"), behaviour),
     Picture("interventions.png", ("interventions",),
             stored(f"{FOLDERS.interventions}/effects.png")),
     Picture("made_to_order.png", ("optimise_start",),
