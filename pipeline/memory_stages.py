@@ -11,7 +11,7 @@ from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
 from analysis.memory.sparse_report import SPARSE_FEATURES
 from analysis.memory.table import CLAIMS
-from common.results import ResultStore, Schema
+from common.results import ResultStore, Schema, Table
 from pipeline.attribution_stages import RECORDING
 from pipeline.presets import AGENT, SIMULATOR, MemoryPreset, MemoryStudies, Preset
 from pipeline.stage import (
@@ -125,7 +125,10 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
 
 def _claims(folder: str, schema: Schema) -> Callable[[Path], str]:
     """Return a ``Stage.result`` that counts the claimed effects of a study."""
-    return lambda output: claims_summary(ResultStore(output / folder, schema).read("effects"))
+    columns = Table({"label": str, "outcome": str, "control": bool, "claimed": bool,
+                     "num_controls": float})
+    return lambda output: claims_summary(
+        ResultStore(output / folder, schema).read("effects", form=columns))
 
 
 def _decoded(output: Path) -> str:

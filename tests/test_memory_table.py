@@ -1,17 +1,23 @@
-"""Table of claims about the memory: verdicts on planted results, and studies that are missing."""
+"""Claims and stages of the preset memory: verdicts and summaries of planted results, and missing
+studies."""
 
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from analysis import memory_table
 from analysis.memory.lesion_results import LESIONS
 from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
+from analysis.memory.sparse_report import SPARSE_FEATURES
 from common.results import ResultStore
+from pipeline.presets import load_preset
+from pipeline.stages import all_stages
 from stats.claims import FINDINGS_NAME, TABLE_NAME
 
 EFFECT = {"control": False, "unaltered": 0.9, "altered": 0.2, "effect": -0.7, "low_95": -0.8,
-          "high_95": -0.6, "p": 1e-4, "p_holm": 1e-3, "p_control": 0.05, "claimed": True}
+          "high_95": -0.6, "p": 1e-4, "p_holm": 1e-3, "p_control": 0.05, "claimed": True,
+          "num_controls": 19}
 LABEL = {"group": "g", "probe": "linear", "hidden_state": 0.7, "low_95_hidden": 0.6,
          "high_95_hidden": 0.8, "baseline": "embedding", "baseline_probe": "linear",
          "baseline_score": 0.5, "difference": 0.2, "low_95": 0.1, "high_95": 0.3, "p": 1e-4,
@@ -28,7 +34,7 @@ def write(folder, study, schema, **tables):
 
 @pytest.fixture
 def studies(tmp_path):
-    folder = tmp_path / "memory"
+    folder = tmp_path / "analysis" / "memory"
     write(folder, "lesions", LESIONS, effects=[
         {"arm": arm, "label": arm, "outcome": outcome, **EFFECT}
         for arm in ("reset_always", "swap_once") for outcome in ("success", "length")])
@@ -45,7 +51,13 @@ def studies(tmp_path):
         {"arm": arm, "label": arm, "outcome": "jump", **EFFECT, "p_control": p_control,
          "ratio_to_random": 0.5, "ratio_to_swap": 0.1}
         for arm, p_control in (("more_saw_ahead_probe", 0.6), ("more_saw_ahead_covariance", 0.05),
-                               ("less_saw_ahead_probe", 0.05), ("more_velocity_y_probe", 0.05))])
+                               ("less_saw_ahead_probe", 0.05), ("more_velocity_y_probe", 0.05))],
+          effects=[{"arm": "a", "label": "a", "outcome": "success", **EFFECT, "claimed": False}])
+    write(folder, "sparse_features", SPARSE_FEATURES, dictionaries=[
+        {"dictionary": name, "variance_explained": explained, "variance_low": 0.5,
+         "variance_high": 0.95, "kl": 0.1, "success": success, "success_unaltered": 0.9,
+         "dead": 0.1}
+        for name, explained, success in (("units", 0.6, 0.7), ("sae_256", 0.92, 0.87))])
     return folder
 
 
@@ -55,12 +67,28 @@ def test_verdicts_follow_direction_correction_and_controls(studies, tmp_path):
     summary = (tmp_path / "table" / TABLE_NAME).read_text().split("\n\n")[0].splitlines()[2:]
     verdicts = [line.rpartition("<br>")[2].strip(" |*") for line in summary]
     assert verdicts[:5] == ["holds", "does not hold", "does not hold", "holds", "does not hold"]
-    assert all("not measured" in line for line in summary[5:])
+    assert all("not measured" in line for line in (summary[6], summary[7]))
     table = pd.read_csv(tmp_path / "table" / FINDINGS_NAME)
     pushed = table[table["row"] == 5]["measure"]
     assert not pushed.str.contains("velocity|less").any() and len(pushed) == 6
     assert table[table["measure"].str.contains("untrained")]["value"].tolist() == [0.8]
     assert "feature_dreams.py has not been run" in (tmp_path / "table" / TABLE_NAME).read_text()
+
+
+def test_stages_summarise_their_results(studies, tmp_path):
+    stages = {stage.name: stage for stage in all_stages(load_preset("memory"), "planted")}
+    results = [stages[name].result(tmp_path) for name in (
+        "memory_lesions", "probe_atlas", "probe_interventions", "sparse_features")]
+    assert results[0].startswith("4 of 4 tested effects")
+    assert results[1].startswith("2 of 3 labels")
+    assert results[2].startswith("0 of 1 tested effects")
+    assert "92%" in results[3] and "87%" in results[3]
+
+
+def test_an_agent_without_a_simulator_has_no_dreams():
+    agent = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+    names = [stage.name for stage in all_stages(load_preset("memory", agent), "own")]
+    assert "sparse_features" in names and "feature_dreams" not in names
 
 
 def test_folders_without_studies_and_equal_names_are_refused(studies, tmp_path):
