@@ -102,16 +102,20 @@ FAILURES = Section(
            "What may be claimed; how episodes ended; and a level that only one of two arms fails, "
            "if there is any."),))
 MEMORY = Section(
-    "memory", "What does its memory hold, and what is it for?",
-    "The hidden state is reset, swapped, delayed and frozen; probes read from it what the frame "
-    "does not show; it is pushed along their directions; and sparse features of it are named, "
-    "ablated and dreamed. Every intervention has controls that change the state at random.",
+    "memory", "What is its memory for?",
+    "The hidden state is reset, or swapped with that of another level, on recorded frames and in "
+    "the real game. The preset memory also delays and freezes it, decodes labels of the level "
+    "from it, pushes it along directions of these labels, and extracts sparse features. Controls "
+    "change the state at random by the same amount.",
     "Of lesions in the real game, {memory_lesions}.",
     Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/kl.png",),
           "How much the policy changes (KL divergence), by steps since its state was changed."),
-    "Look for the step at which a curve has fallen to the level of random changes: older frames "
-    "no longer matter.",
-    more=(
+    "Look for curves above those of random changes, and for the step at which they have fallen to "
+    "zero: a change of the state has then been forgotten.",
+    "In 214 recorded levels, a swap changes the policy for 7 steps. With the initial state at "
+    "every step, the agent solves 13 % of 24 levels instead of 92 %; no other lesion has a claimed "
+    "effect on success.",
+    (
         Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/effects.png",
                                  f"{MEMORY_ROOM}/lesions/report.md"),
               "Success, return and failures with a changed state, in the real game."),
