@@ -23,11 +23,13 @@ from common.errors import UserError
 from envs.level_state import LevelState
 from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, removed
 from envs.procgen_env import EnvConfig, StateView
+from stats.effects import Outcome
 
 TIMEOUT = "timeout"
 MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, but no single kind does
 OTHER = "other"  # removing all kinds of hazard does not prevent the failure
 ENDED = "ended"  # the hazards of the game are not known
+FAILS_BY = "fails_by_"  # prefix of the outcomes of ``failure_outcomes``
 NEAR = 3.0  # distance from the player in cells within which hazards are removed
 STEPS_PER_STATE = 16  # steps of an episode between two states that are read
 
@@ -36,6 +38,12 @@ def causes_of(game: str) -> tuple[str, ...]:
     """Return all possible causes of failure in a game, its hazards first."""
     names = [kind.name for kind in hazards_of(game)]
     return (*names, MULTIPLE, TIMEOUT, OTHER) if names else (ENDED, TIMEOUT)
+
+
+def failure_outcomes(game: str) -> tuple[Outcome, ...]:
+    """Return an outcome of episodes for each cause of failure in a game, see ``causes_of``."""
+    return tuple(Outcome(f"{FAILS_BY}{cause}", f"failures by {cause}", probability=True)
+                 for cause in causes_of(game))
 
 
 def unknown_hazards(game: str) -> str:

@@ -38,6 +38,11 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     return float((gram_x * gram_y).sum() / norms) if norms > 0 else float("nan")
 
 
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Compute KL(p ‖ q) in nats (…) from log-probabilities (…, A)."""
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+
+
 def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states: np.ndarray,
                other_states: np.ndarray) -> dict:
     """Compare two agents on the same frames.
@@ -63,8 +68,8 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
             for outputs in (ours, theirs))  # (n, A)
     values = np.stack([outputs[value_head].double().flatten().cpu().numpy()
                        for outputs in (ours, theirs)])
-    return {"kl": float((p.exp() * (p - q)).sum(dim=1).mean()),
-            "kl_of_other": float((q.exp() * (q - p)).sum(dim=1).mean()),
+    return {"kl": float(kl_divergence(p, q).mean()),
+            "kl_of_other": float(kl_divergence(q, p).mean()),
             "same_action": float((p.argmax(dim=1) == q.argmax(dim=1)).double().mean()),
             "value_correlation": float(np.corrcoef(values)[0, 1]),
             "cka": {name: linear_cka(ours[name].flatten(1), theirs[name].flatten(1))

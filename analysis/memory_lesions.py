@@ -25,11 +25,12 @@ from torch import Tensor
 
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
-from agents.failures import attribute_failures, causes_of
+from agents.failures import FAILS_BY, attribute_failures, failure_outcomes
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
+from agents.similarity import kl_divergence
 from analysis.memory.lesion_results import (
     LESIONS,
     SOLVED,
@@ -51,7 +52,6 @@ from analysis.memory.lesions import (
     Windows,
     attribution_over_time,
     choose_windows,
-    divergence,
     read_states,
     run_windows,
 )
@@ -63,6 +63,7 @@ from common.palette import DPI
 from common.progress import with_progress
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
+from interventions.comparison import outcomes_named
 from stats.effects import Condition, Outcome, check_starts, claims_summary, compare_conditions
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
@@ -202,7 +203,8 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
         alter = LesionedMemory(lesion, windows.begin, initial, std,
                                copies if lesion.kind == COPY else donors,
                                None if lesion.once else moved.get(condition.pattern))
-        curves.append(divergence(intact, run_windows(policy, windows, alter)[0]))
+        lesioned, _ = run_windows(policy, windows, alter)
+        curves.append(kl_divergence(intact, lesioned).cpu().numpy())
         moved[condition.name] = alter.moved.sum() / alter.num_steps.sum()
     return {"kl": np.stack(curves), "moved": np.array([*moved.values()]), "levels": windows.levels,
             "attribution": attribution_over_time(policy, windows, entering, mean)}
@@ -320,7 +322,7 @@ class ClosedLoop:
         arrays = self.store.read("states")
         states = torch.from_numpy(arrays["states"]).to(self.compute.device)
         seeds = np.array([level for _, level in self.levels])
-        last = arrays["lengths"] - 2  # the last step; the terminal frame is none
+        last = arrays["lengths"] - 2  # last step before the terminal frame
         begin = np.random.default_rng(self.seed).integers(np.minimum(last, 1), last + 1)
         return (Donors(states.split(arrays["lengths"].tolist()), seeds, seed=self.seed),
                 states.std(dim=0), begin)
@@ -335,11 +337,7 @@ def mean_change(table: pd.DataFrame) -> float:
 def outcomes_of(game: EnvConfig) -> list[Outcome]:
     """Return the outcomes of episodes: success, return, length, and one per cause of failure: the
     game's hazards and the general causes, see ``agents.failures.causes_of``."""
-    return [Outcome("success", "success rate", probability=True),
-            Outcome("return", "return (sum of rewards)"),
-            Outcome("length", "episode length (steps)"),
-            *(Outcome(f"fails_{cause}", f"failures: {cause}", probability=True)
-              for cause in causes_of(game.env_name))]
+    return [*outcomes_named("success", "return", "length"), *failure_outcomes(game.env_name)]
 
 
 def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
@@ -348,7 +346,7 @@ def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
                "length": table["length"]}
     return np.stack([
         by_name[outcome.name] if outcome.name in by_name
-        else table["cause"] == outcome.name.removeprefix("fails_")
+        else table["cause"] == outcome.name.removeprefix(FAILS_BY)
         for outcome in outcomes], axis=1).astype(float)
 
 

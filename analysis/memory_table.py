@@ -8,7 +8,7 @@ from pathlib import Path
 from analysis.memory.table import CLAIMS, READERS, SCRIPTS, MemoryTables
 from common.cli import Parser
 from common.errors import UserError, script_main
-from stats.claims import TABLE_NAME, read_rows
+from stats.claims import TABLE_NAME, agent_names, read_rows
 
 
 def parser() -> Parser:
@@ -27,10 +27,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    names = args.labels or [folder.resolve().name for folder in args.studies]
-    if len(set(names)) != len(args.studies):
-        raise UserError(f"--labels needs {len(args.studies)} distinct names, not "
-                        f"{', '.join(names)}")
+    names = agent_names(args.studies, args.labels)
     findings, reasons = {}, {}
     for name, folder in zip(names, args.studies):
         findings[name] = read_rows(READERS.items(), MemoryTables(folder))

@@ -16,7 +16,7 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from analysis.memory.atlas_report import plot_actions_ahead, plot_beyond, report
-from analysis.memory.labels import read_examples
+from analysis.memory.labels import add_recording_flags, read_examples
 from analysis.memory.probe_atlas import (
     PROBE_ATLAS,
     checked_labels,
@@ -37,11 +37,7 @@ from interventions.probes import split_levels
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="the recorded agent")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
-                       help="labels of the recording, from analysis/level_labels.py")
+    add_recording_flags(flags)
     flags.add_argument("--num_examples", type=count, default=12_000,
                        help="maximum number of randomly drawn steps that are probed")
     flags.add_argument("--hidden_units", type=count, default=64,

@@ -15,7 +15,7 @@ import numpy as np
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
-from analysis.memory.labels import read_examples
+from analysis.memory.labels import add_recording_flags, read_examples
 from analysis.memory.probe_atlas import PROBE_ATLAS, labels_of
 from analysis.memory.probe_interventions import (
     METHODS,
@@ -32,7 +32,7 @@ from analysis.memory.probe_interventions import (
     unit_directions,
     with_ratios,
 )
-from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging
+from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
@@ -44,11 +44,7 @@ from stats.study import BASELINE, measure_conditions, write_effects
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="the recorded agent")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
-                       help="labels of the recording, from analysis/level_labels.py")
+    add_recording_flags(flags)
     flags.add_argument("--atlas_dir", type=Path, default=Path("analysis/memory/probe_atlas"),
                        help="probes of the hidden state, from analysis/probe_atlas.py")
     flags.add_argument("--labels", nargs="+",
@@ -60,7 +56,7 @@ def parser() -> Parser:
     flags.add_argument("--size", type=float, default=2.0,
                        help="norm of a push, in standard deviations of the state along a random "
                             "direction")
-    flags.add_argument("--num_controls", type=count, default=19,
+    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
                        help="number of random directions; claims need at least 19")
     flags.add_argument("--num_episodes", type=count, default=200,
                        help="number of levels to play per push; none of them was recorded")
@@ -83,9 +79,6 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     check_starts(args.num_episodes, "--num_episodes")
-    if args.num_controls < 2:
-        raise UserError("--num_controls must be at least 2, so that each control can be compared "
-                        "with another one")
     digest, policy = agent_sha256(args.agent_file), load_agent(args.agent_file, compute.device)
     examples = read_examples(args.data_dir, args.labels_dir, args.agent_file)
     env, atlas = recorded_game(examples.folder), ResultStore(args.atlas_dir, PROBE_ATLAS)
@@ -148,7 +141,7 @@ def default_labels(game: str, atlas: ResultStore) -> list[str]:
     """Return the default labels that have a direction in the atlas.
 
     Raises:
-        UserError: if there are none.
+        UserError: if no default label has one.
     """
     names = [*(f"{kind.name}_ahead" for kind in hazards_of(game)), "velocity_x", "velocity_y",
              "steps_to_end"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from analysis.memory.dictionaries import (
     fixed_dictionary,
     train_autoencoder,
 )
-from analysis.memory.labels import Examples, read_examples
+from analysis.memory.labels import Examples, add_recording_flags, read_examples
 from analysis.memory.sparse_features import (
     SplitStates,
     ablation_conditions,
@@ -39,7 +40,6 @@ from analysis.memory.sparse_features import (
     name_features,
     score_ablations,
     score_dictionary,
-    shuffled_labels,
     splice,
     strongest_features,
     top_examples,
@@ -51,15 +51,22 @@ from analysis.memory.sparse_report import (
     report,
     signed_label,
 )
-from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging
+from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
 from common.results import ResultStore
 from common.video import strip
-from interventions.comparison import Testbed, chosen_outcomes, outcomes_of, read_runs, real_levels
+from interventions.comparison import (
+    Testbed,
+    chosen_outcomes,
+    outcomes_named,
+    outcomes_of,
+    read_runs,
+    real_levels,
+)
 from interventions.flags import patched_precision
-from interventions.probes import split_levels
+from interventions.probes import exchanged_levels, split_levels
 from stats.effects import (
     DIVERGENCE,
     Condition,
@@ -73,17 +80,13 @@ from stats.significance import holm
 from stats.study import BASELINE, measure_conditions
 
 EXAMPLES_PER_ROW, FRAME_SIZE_IN_SHEET = 8, 128  # frames, pixels
-_OUTCOMES = ("success", "length", DIVERGENCE)
+_OUTCOMES = outcomes_named("success", "length", DIVERGENCE)
 _PLAY = 1  # random stream of the played levels; part of the generator's seed
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
-                       help="labels of the recording, from analysis/level_labels.py")
+    add_recording_flags(flags)
     flags.add_argument("--sizes", type=count, nargs="+", default=[256, 512],
                        help="numbers of features of the sparse autoencoders; features of the first "
                             "size are ablated")
@@ -93,9 +96,9 @@ def parser() -> Parser:
                        help="training steps of each sparse autoencoder")
     flags.add_argument("--num_features", type=count, default=20,
                        help="number of features to ablate")
-    flags.add_argument("--num_controls", type=count, default=19,
-                       help="number of random directions to compare ablations with, at least 2; "
-                            "with fewer than 19, no effect can be claimed")
+    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
+                       help="number of random directions to compare ablations with; claims need at "
+                            "least 19")
     flags.add_argument("--num_levels", type=count, default=100,
                        help="number of levels to play, per reconstruction, ablation and control")
     flags.add_argument("--num_envs", type=environments, default=64,
@@ -114,9 +117,6 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     check_starts(args.num_levels, "--num_levels")
-    if args.num_controls < 2:
-        raise UserError("--num_controls must be at least 2, so that each control can be compared "
-                        "with another one")
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(
         args.precision, [STATE]))
     policy = load_agent(args.agent_file, compute.device)
@@ -145,9 +145,11 @@ def main(argv: list[str] | None = None) -> None:
     dictionaries[f"{main_name}_pursuit"] = sae.by_pursuit()
 
     labels = binary_labels(examples)
+    exchanged = exchanged_levels(data.levels, data.parts, np.random.default_rng(args.seed))
+    shuffled = labels.iloc[exchanged].reset_index(drop=True)
     features = pd.concat([
         store.compute("names", name, function=functools.partial(
-            named_features, name, dictionary, labels, data, args.seed))
+            named_features, name, dictionary, (labels, shuffled), data, args.seed))
         for name, dictionary in dictionaries.items()], ignore_index=True)
     chosen = strongest_features(sae, policy, data, args.num_features)
     if not len(chosen):
@@ -178,15 +180,14 @@ def main(argv: list[str] | None = None) -> None:
         f"{args.agent_file.name} on {args.num_levels} real levels of "
         f"{recorded_game(examples.folder).env_name}, the same for every condition; actions drawn "
         "from the policy")
-    outcomes = [outcome for outcome in chosen_outcomes(False) if outcome.name in _OUTCOMES]
     store.write("dictionaries", value=scores)
     store.write("features", value=features)
     store.write("sae", value=sae.arrays())
     store.write("effects", value=effects)
-    store.write("effects_report", value=effects_report(effects, outcomes, ABLATIONS,
+    store.write("effects_report", value=effects_report(effects, _OUTCOMES, ABLATIONS,
                                                        f"{description}."))
     with store.file("effects_figure") as path:
-        plot_effects(path, effects, outcomes, f"{ABLATIONS.title}\n{description}",
+        plot_effects(path, effects, _OUTCOMES, f"{ABLATIONS.title}\n{description}",
                      ABLATIONS.controls)
     with store.file("figure") as path:
         plot_dictionaries(path, scores)
@@ -233,22 +234,21 @@ def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
     return testbed
 
 
-def named_features(name: str, dictionary: Dictionary, labels: pd.DataFrame, data: SplitStates,
-                   seed: int) -> pd.DataFrame:
+def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFrame],
+                   data: SplitStates, seed: int) -> pd.DataFrame:
     """Return the table of ``name_features`` with the columns ``dictionary`` and
-    ``named_shuffled``, whether the feature has a name if labels are shuffled between levels.
+    ``named_shuffled``, whether the feature has a name if levels exchange their labels.
 
     Args:
         name: name of the dictionary.
         dictionary: the dictionary.
-        labels: labels of all states, see ``binary_labels``.
+        labels: labels of all states, see ``binary_labels``, and the exchanged labels.
         data: states.
-        seed: seed of the shuffling and of the tests.
+        seed: seed of the tests.
     """
     activations = dictionary.encode(data.states).cpu().numpy()
-    shuffled = shuffled_labels(labels, data.levels, data.parts, seed)
     table, control = (name_features(activations, some, data.levels, data.parts, seed)
-                      for some in (labels, shuffled))
+                      for some in labels)
     return table.assign(dictionary=name, named_shuffled=control["named"])
 
 
@@ -257,7 +257,7 @@ def outcomes_under(store: ResultStore, conditions: list[Condition]
     """Read the outcomes _OUTCOMES of the unaltered runs (N, K) and of each condition (A, N, K), and
     the size of each condition's change."""
     columns = [place for place, outcome in enumerate(chosen_outcomes(False))
-               if outcome.name in _OUTCOMES]
+               if outcome in _OUTCOMES]
     unaltered = read_runs(store, BASELINE.name)
     runs = [read_runs(store, condition.name) for condition in conditions]
     before, *after = (outcomes_of(arm, unaltered, False)[:, columns] for arm in (unaltered, *runs))
@@ -269,8 +269,7 @@ def spliced_success(store: ResultStore, splices: list[Condition], seed: int) -> 
     """Return the success rate with each reconstruction spliced in, and its change with an interval
     and a p-value corrected over all dictionaries."""
     before, after, _ = outcomes_under(store, splices)
-    success = [outcome for outcome in chosen_outcomes(False) if outcome.name == "success"]
-    table = paired_effects(splices, success, before[:, :1], after[..., :1], seed)
+    table = paired_effects(splices, _OUTCOMES[:1], before[:, :1], after[..., :1], seed)
     return pd.DataFrame({
         "dictionary": table["label"], "success_unaltered": table["unaltered"],
         "success": table["altered"], "success_change": table["effect"],
@@ -281,8 +280,7 @@ def spliced_success(store: ResultStore, splices: list[Condition], seed: int) -> 
 def ablation_effects(store: ResultStore, ablations: list[Condition], seed: int) -> pd.DataFrame:
     """Return the effects of the ablations and their controls, see ``compare_conditions``."""
     before, after, moved = outcomes_under(store, ablations)
-    outcomes = [outcome for outcome in chosen_outcomes(False) if outcome.name in _OUTCOMES]
-    return compare_conditions(ablations, outcomes, before, after, seed, moved=moved)
+    return compare_conditions(ablations, _OUTCOMES, before, after, seed, moved=moved)
 
 
 def write_examples(store: ResultStore, examples: Examples, data: SplitStates, feature: int,

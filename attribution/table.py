@@ -8,7 +8,7 @@ from pathlib import Path
 from attribution.claims import _ROWS, CLAIMS, NOT_RUN, AgentStudies
 from common.cli import Parser, seed
 from common.errors import UserError, nearest, script_main
-from stats.claims import FINDINGS_NAME, TABLE_NAME, read_rows
+from stats.claims import FINDINGS_NAME, TABLE_NAME, agent_names, read_rows
 
 
 def parser() -> Parser:
@@ -31,10 +31,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    names = args.labels or [folder.resolve().name for folder in args.studies]
-    if len(set(names)) != len(args.studies):
-        raise UserError(f"--labels must give {len(args.studies)} different names to the agents, "
-                        f"which are columns of the table, not {', '.join(names)}")
+    names = agent_names(args.studies, args.labels)
     shown = args.layers or [None]
     if len(shown) not in (1, len(names)):
         raise UserError(f"--layers names {len(shown)} layers for {len(names)} agents; give one, or "

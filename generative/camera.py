@@ -293,6 +293,7 @@ class CameraMotion(nn.Module):
 
     def __init__(self, config: SimulatorConfig, num_actions: int):
         super().__init__()
+        assert config.pixels_per_square  # a camera that stands still needs no prediction
         self.pixels_per_square = config.pixels_per_square
         channels = config.image_channels + 1
         self.see = nn.Sequential(
@@ -317,13 +318,10 @@ class CameraMotion(nn.Module):
             state: the camera's state.
             action: one-hot action (B, A).
         """
-        scale = self.pixels_per_square
         detach = torch.detach if self.training else (lambda tensor: tensor)
         before, velocity = detach(state.displacement), detach(state.velocity)
         crop = torch.cat(shift(detach(world), before, CROP), dim=1)
-        phase = detach(state.phase)
-        if scale:
-            phase = moved_phase(phase, before, scale)
+        phase = moved_phase(detach(state.phase), before, self.pixels_per_square)
         recalled = self.recall(torch.cat([detach(near), state.motion, velocity / FASTEST,
                                           with_second_harmonic(phase), action], dim=-1))
         x = self.mix(self.see(crop) + recalled)
@@ -332,7 +330,5 @@ class CameraMotion(nn.Module):
         moved = (1 - torch.sigmoid(lost)) * velocity + FASTEST * gained
         # The first step shows the last initial frame, to which the start's velocity belongs.
         moved = torch.where(state.started > 0, moved, state.velocity)
-        if not scale:  # the camera stands still
-            moved = torch.zeros_like(moved)
         return CameraState(motion, state.phase, moved, state.started * (before + moved),
                            torch.ones_like(state.started))

@@ -120,11 +120,11 @@ class SpatialEncoder(nn.Module):
         self.out = nn.Conv2d(width, channels, kernel_size=1)
         initialise(self.out, [0] * (channels - 1) + [1])
         self.moves = bool(config.pixels_per_square)
-        if self.moves:
+        if config.pixels_per_square:
             self.motion = nn.Sequential(
                 nn.Linear((config.num_init_steps - 1) * NUM_MOTIONS, _MOTION_WIDTH), nn.SiLU(),
                 nn.Linear(_MOTION_WIDTH, config.bottleneck_vec_size))
-            self.phase = PhaseEstimator(config.pixels_per_square or 0.0)
+            self.phase = PhaseEstimator(config.pixels_per_square)
             self.velocity = VelocityEstimator(config.num_init_steps)
             initialise(self.motion[-1])
 

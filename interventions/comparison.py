@@ -250,6 +250,11 @@ def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
                  if (outcome.simulated if simulated else outcome.real))
 
 
+def outcomes_named(*names: str) -> tuple[Outcome, ...]:
+    """Return some of OUTCOMES, in their order."""
+    return tuple(outcome for outcome in OUTCOMES if outcome.name in names)
+
+
 def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
     """Compute the outcomes of each run, in the order of ``chosen_outcomes``.
 

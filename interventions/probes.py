@@ -138,7 +138,7 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
     bootstrap = ClusterBootstrap(levels[parts.test], seed)
     rng, shuffled = np.random.default_rng([seed, 1]), []
     for _ in range(num_shuffles):
-        other = _shuffled(target, levels, parts, rng)
+        other = target[exchanged_levels(levels, parts, rng)]
         if not regression and len(np.unique(other[parts.train])) < 2:
             continue  # shuffling levels of unequal length has removed a rare class
         shuffled.append(_scores(_statistics(fit(other), entries, other, levels, parts),
@@ -385,18 +385,25 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     return np.mean(areas, axis=0)
 
 
-def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
-              rng: np.random.Generator) -> np.ndarray:
-    """Exchange the targets of levels within each part; return the new targets (N,).
+def exchanged_levels(levels: np.ndarray, parts: Parts, rng: np.random.Generator) -> np.ndarray:
+    """Assign to each level the rows of another level of the same part, for shuffled labels.
 
-    The targets of the other level are repeated or truncated to the level's number of rows.
+    Args:
+        levels: level of each example (N,).
+        parts: split of the examples.
+        rng: random generator.
+
+    Returns:
+        Row from which each example gets its label, int64 (N,). The rows of the other level are
+        repeated or truncated to the level's number of rows.
     """
-    shuffled = target.copy()
+    source = np.arange(len(levels))
     for part in (parts.train, parts.penalty, parts.test):
         order = rng.permutation(np.unique(levels[part]))
         for level, other in zip(order, np.roll(order, 1)):
-            shuffled[levels == level] = np.resize(target[levels == other], (levels == level).sum())
-    return shuffled
+            own = np.flatnonzero(levels == level)
+            source[own] = np.resize(np.flatnonzero(levels == other), len(own))
+    return source
 
 
 def auc_of_draws(scores: np.ndarray, positive: np.ndarray,

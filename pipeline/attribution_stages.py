@@ -12,7 +12,7 @@ from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from common.parameters import ParameterSet
 from common.results import ResultStore
 from envs.objects import hazards_of, objects_of
-from pipeline.presets import AGENT, SIMULATOR, AttributionPreset, Preset
+from pipeline.presets import AGENT, SIMULATOR, AttributionPreset, MemoryPreset, Preset
 from pipeline.stage import (
     ATTRIBUTION_PAGE,
     OUTPUT,
@@ -88,14 +88,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
     compared = known and config.compare_activations
     others = ("--other_features_dir", f"{OUTPUT}/{OTHERS}") if compared else ()
     return [
-        Stage("attribution_record", "record",
-              ("--model_file", AGENT, "--interpreting_params_name", preset.parameters, *game,
-               "--param_name", preset.recording_param_name, "--num_episodes",
-               str(config.num_episodes), "--no_action_noise", "--no_videos", *seed, "--logdir",
-               f"{OUTPUT}/{RECORDING}"),
-              (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
-              files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes,
-              parameters=recording_parameters(preset)),
+        recording_without_noise("attribution_record", preset, config.num_episodes, game),
         Stage("attribution_features", "attribution.features",
               (*inputs, *layers, *sizes, *seed, "--output_dir", f"{OUTPUT}/{FEATURES}"),
               (f"{FEATURES}/**/*.*",), number_of(f"{FEATURES}/*/directions.npy", "layers"),
@@ -164,6 +157,27 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
               needs={**studied, **named, "attribution_checks": (f"{CHECKS}/**/*.*",),
                      "failure_causes": (f"{CAUSES}/*.csv",)},
               clears=(TABLE,), continued=from_start, parameters=objects)]
+
+
+def recording_without_noise(name: str, preset: Preset | AttributionPreset | MemoryPreset,
+                            num_episodes: int, game: tuple[str, ...]) -> Stage:
+    """Return a stage that records the agent without action noise to RECORDING.
+
+    Args:
+        name: name of the stage.
+        preset: preset of the experiment.
+        num_episodes: number of episodes.
+        game: flags that choose the game.
+    """
+    return Stage(
+        name, "record",
+        ("--model_file", AGENT, "--interpreting_params_name", preset.parameters, *game,
+         "--param_name", preset.recording_param_name, "--num_episodes", str(num_episodes),
+         "--no_action_noise", "--no_videos", "--seed", str(preset.seed), "--logdir",
+         f"{OUTPUT}/{RECORDING}"),
+        (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
+        files=(AGENT,), clears=(RECORDING,), max_shards=num_episodes,
+        parameters=recording_parameters(preset))
 
 
 def failed(output: Path) -> str:

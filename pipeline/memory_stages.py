@@ -12,7 +12,7 @@ from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
 from analysis.memory.sparse_report import SPARSE_FEATURES
 from analysis.memory.table import CLAIMS
 from common.results import ResultStore, Schema, Table
-from pipeline.attribution_stages import RECORDING
+from pipeline.attribution_stages import RECORDING, recording_without_noise
 from pipeline.presets import AGENT, SIMULATOR, MemoryPreset, MemoryStudies, Preset
 from pipeline.stage import (
     OUTPUT,
@@ -20,7 +20,6 @@ from pipeline.stage import (
     from_start,
     number_of,
     object_parameters,
-    recording_parameters,
 )
 from stats.effects import claims_summary
 
@@ -37,16 +36,9 @@ def memory_stages(preset: MemoryPreset, exp_name: str) -> tuple[Stage, ...]:
         preset: preset of the experiment.
         exp_name: name of the experiment, the agent's column in the table of claims.
     """
-    record = Stage(
-        "memory_record", "record",
-        ("--model_file", AGENT, "--interpreting_params_name", preset.parameters, "--env_name",
-         preset.env_name, "--distribution_mode", preset.distribution_mode, "--param_name",
-         preset.recording_param_name, "--num_episodes", str(preset.memory_episodes),
-         "--no_action_noise", "--no_videos", "--seed", str(preset.seed), "--logdir",
-         f"{OUTPUT}/{RECORDING}"),
-        (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
-        files=(AGENT,), clears=(RECORDING,), max_shards=preset.memory_episodes,
-        parameters=recording_parameters(preset))
+    record = recording_without_noise(
+        "memory_record", preset, preset.memory_episodes,
+        ("--env_name", preset.env_name, "--distribution_mode", preset.distribution_mode))
     return record, *memory_studies(preset, preset.memory, (record.name, RECORDING), exp_name)
 
 

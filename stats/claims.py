@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from common.errors import UserError
 from common.files import atomic_path
 from common.palette import BLUE, DPI, VERMILION
 from common.tables import markdown_escaped, markdown_table, read_table, write_table
@@ -119,6 +120,23 @@ def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Find
     """
     return [dataclasses.replace(finding, row=row) for row, read in readers
             for finding in read(*studies)]
+
+
+def agent_names(folders: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
+    """Return the names of agents, which are the columns of a table.
+
+    Args:
+        folders: folder of studies of each agent.
+        labels: given names; None for the names of the folders.
+
+    Raises:
+        UserError: if the names are not as many as the folders, or not distinct.
+    """
+    names = list(labels or [folder.resolve().name for folder in folders])
+    if len(names) != len(folders) or len(set(names)) < len(names):
+        raise UserError(f"--labels must give {len(folders)} different names to the agents, which "
+                        f"are columns of the table, not {', '.join(names)}")
+    return names
 
 
 @dataclasses.dataclass(frozen=True)

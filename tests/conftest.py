@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -512,9 +513,11 @@ def wait_for(condition, process, seconds=120):
 
 
 def start(script: str, *argv: str) -> subprocess.Popen:
-    """Run a script of the root in a process of its own."""
+    """Run a script of the root in a process of its own, which obeys SIGINT even if the tests run in
+    the background of a shell, where it is ignored."""
     return subprocess.Popen([sys.executable, script, *argv], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def read_video(path):

@@ -293,8 +293,8 @@ def test_scores_of_two_kinds_of_features_are_compared_in_the_same_frames():
     noise = rng.random((2, 120, 4, 4, 2))
     value, low, high = score_difference(touched + noise[0], 0.3 * touched + noise[1], touched,
                                         episodes, seed=0)
-    scores = [object_scores(each, touched, ["a", "b"], episodes, seed=0)[1][0]
-              for each in (touched + noise[0], 0.3 * touched + noise[1])]
+    scores = [object_scores(activations, touched, ["a", "b"], episodes, seed=0)[1][0]
+              for activations in (touched + noise[0], 0.3 * touched + noise[1])]
     assert value == pytest.approx(scores[0] - scores[1], abs=1e-6)
     assert 0.1 < low < value < high < low + 0.1
     same = score_difference(touched + noise[0], touched + noise[0], touched, episodes, seed=0)
@@ -309,7 +309,7 @@ def test_a_feature_that_is_active_without_its_object_is_listed():
     touched[:, 3, 3] = True
     activations = 0.1 * rng.random((200, 8, 8))
     activations[:, 3, 3] += 1
-    activations[:, 3, 4] += 5  # beside it
+    activations[:, 3, 4] += 5  # the next cell
     activations[50, 7, 0], activations[51, 7, 0], activations[120, 0, 5] = 20, 30, 25
     episodes = np.arange(200) // 10
     observations = np.stack([episodes, np.arange(200)], axis=1)

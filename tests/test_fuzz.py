@@ -190,6 +190,7 @@ def test_agents_with_a_changed_entry_are_refused_or_play(tmp_path):
             policy = load_agent(path)
         except UserError:
             continue
-        assert all((each.abs() <= files.MAX_WEIGHT).all() for each in policy.state_dict().values())
+        assert all((weights.abs() <= files.MAX_WEIGHT).all()
+                   for weights in policy.state_dict().values())
         with torch.no_grad():
             assert torch.isfinite(policy(frames, hidden, masks).logits).all()

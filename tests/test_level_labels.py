@@ -4,7 +4,6 @@ import contextlib
 import itertools
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import killed_at, record_arguments, small_policy
@@ -162,9 +161,8 @@ def test_examples_are_the_recorded_steps_with_the_labels_of_their_states(labelle
         assert (examples.episode[rows] == episode).all()
         assert (examples.level[rows] == arrays.steps["level_seed"].iloc[0]).all()
         for values, expected in (
-                (examples.step, np.arange(length)), (examples.hidden_in, arrays.hidden_states[:-2]),
+                (examples.step, np.arange(length)),
                 (examples.hidden_out, arrays.hidden_states[1:-1]),
-                (examples.log_probs, arrays.log_probs[:-1]),
                 (examples.actions, arrays.steps["action"][:-1]),
                 (examples.labels["steps_to_end"], np.arange(length, 0, -1))):
             np.testing.assert_array_equal(values[rows], expected)
@@ -214,20 +212,6 @@ def test_earlier_and_later_values_stay_within_their_episode(examples):
                    and examples.actions[earlier] in (2, 5, 8) and ground[earlier]), np.nan)
              for row in range(len(examples))]
     np.testing.assert_array_equal(examples.labels["steps_since_jump"], since)
-
-
-def test_fewer_steps_are_whole_episodes_drawn_by_the_seed(labelled, examples):
-    few = [read_examples(labelled / "data", labelled / "labels", labelled / "model.pth",
-                         len(examples) // 2, seed) for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(few[0].hidden_out, few[1].hidden_out)
-    assert set(few[0].episode) != set(few[2].episode)
-    for some in few:
-        assert 0 < len(some) <= len(examples) // 2
-        rows = np.isin(examples.episode, some.episode)
-        np.testing.assert_array_equal(some.hidden_out, examples.hidden_out[rows])
-        pd.testing.assert_frame_equal(some.labels, examples.labels[rows].reset_index(drop=True))
-    with pytest.raises(UserError, match="no episode has at most 1 steps"):
-        read_examples(labelled / "data", labelled / "labels", labelled / "model.pth", 1)
 
 
 def test_the_tables_describe_the_episodes_and_labels(labelled, examples):

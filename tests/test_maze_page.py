@@ -399,10 +399,10 @@ def test_arrows_point_where_the_agent_goes(page, policies):
                 continue
             right, up = ((-1, 0), (0, -1), (0, 1), (1, 0))[direction]
             row, column = grid.inner(square)
-            beside = [(column + 0.5 + sign * 0.22 * right + 0.09 * up,
+            points = [(column + 0.5 + sign * 0.22 * right + 0.09 * up,
                        grid.maze_dim - row - 0.5 - sign * 0.22 * up + 0.09 * right)
                       for sign in (1, -1)]
-            head, tail = colours(canvas_of(page, "Original"), np.array(beside) / grid.maze_dim)
+            head, tail = colours(canvas_of(page, "Original"), np.array(points) / grid.maze_dim)
             assert head.max() < 128 < tail.min(), (state.level_seed, square, direction)
             seen.add(int(direction))
     assert seen == {0, 1, 2, 3}

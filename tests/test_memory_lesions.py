@@ -14,6 +14,7 @@ from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.patch import BatchInfo
 from agents.rollout_files import RolloutFolder
+from agents.similarity import kl_divergence
 from analysis import memory_lesions
 from analysis.memory.lesion_results import last_above, rank_correlation
 from analysis.memory.lesions import (
@@ -28,7 +29,6 @@ from analysis.memory.lesions import (
     Windows,
     attribution_over_time,
     choose_windows,
-    divergence,
     read_states,
     rotation,
     run_windows,
@@ -118,7 +118,8 @@ def kl_of(policy, windows, lesion, states):
               else Donors(states, windows.levels))
     alter = LesionedMemory(lesion, windows.begin, policy.initial_states(1)[0],
                            torch.ones(policy.hidden_state_size), donors)
-    return divergence(intact, run_windows(policy, windows, alter)[0]), alter
+    lesioned, _ = run_windows(policy, windows, alter)
+    return kl_divergence(intact, lesioned).numpy(), alter
 
 
 @pytest.mark.parametrize("lesion", LESIONS, ids=str)
@@ -132,7 +133,8 @@ def test_lesions_equal_a_plain_loop_over_steps(lesion):
         steps = slice(begin, begin + STEPS)
         before, after = (played(policy, episode, *more)[1][steps].double()
                          for more in ((), (lesion, begin, donor)))
-        np.testing.assert_allclose(kl[number], divergence(before, after), rtol=1e-3, atol=1e-9)
+        expected = kl_divergence(before, after).numpy()
+        np.testing.assert_allclose(kl[number], expected, rtol=1e-3, atol=1e-9)
     assert (alter.num_steps == (1 if lesion.once else STEPS)).all()
     if lesion.kind == COPY:
         assert (kl == 0).all() and (alter.moved == 0).all()

@@ -30,7 +30,6 @@ from analysis.memory.sparse_features import (
     name_features,
     score_ablations,
     score_dictionary,
-    shuffled_labels,
     splice,
     strongest_features,
     top_examples,
@@ -39,7 +38,7 @@ from analysis.memory.sparse_report import SPARSE_FEATURES
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from interventions.comparison import real_levels
-from interventions.probes import Parts, split_levels
+from interventions.probes import Parts, exchanged_levels, split_levels
 
 RNG = np.random.default_rng
 
@@ -174,7 +173,8 @@ def test_only_a_planted_label_is_a_name(planted):
 
 def test_shuffled_labels_name_nothing(planted):
     activations, labels, levels, parts = planted
-    shuffled = shuffled_labels(labels, levels, parts, 0)
+    exchanged = exchanged_levels(levels, parts, np.random.default_rng(0))
+    shuffled = labels.iloc[exchanged].reset_index(drop=True)
     assert not name_features(activations, shuffled, levels, parts, 0)["named"].any()
     for part in (parts.train, parts.penalty, parts.test):  # labels never cross parts
         assert shuffled["planted"][part].mean() == pytest.approx(labels["planted"][part].mean())
@@ -310,7 +310,7 @@ def test_the_script_writes_all_files_and_resumes(arguments, finished):
 
 @pytest.mark.parametrize(("more", "sentence"), [
     (["--num_levels", "9"], "increase --num_levels"),
-    (["--num_controls", "1"], "--num_controls must be at least 2"),
+    (["--num_controls", "1"], "argument --num_controls: must be a whole number from 2"),
     (["--num_active", "5"], "choose another --output_dir")])
 def test_unusable_flags_are_refused(arguments, finished, capsys, more, sentence):
     assert sentence in refusal(sparse_features.main, [*arguments[1], *more], capsys)

@@ -277,7 +277,7 @@ def test_squares_of_a_level_are_averaged_before_levels():
                                         "noise")[MAP].vector for i in range(5)])
     levels = single[[1, 4]].mean(axis=0), single[[0, 2, 3]].mean(axis=0)
     np.testing.assert_allclose(found.vector, np.mean(levels, axis=0), atol=1e-5)
-    np.testing.assert_allclose(found.norms, [np.linalg.norm(each) for each in levels], rtol=1e-5)
+    np.testing.assert_allclose(found.norms, [*map(np.linalg.norm, levels)], rtol=1e-5)
     assert found.pairs.tolist() == [[2, 3], [4, 4]]
     assert (found.levels, found.modes, found.kind) == ((2, 3, 4), ("easy",), PAIRS)
 
@@ -300,9 +300,9 @@ def test_scales_are_norms_and_multiples_of_the_layers_size(vectors):
     unit, rms = vector.scaled(UNIT), vector.scaled(RMS, 2.5)
     assert np.linalg.norm(unit.vector) == pytest.approx(1)
     assert np.sqrt(np.mean(rms.vector ** 2)) == pytest.approx(2.5)
-    for each in (unit, rms):
-        cosine = (each.vector * vector.vector).sum() / np.linalg.norm(vector.vector)
-        assert cosine == pytest.approx(np.linalg.norm(each.vector))
+    for scaled in (unit, rms):
+        along = (scaled.vector * vector.vector).sum() / np.linalg.norm(vector.vector)
+        assert along == pytest.approx(np.linalg.norm(scaled.vector))
     assert (unit.scale, rms.scale) == (UNIT, RMS)
     nothing = dataclasses.replace(vector, vector=0 * vector.vector)
     with pytest.raises(UserError, match="is 0, so it cannot be scaled to unit"):

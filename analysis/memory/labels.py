@@ -26,6 +26,7 @@ import pandas as pd
 from agents.failures import FailureAttributor
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
+from common.cli import Parser
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
 from common.results import Array, Entry, Npz, ResultStore, Schema, Table
@@ -40,7 +41,9 @@ LEVEL_LABELS = Schema("level labels", "analysis/level_labels.py", items={
     results={"episodes": Entry("episodes.csv", Table(
                  {"episode": int, "level_seed": int, "length": int, "cause": str})),
              "distribution": Entry("distribution.csv", Table({"label": str, "mean": float}))})
-_GOES_UP = np.array([up > 0 for _, up in ACTION_DIRECTIONS])
+AHEAD = 4.0  # cells to the right of the player in which an object counts as ahead
+RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # actions to the right, and upwards (A,)
+LEFT = np.transpose(ACTION_DIRECTIONS)[0] < 0
 
 
 def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
@@ -92,25 +95,21 @@ class Examples:
         level: seed of each step's level, int64 (N,).
         episode: number of each step's episode, int64 (N,).
         step: step within the episode, from 0, int64 (N,).
-        hidden_in: hidden state that enters the agent at each frame, float32 (N, D).
         hidden_out: hidden state that leaves the agent at each frame, float32 (N, D).
         actions: actions, int64 (N,).
-        log_probs: log-probabilities of all actions, float32 (N, A).
         labels: float32 labels, one row per step: the labels of ``envs.labels.state_labels``;
-            ``steps_since_jump``, steps since the last jump action taken on the ground, before this
-            step, NaN if there is none (only in games with ``on_ground``); ``steps_to_end``, number
-            of actions up to the end of the episode, 1 at the last step; ``fails``, whether the
-            episode fails; and for each hazard ``fails_by_<hazard>``, whether it is the cause.
+            ``steps_since_jump``, steps since the last jump action taken on the ground before this
+            step, NaN before the first one (only in games with ``on_ground``); ``steps_to_end``,
+            number of actions up to the end of the episode, 1 at the last step; ``fails``, whether
+            the episode fails; and for each hazard ``fails_by_<hazard>``, whether it is the cause.
     """
 
     folder: RolloutFolder
     level: np.ndarray
     episode: np.ndarray
     step: np.ndarray
-    hidden_in: np.ndarray
     hidden_out: np.ndarray
     actions: np.ndarray
-    log_probs: np.ndarray
     labels: pd.DataFrame
 
     def __len__(self) -> int:
@@ -127,6 +126,12 @@ class Examples:
         """Return the action k steps later in the same episode, int64 (N,); -1 after its end."""
         later = np.minimum(np.arange(len(self)) + k, len(self) - 1)
         return np.where(self.labels["steps_to_end"] > k, self.actions[later], -1)
+
+    def ahead(self, kind: str) -> np.ndarray:
+        """Return whether the nearest object of a kind in view is at most AHEAD cells to the right
+        of the player, bool (N,)."""
+        dx = self.labels[f"{kind}_dx"].to_numpy()
+        return (dx > 0) & (dx <= AHEAD)
 
     def left_view(self, kind: str, k: int) -> np.ndarray:
         """Return whether a kind of object that was in view k steps ago has left the view since.
@@ -164,17 +169,13 @@ class Examples:
         return np.moveaxis(frames, 1, -1)
 
 
-def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path,
-                  max_steps: int | None = None, seed: int = 0) -> Examples:
+def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path) -> Examples:
     """Read the steps of a recording and their labels.
 
     Args:
         data_dir: the recording, made without action noise.
         labels_dir: labels of the recording, from ``analysis/level_labels.py``.
         agent_file: the agent that was recorded.
-        max_steps: read randomly drawn whole episodes with at most this many steps together; None
-            for all episodes.
-        seed: seed of this draw.
 
     Raises:
         UserError: if the recording was made with another agent, or the labels belong to another
@@ -186,12 +187,7 @@ def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path,
         raise UserError(f"{labels_dir} holds labels of a different recording; run "
                         f"{LEVEL_LABELS.script} with {data_dir}")
     lengths = folder.index()["episode"].value_counts().sort_index() - 1
-    if max_steps is not None:
-        lengths = lengths.sample(frac=1, random_state=seed)
-        lengths = lengths[lengths.cumsum() <= max_steps].sort_index()
-        if not len(lengths):
-            raise UserError(f"no episode has at most {max_steps} steps; increase max_steps")
-    game, causes, tables, arrays = recorded_game(folder).env_name, [], [], []
+    game, causes, tables, hidden = recorded_game(folder).env_name, [], [], []
     for episode, length in lengths.items():
         stored = store.read("labels", episode)
         if len(stored["labels"]) != length:
@@ -199,8 +195,7 @@ def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path,
                             f"steps, but the episode has {length}")
         causes.append(str(stored["cause"]))
         tables.append(pd.DataFrame(stored["labels"], columns=stored["names"]))
-        files = folder.array_files(episode)
-        arrays.append((files.hidden_states.rows(0, length + 1), files.log_probs.rows(0, length)))
+        hidden.append(folder.array_files(episode).hidden_states.rows(1, length + 1))
     steps = folder.all_steps(lengths.index)
     steps = steps[np.arange(len(steps)) != np.repeat(
         (lengths + 1).cumsum().to_numpy() - 1, lengths + 1)]
@@ -209,18 +204,23 @@ def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path,
     labels = pd.concat(tables, ignore_index=True)
     if ON_GROUND in labels:
         labels["steps_since_jump"] = _steps_since(
-            _GOES_UP[actions] & (labels[ON_GROUND].to_numpy() == 1), step)
+            JUMPS[actions] & (labels[ON_GROUND].to_numpy() == 1), step)
     labels["steps_to_end"] = np.float32(np.repeat(lengths.to_numpy(), lengths) - step)
     cause = np.repeat(causes, lengths)
     labels["fails"] = np.float32(cause != SOLVED)
     for kind in hazards_of(game):
         labels[f"fails_by_{kind.name}"] = np.float32(cause == kind.name)
-    hidden, log_probs = zip(*arrays)
-    return Examples(
-        folder, steps["level_seed"].to_numpy(), steps["episode"].to_numpy(), step,
-        np.concatenate([states[:-1] for states in hidden]),
-        np.concatenate([states[1:] for states in hidden]), actions, np.concatenate(log_probs),
-        labels)
+    return Examples(folder, steps["level_seed"].to_numpy(), steps["episode"].to_numpy(), step,
+                    np.concatenate(hidden), actions, labels)
+
+
+def add_recording_flags(flags: Parser) -> None:
+    """Add the flags of the studies that read a recording with labels."""
+    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="data folder of the recording, from record.py --no_action_noise")
+    flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
+                       help="labels of the recording, from analysis/level_labels.py")
 
 
 def _steps_since(event: np.ndarray, step: np.ndarray) -> np.ndarray:

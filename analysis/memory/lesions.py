@@ -95,7 +95,7 @@ class Donors:
         """Return a state (D,) of another level at the same step.
 
         The episodes of other levels are in a random order. The state comes from the first one that
-        lasts that long; if there is none, it is the last state of the longest one.
+        lasts that long. If no episode does, it is the last state of the longest one.
 
         Args:
             number: number of the episode that receives the state.
@@ -112,9 +112,10 @@ class Donors:
         if not len(order):
             raise UserError(f"cannot swap states: all episodes use level {level}; record or play "
                             "more levels")
-        longest = max(order, key=lambda donor: len(self._states[donor]))
-        donor = next((donor for donor in order if step < len(self._states[donor])), longest)
-        return self._states[donor][min(step, len(self._states[donor]) - 1)]
+        for donor in order:
+            if step < len(self._states[donor]):
+                return self._states[donor][step]
+        return self._states[max(order, key=lambda donor: len(self._states[donor]))][-1]
 
 
 class LesionedMemory:
@@ -310,11 +311,6 @@ def run_windows(policy: Policy, windows: Windows,
         if place >= windows.num_before:
             log_probs.append(torch.log_softmax(output.logits.double(), dim=-1))
     return torch.stack(log_probs, dim=1), torch.stack(entering, dim=1)
-
-
-def divergence(intact: Tensor, lesioned: Tensor) -> np.ndarray:
-    """Compute KL(intact || lesioned) in nats, float64 (...), from log-probabilities (..., A)."""
-    return (intact.exp() * (intact - lesioned)).sum(dim=-1).cpu().numpy()
 
 
 def attribution_over_time(policy: Policy, windows: Windows, entering: Tensor,

@@ -40,8 +40,8 @@ from agents.layers import all_layers
 from agents.networks import Policy
 from agents.reference_set import activations_of
 from agents.rollout_files import POSITION_COLUMNS
-from analysis.memory.labels import Examples
-from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
+from analysis.memory.labels import JUMPS, RIGHT, Examples
+from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npz, Schema, Table, Text
 from interventions.probes import Parts, Probe, compare_probes, probe
@@ -54,12 +54,10 @@ BASELINES = (FRAME, LAST_MAP, EMBEDDING, ACTION_POSITION, CURRENT)
 LINEAR, NETWORK = "linear", "network"
 STEPS_AHEAD = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 STEPS_SINCE_VIEW = (4, 8, 16)
-AHEAD_OF_PLAYER = 4.0  # cells to the right of the player in which an object counts as ahead
 NUM_COMPONENTS = 128
 PCA_EXAMPLES = 3000  # maximum number of frames that a PCA is fitted to
 MIN_LEVELS = 3  # levels with and without the property that each part must contain
 RESAMPLINGS = 10_000  # for p-values that remain small after Holm's correction
-RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # actions to the right, and upwards (A,)
 _FRAMES_PER_BATCH = 512
 
 _SCORES = {"label": str, "group": str, "representation": str, "probe": str, "metric": str,
@@ -146,9 +144,8 @@ def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
         return Label(name, group, target, "auc" if np.isin(known, (0, 1)).all() else "r2")
 
     for kind in kinds:
-        ahead = (table[f"{kind}_dx"] > 0) & (table[f"{kind}_dx"] <= AHEAD_OF_PLAYER)
         yield label(f"{kind}_in_view", "object in view", table[f"{kind}_in_view"].to_numpy())
-        yield label(f"{kind}_ahead", "object in view", ahead.to_numpy())
+        yield label(f"{kind}_ahead", "object in view", examples.ahead(kind))
         for axis in ("dx", "dy"):
             name = f"{kind}_{axis}"
             yield label(name, "offset of the object", table[name].to_numpy())

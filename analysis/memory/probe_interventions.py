@@ -29,18 +29,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from agents.episodes import PlayOptions, play_episodes
-from agents.failures import attribute_failures, causes_of
+from agents.failures import attribute_failures, causes_of, failure_outcomes
 from agents.hooks import patched
 from agents.layers import STATE
 from agents.networks import Policy
-from analysis.memory.probe_atlas import JUMPS, RIGHT, Label
+from agents.similarity import kl_divergence
+from analysis.memory.labels import JUMPS, RIGHT
+from analysis.memory.probe_atlas import Label
 from common.devices import Compute
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npy, Schema, Table, Text
 from common.tables import markdown_table
 from envs.procgen_env import EnvConfig
+from interventions.comparison import outcomes_named
 from interventions.patches import Add
 from stats.bootstrap import by_episode
 from stats.effects import Condition, Outcome, compare_conditions
@@ -153,15 +157,14 @@ def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
     Returns:
         Outcomes, float64 (E, K), by ascending seed of the level.
     """
-    def heads(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def heads(states: np.ndarray) -> tuple[Tensor, np.ndarray]:
         read = torch.as_tensor(np.float32(states), device=policy.device)
         log_probs = torch.log_softmax(policy.fc_policy(read).double(), dim=-1)
-        return log_probs.cpu().numpy(), policy.fc_value(read)[:, 0].double().cpu().numpy()
+        return log_probs, policy.fc_value(read)[:, 0].double().cpu().numpy()
 
     before, _ = heads(states)
     after, values = heads(states if change is None else change(states))
-    probs = np.exp(after)
-    kl = (np.exp(before) * (before - after)).sum(axis=1)
+    probs, kl = (tensor.cpu().numpy() for tensor in (after.exp(), kl_divergence(before, after)))
     sums = by_episode(levels, np.stack([
         probs[:, JUMPS].sum(axis=1), probs[:, RIGHT].sum(axis=1), values, kl,
         np.ones(len(levels))]))
@@ -193,13 +196,10 @@ def open_loop(policy: Policy, states: np.ndarray, levels: np.ndarray,
 
 def closed_outcome_list(game: str) -> tuple[Outcome, ...]:
     """Return the outcomes of an episode in the real game, in the order of ``closed_outcomes``."""
-    return (Outcome("success", "success rate", probability=True),
-            Outcome("return", "return (sum of rewards)"),
-            Outcome("length", "episode length (steps)"),
+    return (*outcomes_named("success", "return", "length"),
             Outcome("jump", "share of jumps", probability=True),
             Outcome("right", "share of moves to the right", probability=True),
-            *(Outcome(f"fails_by_{cause}", f"failures by {cause}", probability=True)
-              for cause in causes_of(game)))
+            *failure_outcomes(game))
 
 
 def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,

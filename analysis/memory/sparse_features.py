@@ -32,9 +32,9 @@ from torch import Tensor
 from agents.layers import STATE
 from agents.networks import Policy
 from agents.patch import Apply, Patch
+from agents.similarity import kl_divergence
 from analysis.memory.dictionaries import Dictionary, random_directions
-from analysis.memory.labels import Examples
-from common.game_constants import ACTION_DIRECTIONS
+from analysis.memory.labels import JUMPS, LEFT, RIGHT, Examples
 from interventions.probes import Parts, auc_of_draws
 from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, Condition
@@ -44,19 +44,17 @@ NAME_MARGIN = 0.2  # smallest distance of the AUC from 0.5 for a name
 NO_LABEL = "no label"
 MIN_LEVELS = 5  # levels of a part that must have positive, and as many that have negative examples
 NUM_DIRECTIONS = 999  # controls of an ablation on recorded states
-SOON, NEAR, EARLIER = 8, 4.0, 8  # steps, cells, steps
+SOON, EARLIER = 8, 8  # steps
 _DIRECTIONS_AT_A_TIME = 50
 ABLATION = "ablation"  # pattern of the conditions of ``ablation_conditions``
 _IN_VIEW = "_in_view"
-_JUMPS = np.array([up > 0 for _, up in ACTION_DIRECTIONS])
-_RIGHT, _LEFT = (np.array([right == sign for right, _ in ACTION_DIRECTIONS]) for sign in (1, -1))
 
 
 def binary_labels(examples: Examples) -> pd.DataFrame:
     """Return the labels that features may be named after: 0, 1 or NaN (N, K).
 
-    For each kind of object: ``<kind>_in_view``; ``<kind>_ahead``, in view, at most NEAR cells to
-    the right; ``<kind>_left_view``, see ``Examples.left_view`` with EARLIER steps. Furthermore, the
+    For each kind of object: ``<kind>_in_view``; ``<kind>_ahead``, see ``Examples.ahead``;
+    ``<kind>_left_view``, see ``Examples.left_view`` with EARLIER steps. Furthermore, the
     player's motion and contact with the ground, jumps in the last SOON steps, end and failure of
     the episode, and the action at this step.
     """
@@ -66,7 +64,7 @@ def binary_labels(examples: Examples) -> pd.DataFrame:
         if name.endswith(_IN_VIEW):
             kind = name.removesuffix(_IN_VIEW)
             columns[name] = labels[name].to_numpy()
-            columns[f"{kind}_ahead"] = labels[f"{kind}_dx"].gt(0) & labels[f"{kind}_dx"].le(NEAR)
+            columns[f"{kind}_ahead"] = examples.ahead(kind)
             columns[f"{kind}_left_view"] = examples.left_view(kind, EARLIER)
         elif name == "on_ground" or name.startswith("fails"):
             columns[name] = labels[name].to_numpy()
@@ -78,7 +76,7 @@ def binary_labels(examples: Examples) -> pd.DataFrame:
     if "steps_since_jump" in labels:
         columns["jumped"] = labels["steps_since_jump"].le(SOON)
     columns["ends_soon"] = labels["steps_to_end"].le(SOON)
-    for name, actions in (("jump", _JUMPS), ("right", _RIGHT), ("left", _LEFT)):
+    for name, actions in (("jump", JUMPS), ("right", RIGHT), ("left", LEFT)):
         columns[f"action_{name}"] = actions[examples.actions]
     return pd.DataFrame(columns).astype(np.float32)
 
@@ -130,9 +128,9 @@ def policy_kl(policy: Policy, states: Tensor, altered: Tensor) -> Tensor:
     Returns:
         KL(intact ‖ altered) (…, N).
     """
-    intact = torch.log_softmax(policy.fc_policy(states), dim=-1)
-    other = torch.log_softmax(policy.fc_policy(altered), dim=-1)
-    return (intact.exp() * (intact - other)).sum(dim=-1).clamp(min=0)
+    intact, other = (torch.log_softmax(policy.fc_policy(read), dim=-1)
+                     for read in (states, altered))
+    return kl_divergence(intact, other).clamp(min=0)
 
 
 @torch.no_grad()
@@ -296,19 +294,6 @@ def _auc_p(activations: np.ndarray, labels: np.ndarray, levels: np.ndarray,
         products[rows, column] = (ranks - ranks.mean()) * (label[rows] - label[rows].mean())
     sums = by_episode(levels, products.T)  # (E, F)
     return sign_flip_p(sums, max(MIN_FLIPS, FLIPS_PER_COMPARISON * sums.shape[1]), seed)
-
-
-def shuffled_labels(labels: pd.DataFrame, levels: np.ndarray, parts: Parts,
-                    seed: int) -> pd.DataFrame:
-    """Return labels in which each level has the rows of another level of the same part, repeated or
-    truncated to its number of rows."""
-    rng, source = np.random.default_rng(seed), np.arange(len(levels))
-    for part in (parts.train, parts.penalty, parts.test):
-        order = rng.permutation(np.unique(levels[part]))
-        for level, other in zip(order, np.roll(order, 1)):
-            own = np.flatnonzero(levels == level)
-            source[own] = np.resize(np.flatnonzero(levels == other), len(own))
-    return labels.iloc[source].reset_index(drop=True)
 
 
 @torch.no_grad()
