@@ -48,7 +48,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.projector import Projector
-from interventions.scan import SCANNED, run_scan
+from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 from stats.effects import check_starts

@@ -26,7 +26,7 @@ from interventions.flags import add_direction_ids_flag, add_patch_flags, directi
 from interventions.patch_text import Opening, files_of, open_patches, vectors_for
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from interventions.scan import ScanOptions
+from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors
 from stats.effects import Condition
 

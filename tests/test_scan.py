@@ -15,19 +15,21 @@ from agents.networks import ARCHITECTURES, build_policy
 from agents.reference_set import ReferenceSet, activations_of
 from common.game_constants import ACTION_NAMES
 from common.results import ResultStore
+from interventions.circuits import GREEDY, LayerCircuits, circuit_table, summary
 from interventions.partial_forward import PartialForward
 from interventions.patches import Zero
 from interventions.scan import (
     OUTCOMES,
-    SCANNED,
     Part,
     Scan,
     ScanFrames,
     effect_maps,
+    estimate,
     parts_of,
     scan,
     strongest,
 )
+from interventions.scan_study import SCANNED, agreement
 
 LAYER = "embedder.block2.res1.resadd"
 PLANTED = 7  # channel of that layer
@@ -114,6 +116,22 @@ def test_effects_are_tested_by_level():
     assert table["p"][0] > 0.1 > 0.001 > table["p_holm"][1]
     assert table["low_95"][0] < 0 < 0.6 < table["high_95"][0] and table["low_95"][1] > 0.4
     assert strongest(table, 2) == parts[::-1] and (table["num_levels"] == 12).all()
+
+
+def test_agreement_is_that_of_the_ranks_in_each_frame():
+    parts, rng = [Part(LAYER, channel) for channel in range(20)], np.random.default_rng(0)
+    effects = rng.normal(size=(20, 40))
+    result = Scan(parts, np.repeat(np.arange(10), 4), np.zeros(40), effects, effects)
+    (same,) = agreement(result, np.exp(effects) * np.linspace(1, 9, 40), 0).itertuples()
+    assert (same.layer, same.parts) == (LAYER, 20)
+    assert (same.rank_correlation, same.low_95, same.high_95) == pytest.approx((1, 1, 1))
+    (opposite,) = agreement(result, -effects, 0).itertuples()
+    assert opposite.rank_correlation == pytest.approx(-1)
+    (unrelated,) = agreement(result, rng.normal(size=(20, 40)), 0).itertuples()
+    assert unrelated.low_95 < 0 < unrelated.high_95 < 0.3
+    half = np.where(np.arange(40) < 20, 0, effects)  # undefined in half of the frames
+    (defined,) = agreement(result, half, 0).itertuples()
+    assert defined.rank_correlation == pytest.approx(1)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +221,66 @@ def test_a_scan_of_channels_and_one_of_cells_are_written(steered, tmp_path, caps
     assert len(ranked) == 32
     assert [Part(LAYER, int(channel)) for channel in tested["channel"]] == strongest(ranked, 4)
     assert "block2.res1.resadd:" in store.read("report")
+    assert store.read("agreement", LAYER)["parts"][0] == 32
+    assert not list(store.path.glob("circuits*"))
     assert run_scan(tmp_path / "model.pth", tmp_path / "cells", "--scan",
                     "interchange@embedder.block3.res1=cell") == 0
     table = pd.read_csv(tmp_path / "cells" / "parts" / "embedder.block3.res1.resadd.csv")
     assert len(table) == 8 * 8 and (table["effect"] == table["absolute"]).all()
+    assert (tmp_path / "cells" / "circuits.png").is_file()
+    report = (tmp_path / "cells" / "report.md").read_text()
+    assert report.count("| embedder.block3.res1.resadd | 64 |") == 2
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
+def test_estimates_are_gradients_times_changes_of_the_parts(kind, monkeypatch):
+    monkeypatch.setattr("interventions.scan.PASSES_PER_BATCH", 3)
+    policy, frames, entering = tiny_policy(), random_frames(5), torch.rand(5, 64)
+    # Paired frames hardly differ, so that the effects of interchange are nearly linear.
+    paired = np.clip(frames.astype(int) + 1, 0, 255).astype(np.uint8)
+    reference = ReferenceSet(random_frames(6, 2))
+    parts = [Part(LAYER, 3), Part("gru", 9), Part(LAYER, None, (2, 15)), Part("hidden_state"),
+             Part("embedder.block1.res1.conv1", 4), Part("embedder.fc"), Part("fc_policy")]
+    arguments = (policy, FLOAT32, parts, ScanFrames(frames, np.arange(5), paired, entering),
+                 OUTCOMES["value"], kind, reference)
+    estimates = estimate(*arguments)
+    for part, found in zip(parts, estimates):
+        forward = PartialForward(policy, FLOAT32, part.layer)
+        own, other = (forward.run_to(images, entering).activations.detach()
+                      for images in (frames, paired))
+        source = {"zero": torch.zeros_like(own), "interchange": other,
+                  "mean": reference.mean(policy, find_layer(policy, part.layer)).expand_as(own)}
+        with torch.enable_grad():
+            altered = own.clone().requires_grad_()
+            values = forward.run_to(frames, entering).run_from(altered).values
+        if part.layer == "fc_policy":
+            assert not found.any()
+            continue
+        (gradient,) = torch.autograd.grad(values.sum(), altered)
+        expected = (gradient * (source[kind] - own))[part.entries].reshape(5, -1).sum(dim=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+    if kind == "interchange":
+        effects = scan(*arguments).effects
+        scale = np.abs(effects).max(axis=1, keepdims=True)
+        assert (np.abs(estimates - effects) <= 0.2 * scale).all() and (scale[:-1] > 0).all()
+
+
+def test_a_circuit_is_the_planted_channel_and_random_circuits_lack_it(steered):
+    ranking, outcome = frames_with_spots(0, 12)
+    testing, of_testing = frames_with_spots(50, 12)
+    parts = parts_of(steered, [LAYER], "channel")
+    circuits = LayerCircuits(steered, FLOAT32, parts, ranking, outcome)
+    assert circuits.greedy_order(3)[0] == PLANTED
+    without, alone, rest = circuits.errors([PLANTED, *range(6)], [1, 7])
+    assert without.min() > 0.05 and max(alone.max(), rest.max()) < 1e-5
+    (others,) = circuits.errors([0, 1, 2], [3])[1:]
+    np.testing.assert_allclose(others, without, atol=1e-5)
+
+    # The outcome of the testing frames is that of other squares.
+    table = circuit_table(steered, FLOAT32, parts, testing, testing, of_testing, 0)
+    greedy = table[table["order"] == GREEDY].set_index("size")
+    assert list(greedy.index) == [1, 2, 4, 8, 16, 32]
+    assert (greedy["faithfulness"] > 0.999).all() and (greedy["low_95"] > 0.999).all()
+    (row,) = summary(table).itertuples()
+    assert (row.size, row.parts, row.faithful) == (1, 32, True) and row.random_median < 0.01
+    assert table[table["size"] == 32]["faithfulness"].min() > 0.999
