@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agents.rollout_files import RolloutFolder
 from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
 from analysis.panel_contents import gather
 from analysis.panel_files import PanelFolder, write_panel
 from analysis.parameters import BehavioursConfig, add_analysis_flags
@@ -52,6 +53,13 @@ def parser() -> Parser:
                        key="analysis.combined_agent_env_hx.num_samples",
                        help="number of samples in the behaviour analysis, as in its file names; "
                             "without these files no behaviours are shown")
+    flags.add_argument("--features_dir", type=Path,
+                       help="output folder of analysis/sparse_features.py, to show a page per "
+                            "sparse feature")
+    flags.add_argument("--dreams_dir", type=Path,
+                       help="output folder of analysis/feature_dreams.py with these features; to "
+                            "show its samples as well, give it as --generated_data_dir, and "
+                            "penalty_1 as --samples")
     flags.add_argument("--max_states", type=count, default=20000,
                        help="maximum number of recorded states in the scatter plot, evenly spaced")
     flags.add_argument("--output_dir", type=Path,
@@ -76,10 +84,14 @@ def main(argv: list[str] | None = None) -> None:
     if not is_required and not results.file("per_sample").exists():
         print(f"without behaviours: there is no file {results.file('per_sample')}")
         behaviours = None
+    if args.dreams_dir and not args.features_dir:
+        raise UserError("--dreams_dir holds starts of sparse features; give --features_dir as well")
+    features, dreams = (path and ResultStore(path, schema) for path, schema in (
+        (args.features_dir, SPARSE_FEATURES), (args.dreams_dir, FEATURE_DREAMS)))
     begin = time.perf_counter()
     recordings = find_recordings(folders, args.data_dir)
     content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states,
-                     recordings)
+                     recordings, features, dreams)
     lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
           "samples lack some", flush=True)
@@ -89,6 +101,8 @@ def main(argv: list[str] | None = None) -> None:
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),
             "num_episodes": hidden.number, "hidden_states": hidden.settings(),
             "behaviours": behaviours.settings() if behaviours else None,
+            "features": features.settings() if features else None,
+            "dreams": dreams.settings() if dreams else None,
             "saliency_types": [of_type.name for of_type in content.types],
             "recorded_frames": sorted(recordings), "max_states": args.max_states}) as temporary:
         write_panel(temporary, content)

@@ -12,13 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from PIL import Image
 
 from agents.agent_file import agent_title
+from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
+from analysis.memory.sparse_features import NO_LABEL
+from analysis.memory.sparse_report import EXAMPLE_SIZE, signed_label
 from analysis.panel_files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
+    Dream,
+    Feature,
+    Interval,
     PanelContent,
     SaliencyType,
     Sample,
@@ -26,7 +34,10 @@ from analysis.panel_files import (
 )
 from analysis.steps import read_recorded_positions
 from common.errors import UserError
+from common.files import sha256
+from common.results import ResultStore, Table
 from common.step_results import StepResults
+from common.video import frames_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     FUNCTIONS,
@@ -66,7 +77,8 @@ class _Source:
 
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
            hidden: StepResults, behaviours: StepResults | None, max_states: int,
-           recordings: Mapping[str, RolloutFolder]) -> PanelContent:
+           recordings: Mapping[str, RolloutFolder], features: ResultStore | None,
+           dreams: ResultStore | None) -> PanelContent:
     """Collect the content of a panel.
 
     Args:
@@ -79,6 +91,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         max_states: maximum number of recorded states to show, evenly spaced.
         recordings: recordings whose frames the samples start from, by name of the sample folder;
             folders without one are shown without recorded frames.
+        features: results of analysis/sparse_features.py, or None.
+        dreams: results of analysis/feature_dreams.py with these features, or None.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
@@ -132,6 +146,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         None if behaviours is None else _behaviours(behaviours, sources),
         recorded[kept].astype(np.float32), len(recorded),
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
+        () if features is None else _features(features, dreams, sources),
         _reader(sources, types, projector, recordings))
 
 
@@ -300,3 +315,84 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
              function.direction or 0, name),
             SaliencyType(name, title + (", without environment gradients" if without else ""),
                          () if function.what == VALUE_DELTA else steps))
+
+
+def _features(store: ResultStore, dreams: ResultStore | None,
+              sources: list[_Source]) -> tuple[Feature, ...]:
+    """Read the ablated sparse features, strongest first.
+
+    Raises:
+        UserError: if they are of another agent than the samples, or ``dreams`` is of other
+            features.
+    """
+    check_agent(store.settings().get("agent_sha256"),
+                sources[0].samples.description().get("agent_sha256"),
+                f"the features in {store.path} were found",
+                "choose another --features_dir, or run analysis/sparse_features.py with this one")
+    table = store.read("features", form=_FEATURES)
+    effects = store.read("effects", form=_EFFECTS)
+    effects = effects[effects["outcome"] == "success"].set_index("arm").add_prefix("success_")
+    table = table[table["rank"].notna()].sort_values("rank")
+    table = table.join(effects, on="feature_" + table["feature"].astype(str))
+    of_features = {} if dreams is None else _dreams(dreams, store, sources)
+    found = []
+    for row in table.itertuples():
+        label = "" if row.label == NO_LABEL else row.label.replace("_", " ")
+        found.append(Feature(
+            row.feature, signed_label(label, row.auc) if row.named else "", label,
+            _interval(row.auc, row.low_95, row.high_95), row.frequency,
+            _interval(row.kl, row.kl_low, row.kl_high), row.kl_control,
+            _interval(row.success_effect, row.success_low_95, row.success_high_95),
+            (_known(row.success_control_low), _known(row.success_control_high)),
+            bool(row.success_claimed), of_features.get(row.feature),
+            _examples(store, row.feature)))
+    return tuple(found)
+
+
+def _examples(store: ResultStore, feature: int) -> np.ndarray | None:
+    if not store.has("examples", feature):
+        return None
+    with Image.open(store.file_of("examples", feature)) as image:
+        return frames_of(image, EXAMPLE_SIZE)
+
+
+def _dreams(dreams: ResultStore, features: ResultStore,
+            sources: list[_Source]) -> dict[int, Dream]:
+    """Read the starts that were optimised for features, by the number of the feature."""
+    settings = dreams.settings()
+    if settings.get("sae_sha256") != sha256(features.file_of("sae")):
+        raise UserError(f"the starts in {dreams.path} were optimised for other features than those "
+                        f"in {features.path}; choose another --dreams_dir, or run "
+                        "analysis/feature_dreams.py again")
+    table = dreams.read("dreams", form=_DREAMS)
+    if "active" in pd.read_csv(dreams.file_of("dreams"), nrows=0):
+        table = dreams.read("dreams", form=_DREAMS_IN_GAME)
+    penalty = dreams.read("starts", form=Table({"penalty": float}))["penalty"].iloc[0]
+    folder = (dreams.path / f"penalty_{penalty:g}").resolve()
+    shown = [number if source.samples.path.resolve() == folder else None
+             for source in sources for number in source.numbers]
+    return {row.feature: Dream(
+        settings["step"], row.score, row.recorded_score, row.dreamed,
+        bool(row.active) if "active" in table else None,
+        row.others_active if "active" in table else None,
+        shown.index(row.sample) if row.sample in shown else None) for row in table.itertuples()}
+
+
+def _interval(*values: float) -> Interval:
+    estimate, low, high = map(_known, values)
+    return estimate, low, high
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+_FEATURES = Table({
+    "feature": int, "rank": float, "label": str, "named": bool, **dict.fromkeys(
+        ("auc", "low_95", "high_95", "frequency", "kl", "kl_low", "kl_high", "kl_control"), float)})
+_EFFECTS = Table({
+    "arm": str, "outcome": str, "claimed": bool, **dict.fromkeys(
+        ("effect", "low_95", "high_95", "control_low", "control_high"), float)})
+_DREAMS = Table({"feature": int, "sample": int, "score": float, "recorded_score": float,
+                 "dreamed": bool})
+_DREAMS_IN_GAME = Table({**_DREAMS.columns, "active": float, "others_active": float})

@@ -16,10 +16,13 @@ Layout::
                                         from the same start, a strip or null
     data/pictures_00000.js              ``saliency``: saliency images of sample 0; for each saliency
                                         type, a list of strips (one per map), or null
+    data/features.js                    only with sparse features: ``features``, a list of
+                                        ``Feature`` (without ``examples``), strongest first
+    data/feature_007.js                 ``examples`` of sparse feature 7: a strip, or null
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
-``letters``, with the images of all steps side by side. Samples and saliency types are numbered from
-0.
+``letters``, with images side by side: those of all steps, or examples. Samples and saliency types
+are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
 
@@ -45,7 +48,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 4  # version of the format; web/panel/lib/data.js expects this one
+FORMAT = 5  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
@@ -67,6 +70,9 @@ class PanelFolder(PageFolder):
 
     def pictures_file(self, sample: int) -> Path:
         return self.data_file(f"pictures_{sample:05d}")
+
+    def feature_file(self, feature: int) -> Path:
+        return self.data_file(f"feature_{feature:03d}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +109,68 @@ class SampleSet:
     unaltered: str | None
 
 
+Interval = tuple[float | None, float | None, float | None]
+"""An estimate, and the limits of its 95 % interval; None if they were not computed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dream:
+    """The start that was optimised for a sparse feature, see ``analysis/feature_dreams.py``.
+
+    Attributes:
+        step: simulated step at which the feature is read, from 0.
+        score: activation before TopK at this step, as deviations from its mean over recorded starts
+            in standard deviations.
+        recorded_score: score of the best recorded start.
+        dreamed: whether the feature is active in the simulated rollout.
+        active: whether it is active in the real game near the start; None if this was not tested.
+        others_active: share of the starts of other features near which it is active, or None.
+        sample: index of the sample in the panel; None if the panel does not show it.
+    """
+
+    step: int
+    score: float
+    recorded_score: float
+    dreamed: bool
+    active: bool | None
+    others_active: float | None
+    sample: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A sparse feature of the hidden state, see ``analysis/sparse_features.py``.
+
+    Attributes:
+        number: number of the feature in its dictionary.
+        name: name, such as "not wall in view"; "" if the feature has none.
+        label: label that the activation predicts best; "" if there is none.
+        auc: AUC of the activation as a predictor of the label.
+        frequency: share of held-out states in which the feature is active.
+        kl: KL divergence of the policy if the feature is ablated, in nats.
+        kl_control: median KL divergence of random directions.
+        success: change of the success rate if the feature is ablated in the real game.
+        success_controls: smallest and largest change by random directions.
+        claimed: whether this change is claimed.
+        dream: start that was optimised for the feature, or None.
+        examples: frames in which the feature is most active, uint8 (n, H, W, C); None if it never
+            is.
+    """
+
+    number: int
+    name: str
+    label: str
+    auc: Interval
+    frequency: float
+    kl: Interval
+    kl_control: float
+    success: Interval
+    success_controls: tuple[float | None, float | None]
+    claimed: bool
+    dream: Dream | None
+    examples: np.ndarray | None
+
+
 Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
 """Frames of a sample, uint8 (T, H, W, C); recorded frames from the same start, uint8 (at most T, H,
 W, C), or None without a recording; a dict of saliency images, uint8 (M, T, H, W, C); and a dict of
@@ -134,6 +202,7 @@ class PanelContent:
         num_recorded: number of all recorded states, of which S are shown.
         positions: player positions at the states in ``recorded``, float32 (S,) each, by column
             name; empty if they were not recorded.
+        features: sparse features, strongest first; empty to show none.
         sample: function that reads a sample by its index, from 0 to N - 1.
     """
 
@@ -150,6 +219,7 @@ class PanelContent:
     recorded: np.ndarray
     num_recorded: int
     positions: dict[str, np.ndarray]
+    features: tuple[Feature, ...]
     sample: Callable[[int], Sample]
 
     @property
@@ -178,6 +248,10 @@ def write_panel(path: Path, content: PanelContent) -> None:
     folder.copy_page()
     for file, of_file in _whole_files(folder, content):
         file.write_bytes(data_script(file, of_file))
+    for feature in content.features:
+        file, examples = folder.feature_file(feature.number), feature.examples
+        file.write_bytes(data_script(file, {
+            "examples": None if examples is None else _strip(examples, _FRAME_QUALITY)}))
     rows = content.first_rows
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
@@ -219,6 +293,7 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
                      for of_type, number in zip(content.types, samples_with)],
         "maps": content.maps,
         "behaviours": content.behaviours is not None,
+        "features": [feature.number for feature in content.features],
         "recorded": {"shown": len(content.recorded), "of": content.num_recorded}
         | ({"positions": list(content.positions)} if content.positions else {})}
     behaviours = {} if content.behaviours is None else {"behaviours": content.behaviours}
@@ -226,6 +301,10 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         **content.steps, **behaviours, has_saliency=content.has_saliency.astype(np.uint8))
     yield folder.data_file("recorded"), encoded(coordinates=content.recorded,
                                                 **content.positions)
+    if content.features:
+        yield folder.data_file("features"), {"features": [
+            {name: value for name, value in dataclasses.asdict(feature).items()
+             if name != "examples"} for feature in content.features]}
 
 
 def _opening_sample(content: PanelContent) -> int:

@@ -46,6 +46,7 @@ from analysis.memory.sparse_features import (
 )
 from analysis.memory.sparse_report import (
     ABLATIONS,
+    EXAMPLE_SIZE,
     SPARSE_FEATURES,
     plot_dictionaries,
     report,
@@ -79,7 +80,7 @@ from stats.report import report as effects_report
 from stats.significance import holm
 from stats.study import BASELINE, measure_conditions
 
-EXAMPLES_PER_ROW, FRAME_SIZE_IN_SHEET = 8, 128  # frames, pixels
+EXAMPLES_PER_ROW = 8
 _OUTCOMES = outcomes_named("success", "length", DIVERGENCE)
 _PLAY = 1  # random stream of the played levels; part of the generator's seed
 
@@ -295,7 +296,7 @@ def write_examples(store: ResultStore, examples: Examples, data: SplitStates, fe
     top = rows[top_examples(activations, examples.episode[rows], 2 * EXAMPLES_PER_ROW)]
     if len(top):
         frames = list(examples.frames(top))
-        sheet = strip([frames[:EXAMPLES_PER_ROW], frames[EXAMPLES_PER_ROW:]], FRAME_SIZE_IN_SHEET)
+        sheet = strip([frames[:EXAMPLES_PER_ROW], frames[EXAMPLES_PER_ROW:]], EXAMPLE_SIZE)
         with store.file("examples", feature) as path:
             sheet.save(path)
 

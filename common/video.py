@@ -196,6 +196,20 @@ def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
     return image
 
 
+def frames_of(image: Image.Image, size: int) -> np.ndarray:
+    """Return the frames in an image that ``strip`` arranged, uint8 (n, size, size, 3), without
+    empty places.
+
+    Args:
+        image: image with frames of equal size.
+        size: height and width of the frames.
+    """
+    pixels, pitch = np.asarray(image.convert("RGB")), size + size // 32
+    frames = np.stack([pixels[y:y + size, x:x + size] for y in range(0, image.height, pitch)
+                       for x in range(0, image.width, pitch)])
+    return frames[(frames < 255).any(axis=(1, 2, 3))]
+
+
 def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
     """Write the image of ``strip`` as a PNG file, atomically."""
     with atomic_path(path) as temporary:

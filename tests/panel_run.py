@@ -4,6 +4,7 @@ hand, as the stages before it write it."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ import pandas as pd
 
 from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutFolder, RolloutWriter
 from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.memory.sparse_report import EXAMPLE_SIZE, FEATURE_DREAMS, SPARSE_FEATURES
 from common.files import save_json, sha256
+from common.results import ResultStore
 from common.step_results import StepResults
+from common.video import strip
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
@@ -29,6 +33,25 @@ TITLES = ("value", "most likely action", "IC 1", "value, without environment gra
 LACKING = (5, "action")  # a sample, and what it lacks
 RED_OF_MAPS = (130, 250)  # of the maps of the state, which are otherwise as those of the pixels
 BEHAVIOURS = np.array([2, -1, 0, 2, 2, 0])
+DREAMS = "dreams/penalty_1"  # relative to the folder of the run
+EXAMPLES = ((200, 30, 40), (40, 200, 30), (30, 40, 200))  # colours of feature 7's
+# As the page reads them: feature 7 has a name, 3 is never active on held-out levels, 120 has no
+# dream; the dream of feature 3 is sample 2 of DREAMS.
+FEATURES = [
+    {"number": 7, "name": "not wall in view", "label": "wall in view", "auc": [0.25, 0.2, 0.3],
+     "frequency": 0.06, "kl": [0.02, 0.01, 0.03], "kl_control": 0.004,
+     "success": [-0.3, -0.4, -0.2], "success_controls": [-0.05, 0.1], "claimed": True,
+     "dream": {"step": 3, "score": 3.5, "recorded_score": 2.5, "dreamed": True, "active": False,
+               "others_active": 0.5, "sample": NUM_SAMPLES + NUM_SWAPPED}},
+    {"number": 120, "name": "", "label": "on ground", "auc": [0.625, None, None],
+     "frequency": 0.5, "kl": [0.005, 0.004, 0.006], "kl_control": 0.003,
+     "success": [0.01, -0.02, 0.04], "success_controls": [-0.05, 0.1], "claimed": False,
+     "dream": None},
+    {"number": 3, "name": "", "label": "", "auc": [None, None, None], "frequency": 0.0,
+     "kl": [0.001, 0.0, 0.002], "kl_control": 0.003, "success": [0.0, -0.01, 0.01],
+     "success_controls": [-0.05, 0.1], "claimed": False,
+     "dream": {"step": 3, "score": 1.5, "recorded_score": 2.0, "dreamed": False, "active": True,
+               "others_active": 0.25, "sample": NUM_SAMPLES + NUM_SWAPPED + 2}}]
 
 # p = (hx - mean) / std; s = W (p / (2, 1, 1)): see `coordinates`.
 MATRICES = {"mean": [1, 0, 0, 0], "std": [2, 1, 1, 1], "components": np.eye(4),
@@ -185,3 +208,46 @@ def saliency_folder(run: Run, name: str = UNALTERED) -> SaliencyFolder:
 
 def sample_folder(run: Run, name: str = UNALTERED) -> SampleFolder:
     return SampleFolder(run.folder / name)
+
+
+def write_features(run: Run) -> list[str]:
+    """Write FEATURES as analysis/sparse_features.py and analysis/feature_dreams.py do; returns
+    flags of export_panel.py."""
+    features = ResultStore(run.folder / "features", SPARSE_FEATURES)
+    features.open({"agent_sha256": AGENT})
+    rows, effects, dreams = [], [], []
+    for rank, each in enumerate(FEATURES, 1):
+        of_label = dict(zip(("auc", "low_95", "high_95"), each["auc"]))
+        rows.append({
+            "dictionary": "sae_128", "feature": each["number"], "frequency": each["frequency"],
+            "mean_activation": 1.0, "label": each["label"].replace(" ", "_") or "no label",
+            **of_label, "p": 0.5, "p_holm": 1.0, "base": 0.5, "precision": 0.5,
+            "named": bool(each["name"]), "named_shuffled": False, "rank": rank,
+            **dict(zip(("kl", "kl_low", "kl_high"), each["kl"])), "kl_control": each["kl_control"]})
+        for outcome, factor in (("length", 100), ("success", 1)):
+            effects.append({
+                "arm": f"feature_{each['number']}", "outcome": outcome, "claimed": each["claimed"],
+                **{name: factor * value for name, value in zip(
+                    ("effect", "low_95", "high_95", "control_low", "control_high"),
+                    (*each["success"], *each["success_controls"]))}})
+        if dream := each["dream"]:
+            dreams.append({**dream, "feature": each["number"], "rank": rank, "label": "wall",
+                           "sample": dream["sample"] - NUM_SAMPLES - NUM_SWAPPED,
+                           "active": float(dream["active"])})
+    table = pd.DataFrame(rows).sort_values("feature")
+    others = table.assign(dictionary="pca", rank=np.nan, kl=np.nan, named=True)
+    features.write("features", value=pd.concat([others, table]))
+    features.write("effects", value=pd.DataFrame(effects))
+    features.write("sae", value={
+        "atoms": np.eye(4, dtype=np.float32), "centre": np.zeros(4, np.float32),
+        "num_active": np.array(1), "encoder": None, "bias": None, "signed": np.array(False)})
+    frames = [np.full((FRAME, FRAME, 3), colour, np.uint8) for colour in EXAMPLES]
+    with features.file("examples", 7) as path:
+        strip([frames[:2], frames[2:]], EXAMPLE_SIZE).save(path, "PNG")
+    starts = ResultStore(run.folder / "dreams", FEATURE_DREAMS)
+    starts.open({"agent_sha256": AGENT, "step": 3, "sae_sha256": sha256(features.file_of("sae"))})
+    starts.write("dreams", value=pd.DataFrame(dreams))
+    starts.write("starts", value=pd.DataFrame({"penalty": [1.0, 1.0, 0.0]}))
+    shutil.copytree(run.folder / UNALTERED, run.folder / DREAMS)
+    return ["--samples", UNALTERED, SWAPPED, DREAMS, "--features_dir", str(features.path),
+            "--dreams_dir", str(starts.path)]

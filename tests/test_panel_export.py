@@ -5,12 +5,16 @@ import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import refusal
 from page_exports import HOSTILE_NAME
 from page_view import array_of, picture_of, read_script
 from panel_run import (
     BEHAVIOURS,
+    DREAMS,
+    EXAMPLES,
+    FEATURES,
     LACKING,
     NUM_EPISODES,
     NUM_RECORDED,
@@ -25,6 +29,7 @@ from panel_run import (
     UNALTERED,
     coordinate_gradients,
     saliency_folder,
+    write_features,
     write_run,
 )
 
@@ -164,6 +169,56 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
     assert manifest["saliency"] == [] and manifest["behaviours"] is False
     assert [each["numbers"] for each in manifest["sets"]] == [[0, 1], [0, 1]]
     assert "behaviours" not in content(output, "steps")
+
+
+@pytest.fixture
+def features(run):
+    """Flags of export_panel.py that show the run's sparse features."""
+    return run.arguments(*write_features(run))
+
+
+def test_features_are_those_of_their_tables_strongest_first(run, features, tmp_path):
+    output = PanelFolder(tmp_path / "panel")
+    flags = [*features, "--output_dir", str(output.path)]
+    assert export_panel.main(flags) == 0
+    assert content(output, "features")["features"] == FEATURES
+    assert content(output, "manifest")["features"] == [each["number"] for each in FEATURES]
+    examples = picture_of(content(output, "feature_007")["examples"])
+    assert examples.shape == (128, 3 * 128, 3)  # without the empty place of the sheet
+    assert np.abs(examples[64, 64::128].astype(int) - EXAMPLES).max() < 8
+    assert content(output, "feature_003")["examples"] is None
+    # Without its samples, and without the real game.
+    dreams = run.folder / "dreams" / "dreams.csv"
+    pd.read_csv(dreams).drop(columns=["active", "others_active"]).to_csv(dreams, index=False)
+    flags.remove(DREAMS)
+    assert export_panel.main(flags) == 0
+    found = content(output, "features")["features"]
+    assert found[0]["dream"] == {**FEATURES[0]["dream"], "active": None, "others_active": None,
+                                 "sample": None}
+
+
+def test_a_panel_without_features_has_none_of_their_files(exported):
+    assert content(exported[1], "manifest")["features"] == []
+    assert not [*exported[1].path.glob("data/feature*")]
+
+
+MISTAKES_IN_FEATURES = {
+    "features of another agent": ("features/settings.json", "agent_sha256",
+                                  "features in .* were found with another agent"),
+    "dreams of other features": ("dreams/made_to_order.json", "sae_sha256",
+                                 "starts in .* were optimised for other features than those in")}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_FEATURES)
+def test_features_that_do_not_belong_together_are_refused(run, features, tmp_path, capsys, mistake):
+    name, key, words = MISTAKES_IN_FEATURES[mistake]
+    settings = json.loads((run.folder / name).read_text())
+    save_json(run.folder / name, {**settings, key: "1" * 64})
+    argv = [*features, "--output_dir", str(tmp_path / "panel")]
+    assert re.search(words, refusal(export_panel.main, argv, capsys))
+    del argv[argv.index("--features_dir"):argv.index("--dreams_dir")]
+    assert "give --features_dir as well" in refusal(export_panel.main, argv, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def describe(run, name, **changes):

@@ -12,6 +12,8 @@ from page_exports import needs_browser
 from page_view import colours, facts, fragment_of, go, image_of
 from panel_run import (
     BEHAVIOURS,
+    DREAMS,
+    EXAMPLES,
     LACKING,
     NUM_SAMPLES,
     NUM_STEPS,
@@ -24,6 +26,7 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
+    write_features,
     write_run,
 )
 
@@ -454,6 +457,63 @@ def test_two_side_by_side_are_altered_and_unaltered_and_in_step(page, run):
     assert page.get_by_role("alert").inner_text() == "There is no sample 77 here."
     press(page, "Compare two samples")
     assert page.locator(".picker").count() == 1
+
+
+def test_features_have_a_page_each(browser, page, tmp_path):
+    assert page.get_by_role("heading", name="Sparse features").count() == 0
+    run = write_run(tmp_path / "run")
+    assert export_panel.main(run.arguments(*write_features(run), "--output_dir",
+                                           str(tmp_path / "panel"))) == 0
+    with opened_page(browser, PanelFolder(tmp_path / "panel").page_file.as_uri(), **WIDE) as page:
+        listed = page.get_by_role("list", name="Sparse features").get_by_role("button")
+        assert [text.split() for text in listed.all_inner_texts()] == [
+            ["1", "not", "wall", "in", "view", "7"], ["2", "unnamed", "120"],
+            ["3", "unnamed", "3"]]
+        weights = [each.locator(".name").evaluate("each => getComputedStyle(each).fontWeight")
+                   for each in listed.all()]
+        assert weights == ["700", "400", "400"]
+
+        def opened(number):
+            """Facts on the page of a feature."""
+            page.wait_for_selector(SHOWN)
+            text = page.get_by_role("group", name=f"Feature {number}").inner_text()
+            return text.replace("−", "-").replace("\n", " ")
+
+        text = opened(7)
+        for fact in ("6.0 % of held-out states", "wall in view AUC 0.250 (0.200 to 0.300)",
+                     "0.0200 (0.0100 to 0.0300) nats random directions: 0.00400",
+                     "-30 (-40 to -20) points, claimed random directions: -5 to +10",
+                     "Score 3.50 best recorded start: 2.50", "In the dream active",
+                     "near the dream not active", "active near 50.0 %"):
+            assert fact in text, fact
+        examples = page.get_by_role("img", name="3 frames in which feature 7 is most active")
+        box = examples.bounding_box()
+        across = (72 + 148 * np.arange(3)) / box["width"]  # frames of 144 pixels, 4 apart
+        shown = colours(examples, np.stack([across, [0.5] * 3], axis=1))
+        assert np.abs(shown - EXAMPLES).max() < 8
+
+        listed.nth(1).focus()
+        page.keyboard.press("Enter")
+        text = opened(120)
+        assert "+1 (-2 to +4) points, not claimed" in text
+        assert "No start was optimised for this feature." in text
+        assert fragment_of(page)["feature"] == ["120"]
+
+        go(page, "feature=3")
+        assert listed.nth(2).get_attribute("aria-pressed") == "true"
+        text = opened(3)
+        assert "It is active in no held-out frame." in text and "Best label none" in text
+        dream = page.get_by_role("img", name="Dream of feature 3, 5 steps")
+        across = (72 + 148 * np.arange(NUM_STEPS)) / dream.bounding_box()["width"]
+        shown = colours(dream, np.stack([across, [0.5] * NUM_STEPS], axis=1))
+        assert np.abs(shown[:, 0] - 15 * 2).max() < 8  # sample 2
+        assert np.abs(shown[:, 1] - 50 * np.arange(NUM_STEPS)).max() < 8
+        press(page, f"Show {DREAMS.rpartition('/')[2]}/2 in the panel above")
+        assert (shown_sample(page), shown_step(page)) == (("penalty_1", 2), 3)
+        dream.click(position={"x": 160, "y": 50})
+        assert shown_step(page) == 1
+        go(page, "feature=99")  # not in this panel: the strongest one
+        assert listed.nth(0).get_attribute("aria-pressed") == "true"
 
 
 def test_the_address_holds_the_whole_view_and_what_does_not_fit_is_left_out(browser, address, run):

@@ -39,6 +39,7 @@ from stats.effects import claims_summary
 from stats.forest_plot import name_rows
 from stats.report import Wording, bold, format_interval, format_number, format_p
 
+EXAMPLE_SIZE = 128  # pixels per frame in examples/
 _DICTIONARY = Npz({
     "atoms": Array(np.float32, "F D"), "centre": Array(np.float32, "D"),
     "num_active": Array(np.int64), "encoder": Array(np.float32, "F D", optional=True),

@@ -41,6 +41,7 @@ export function write(view, manifest, samples) {
     const what = of === 'coordinate' ? of : `gradient ${manifest.saliency[of].name}`
     text.append('filter', [ic, bound(low), bound(high), step ?? 'any', what].join(','))
   }
+  if (view.feature !== null) text.set('feature', view.feature)
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
 }
@@ -78,6 +79,8 @@ export function read(fragment, start, manifest, samples) {
     if (component === null || of === -1 || (at === null && step !== 'any')) return []
     return [{ ic: component, of, low: boundOf(low), high: boundOf(high), step: at }]
   })
+  const feature = numberOf(text.get('feature'), Infinity)
+  if (manifest.features.includes(feature)) view.feature = feature
   view.notes = text.get('notes') ?? ''
   return view
 }

@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 4
+export const FORMAT = 5
 
 /** Decode a strip of images. The image comes from the bytes of the script, so that canvases stay
  * exportable. */
@@ -11,10 +11,12 @@ async function strip(letters) {
 }
 
 const two = (number) => String(number).padStart(2, '0')
+const three = (number) => String(number).padStart(3, '0')
 const five = (number) => String(number).padStart(5, '0')
 
 export const loadSteps = async () => arrays(await load('steps'))
 export const loadRecorded = async () => arrays(await load('recorded'))
+export const loadFeatures = async () => (await load('features')).features
 export const loadGradients = async (type) => arrays(await load(`gradients_${two(type)}`)).gradients
 
 const KEPT = { frames: 80, pictures: 24 } // number of samples whose images are cached
@@ -22,6 +24,7 @@ const KEPT = { frames: 80, pictures: 24 } // number of samples whose images are 
 /** Cache of the images of samples; strips are decoded when they are first requested. */
 export class Pictures {
   #files = { frames: new Map(), pictures: new Map() }
+  #examples = new Map()
 
   /** Return a promise of a strip, or of null if the sample lacks it. */
   async #strip(kind, sample, pick) {
@@ -40,4 +43,13 @@ export class Pictures {
   frames = (sample) => this.#strip('frames', sample, ({ frames }) => frames)
   recorded = (sample) => this.#strip('frames', sample, ({ recorded }) => recorded)
   saliency = (sample, type, map) => this.#strip('pictures', sample, ({ saliency }) => saliency[type]?.[map])
+
+  /** Return a promise of the examples of a sparse feature, or of null if it has none. */
+  examples(feature) {
+    if (!this.#examples.has(feature)) {
+      this.#examples.set(feature, load(`feature_${three(feature)}`).then(
+        ({ examples }) => examples && strip(examples)))
+    }
+    return this.#examples.get(feature)
+  }
 }

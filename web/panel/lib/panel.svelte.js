@@ -4,7 +4,7 @@ import { Address } from '../../shared/lib/address.js'
 import { loadManifest } from '../../shared/lib/data.js'
 import { ranges } from '../../shared/lib/statistics.js'
 import { read, write } from './address.js'
-import { FORMAT, loadGradients, loadRecorded, loadSteps, Pictures } from './data.js'
+import { FORMAT, loadFeatures, loadGradients, loadRecorded, loadSteps, Pictures } from './data.js'
 import { passing, waits } from './filters.js'
 import { Samples } from './samples.js'
 
@@ -16,7 +16,9 @@ export class Panel {
   positions = $state.raw({}) // player positions at the recorded states, by name
   gradients = $state.raw(new Map()) // loaded gradients, by saliency type
   view = $state({ sample: 0, other: null, step: 0, type: null, map: 0, x: 0, y: 1, ic: 0, at: null,
-    cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], notes: '' })
+    cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], feature: null, notes: '' })
+  features = $state.raw(null) // sparse features, strongest first
+  featureImages = $state.raw(null) // {feature, examples, dream, problem} of the shown feature
   playing = $state(false)
   pictures = new Pictures()
   samples = null
@@ -58,7 +60,7 @@ export class Panel {
       const value = types.findIndex(({ name }) => name === 'value')
       const type = types.length ? Math.max(value, 0) : null
       this.#start = { ...this.view, sample: this.manifest.start, y: Math.min(1, this.manifest.num_ics - 1),
-        type, at: type === null ? null : types[type].steps[0] ?? null }
+        feature: this.manifest.features[0] ?? null, type, at: type === null ? null : types[type].steps[0] ?? null }
       this.view = this.#start
       this.fromAddress()
       document.title = this.title
@@ -66,6 +68,7 @@ export class Panel {
       const { coordinates, ...positions } = await loadRecorded()
       this.recorded = coordinates
       this.positions = positions
+      if (this.manifest.features.length) this.features = await loadFeatures()
     } catch (error) {
       this.error = error.message
     }
@@ -96,6 +99,18 @@ export class Panel {
     } catch (error) {
       this.error = error.message
     }
+  }
+
+  /** Load the examples of a sparse feature and the frames of its dream. */
+  async needFeature({ number, dream }) {
+    const images = { feature: number, examples: null, dream: null, problem: '' }
+    try {
+      [images.examples, images.dream] = await Promise.all([this.pictures.examples(number),
+        typeof dream?.sample === 'number' ? this.pictures.frames(dream.sample) : null])
+    } catch (error) {
+      images.problem = error.message
+    }
+    if (number === this.view.feature) this.featureImages = images
   }
 
   has(sample, type) {
