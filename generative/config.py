@@ -74,6 +74,8 @@ class SimulatorConfig:
         memory_channels: number of memory channels of each cell.
         scene_channels: number of memory channels of each cell for objects that move through the
             level.
+        fine_channels: number of memory channels of each block of 2 x 2 pixels of the view; None for
+            no such memory.
         motion_dim: size of the memory of the camera's motion. ``deter_dim`` is the sum of this
             size, the 9 other numbers of the camera, and the channels of all cells.
         spatial_width: number of channels of the hidden layers.
@@ -110,6 +112,7 @@ class SimulatorConfig:
     canvas_channels: int = 32
     memory_channels: int = 20
     scene_channels: int = 11
+    fine_channels: int | None = None
     motion_dim: int = 55
     spatial_width: int = 96
     pixels_per_square: float | None = None
@@ -135,11 +138,12 @@ class SimulatorConfig:
     def _check_spatial_sizes(self) -> None:
         cells = GRID * GRID
         channels = self.canvas_channels + self.memory_channels + self.scene_channels
-        size = cells * channels + self.motion_dim + 9
+        blocks = (FRAME_SIZE // 2) ** 2
+        size = cells * channels + blocks * (self.fine_channels or 0) + self.motion_dim + 9
         if self.deter_dim != size:
             raise UserError(f"deter_dim must be {cells} * (canvas_channels + memory_channels + "
-                            f"scene_channels) + motion_dim + 9 = {size} in the spatial "
-                            f"architecture, not {self.deter_dim}")
+                            f"scene_channels) + {blocks} * fine_channels + motion_dim + 9 = {size} "
+                            f"in the spatial architecture, not {self.deter_dim}")
         if self.bottleneck_vec_size % cells or self.bottleneck_vec_size < 2 * cells:
             raise UserError(f"bottleneck_vec_size must be a multiple of {cells} from {2 * cells} "
                             "up in the spatial architecture, not "

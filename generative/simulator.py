@@ -173,7 +173,7 @@ class Simulator(nn.Module):
                                 "stands still")
             basis = self.basis = PatchBasis(config.patch_components, config.image_channels)
             self.encoder = SpatialEncoder(config, basis)
-            self.env_converter = SpatialStart(config)
+            self.env_converter = SpatialStart(config, basis)
         else:
             self.encoder = BottleneckEncoder(config.image_channels,
                                              config.initializer_rnn_hidden_size, vec)

@@ -7,7 +7,8 @@ stays the same in all steps. The cell predicts the motion of the camera and accu
 in the last initial frame, so static objects keep their shape. The rest of the grid is the memory of
 two convolutional GRUs. The *scene* has the coordinates of the canvas, and changes the canvas before
 it is shifted: it is for objects that move through the level. The *memory* has the coordinates of
-the view: it is for the player and for newly revealed places.
+the view: it is for the player and for newly revealed places. A simulator can also have a *fine
+memory* of blocks of 2 x 2 pixels of the view, for games whose objects are smaller than a patch.
 
 Image patches are represented in a basis of principal components that is fitted to the recording
 when training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
@@ -53,9 +54,18 @@ from generative.camera import (
 )
 from generative.config import GRID, SimulatorConfig
 from generative.networks import on_unit_sphere
-from generative.spatial_layers import BLOCK, ConvGRU, PatchBasis, Refinement, ResidualBlock
+from generative.spatial_layers import (
+    BLOCK,
+    ConvGRU,
+    FineMemory,
+    PatchBasis,
+    Refinement,
+    ResidualBlock,
+)
 
 NUM_CELLS = GRID * GRID
+_BLOCKS = FRAME_SIZE // BLOCK  # per side
+NUM_BLOCKS = _BLOCKS * _BLOCKS
 _NUM_CAMERA = 5  # the last numbers of the state: velocity, displacement, started
 _SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
 _MOTION_WIDTH = 256
@@ -70,28 +80,34 @@ class SpatialState:
         canvas: coefficients of the last initial frame (B, canvas_channels, 8, 8).
         memory: memory in coordinates of the view (B, memory_channels, 8, 8).
         scene: memory in coordinates of the canvas (B, scene_channels, 8, 8).
+        fine: memory of blocks of 2 x 2 pixels of the view (B, fine_channels or 0, 32, 32).
         camera: state of the camera.
     """
 
     canvas: Tensor
     memory: Tensor
     scene: Tensor
+    fine: Tensor
     camera: CameraState
 
     def flat(self) -> Tensor:
-        """Flatten the state to (B, H): the channels of each cell, then the camera's state."""
+        """Flatten the state to (B, H): the channels of each cell, those of each block, then the
+        camera's state."""
         grid = torch.cat([self.canvas, self.memory, self.scene], dim=1).float()
-        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), *vars(self.camera).values()], dim=-1)
+        return torch.cat([*(parts.permute(0, 2, 3, 1).flatten(1) for parts in (grid, self.fine)),
+                          *vars(self.camera).values()], dim=-1)
 
 
 def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     """Split a flat state (B, H) into its parts; the inverse of ``SpatialState.flat``."""
     sizes = (config.canvas_channels, config.memory_channels, config.scene_channels)
-    grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
-    camera = CameraState(*env_h[:, NUM_CELLS * sum(sizes):].split(
-        [config.motion_dim, PHASE_DIM, 2, 2, 1], dim=-1))
-    canvas, memory, scene = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
-    return SpatialState(canvas, memory, scene, camera)
+    channels = config.fine_channels or 0
+    grid, fine, *camera = env_h.split(
+        [NUM_CELLS * sum(sizes), NUM_BLOCKS * channels, config.motion_dim, PHASE_DIM, 2, 2, 1],
+        dim=-1)
+    cells = grid.unflatten(1, (GRID, GRID, sum(sizes))).permute(0, 3, 1, 2)
+    blocks = fine.unflatten(1, (_BLOCKS, _BLOCKS, channels)).permute(0, 3, 1, 2)
+    return SpatialState(*cells.split(sizes, dim=1), blocks, CameraState(*camera))
 
 
 class SpatialEncoder(nn.Module):
@@ -170,17 +186,27 @@ class SpatialStart(nn.Module):
 
     The code is divided by the mean of its last channel. Vectors that do not come from the encoder
     can have any mean there, so the divisor has a lower limit.
+
+    Args:
+        config: sizes of the networks.
+        basis: basis of image patches, shared with encoder, cell and decoder.
     """
 
-    def __init__(self, config: SimulatorConfig):
+    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
         self.config = config
+        self._basis = (basis,)
         width, channels = config.spatial_width, config.bottleneck_vec_size // NUM_CELLS
         self.inside = nn.Conv2d(channels, width, kernel_size=3, padding=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.sizes = [config.canvas_channels, config.memory_channels, config.scene_channels]
         self.out = nn.Conv2d(width, sum(self.sizes), kernel_size=1)
         initialise(self.out, [0] * self.out.out_channels)
+        if config.fine_channels:
+            self.fine = nn.Sequential(
+                nn.Conv2d(config.image_channels * BLOCK**2, width, kernel_size=3, padding=1),
+                nn.SiLU(), nn.Conv2d(width, config.fine_channels, kernel_size=3, padding=1),
+                nn.Tanh())
         if config.pixels_per_square:
             self.motion = nn.Sequential(
                 nn.Linear(config.bottleneck_vec_size, _MOTION_WIDTH), nn.SiLU(),
@@ -197,7 +223,10 @@ class SpatialStart(nn.Module):
             self.sizes, dim=1)
         canvas = canvas + functional.pad(
             code[:, :passed], (0, 0, 0, 0, 0, config.canvas_channels - passed))
-        h = SpatialState(canvas, torch.tanh(memory), torch.tanh(scene),
+        fine = canvas.new_zeros(len(canvas), 0, _BLOCKS, _BLOCKS)
+        if config.fine_channels:
+            fine = self.fine(functional.pixel_unshuffle(self._basis[0].images(canvas), BLOCK))
+        h = SpatialState(canvas, torch.tanh(memory), torch.tanh(scene), fine.float(),
                          self.camera(vectors, self.carried(vectors))).flat()
         return torch.cat([h, h.new_zeros(len(h), config.env_h_stoch_size)], dim=-1)
 
@@ -278,6 +307,8 @@ class SpatialCell(nn.Module):
         self.remember = ConvGRU(width, memory)
         self.scene_input = SceneFeatures(config)
         self.move_scene = ConvGRU(self.scene_input.width, config.scene_channels)
+        self.fine = FineMemory(config.image_channels, config.fine_channels,
+                               config.action_space_size) if config.fine_channels else None
 
     def action_input(self, action: Tensor) -> Tensor:
         """Return one-hot actions (…, A) unchanged."""
@@ -291,18 +322,20 @@ class SpatialCell(nn.Module):
         """Compute the next state h (B, H) from one-hot actions (B, A) and h; z is ignored."""
         state, basis = split_state(h, self.config), self._basis[0]
         memory, camera, view = state.memory, state.camera, basis.padded(state.canvas)
+        shown = world = basis.images(state.canvas)  # (B, C, 64, 64)
         if self.config.pixels_per_square:
-            world = basis.images(state.canvas)  # (B, C, 64, 64)
             with torch.autocast(h.device.type, enabled=False):
                 camera = self.camera(world, near_player(memory), camera, action_input)
             displacement = camera.displacement.detach() if self.training else camera.displacement
-            view = basis.coefficients(shift(world, displacement)[0])
+            shown = shift(world, displacement)[0]
+            view = basis.coefficients(shown)
         motion = camera.motion.detach() if self.training else camera.motion
         everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)
         x = self.block(self.from_view(view) + self.from_memory(memory)
                        + self.from_global(everywhere)[:, :, None, None])
         scene = self.move_scene(self.scene_input(state.canvas, state.scene), state.scene)
-        return SpatialState(state.canvas, self.remember(x, memory), scene, camera).flat()
+        fine = state.fine if self.fine is None else self.fine(shown, state.fine, action_input)
+        return SpatialState(state.canvas, self.remember(x, memory), scene, fine, camera).flat()
 
     def camera_state(self, h: Tensor) -> Tensor:
         """Return the camera's velocity and displacement (…, 4) in states (…, H)."""
@@ -339,6 +372,8 @@ class SpatialDecoder(nn.Module):
         self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
         self.from_inside = nn.Conv2d(1, width, kernel_size=1, bias=False)
         self.from_memory = nn.Conv2d(config.memory_channels, width, kernel_size=1)
+        self.from_fine = nn.Conv2d(config.fine_channels * (_BLOCKS // GRID)**2, width,
+                                   kernel_size=1) if config.fine_channels else None
         self.from_motion = nn.Linear(config.motion_dim, width)
         self.from_phase = nn.Sequential(nn.Conv2d(NUM_PHASE_MAPS, width, kernel_size=1), nn.SiLU(),
                                         nn.Conv2d(width, 2 * width, kernel_size=1))
@@ -346,7 +381,7 @@ class SpatialDecoder(nn.Module):
         self.changes = nn.Conv2d(self.scene.width, len(basis.scale), kernel_size=1)
         self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
         self.out = nn.Conv2d(width, len(basis.scale), kernel_size=1)
-        self.refine = Refinement(config.image_channels, width)
+        self.refine = Refinement(config.image_channels, width, config.fine_channels or 0)
         self.outcome = nn.Sequential(
             nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
             nn.Linear(_HEAD_WIDTH, 2))
@@ -373,12 +408,15 @@ class SpatialDecoder(nn.Module):
         x = (self.from_view(basis.coefficients(view))
              + self.from_inside(functional.avg_pool2d(inside, PATCH))
              + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
+        if self.from_fine is not None:
+            x = x + self.from_fine(functional.pixel_unshuffle(state.fine, _BLOCKS // GRID))
         cell_maps, block_maps = (
             phase_maps(phase, displacement, self.config.pixels_per_square or 0.0, size)
             for size in (GRID, FRAME_SIZE // BLOCK))
         gain, bias = self.from_phase(cell_maps).chunk(2, dim=1)
         x = self.blocks(x * (1 + gain) + bias)
-        images = self.refine(view + basis.images(self.out(x), with_mean=False), block_maps, x)
+        images = self.refine(view + basis.images(self.out(x), with_mean=False), block_maps, x,
+                             state.fine)
         middle = GRID // 2
         near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
         reward, terminal = self.outcome(torch.cat(

@@ -1,5 +1,5 @@
 """Layers of the spatial architecture that do not depend on its state: the basis of image patches,
-residual blocks, the convolutional GRU, and the correction of decoded images.
+residual blocks, the convolutional GRU, the fine memory, and the correction of decoded images.
 
 Letters in shape comments: N images or states of any kind, B batch, C H W an image (elsewhere, W is
 the hidden channels), K coefficients of a patch.
@@ -108,11 +108,46 @@ class ConvGRU(nn.Module):
             self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Compute the next memory (N, memory, 8, 8) from the input x (N, inputs, 8, 8)."""
+        """Compute the next memory (N, memory, height, width) from the input x (N, inputs, height,
+        width)."""
         update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
             2, dim=1)
         new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
         return update * new + (1 - update) * memory
+
+
+class FineMemory(nn.Module):
+    """Recurrent memory of blocks of 2 x 2 pixels, for objects that are smaller than a patch.
+
+    Two convolutions over the view and the memory, then a convolutional GRU: in a step, each block
+    sees its neighbourhood of 22 x 22 pixels.
+
+    Args:
+        image_channels: C, colour channels of an image.
+        memory: channels of the memory.
+        conditions: size of the input that is the same for all blocks.
+    """
+
+    def __init__(self, image_channels: int, memory: int, conditions: int):
+        super().__init__()
+        pixels = image_channels * BLOCK**2
+        self.conditions = nn.Linear(conditions, _REFINED_WIDTH)
+        self.seen = nn.Conv2d(pixels + memory, _REFINED_WIDTH, kernel_size=5, padding=2)
+        self.near = nn.Conv2d(_REFINED_WIDTH, _REFINED_WIDTH, kernel_size=3, padding=1)
+        self.remember = ConvGRU(_REFINED_WIDTH, memory)
+
+    def forward(self, images: Tensor, memory: Tensor, conditions: Tensor) -> Tensor:
+        """Compute the next memory (N, memory, 32, 32).
+
+        Args:
+            images: view of the canvas (N, C, 64, 64).
+            memory: memory (N, memory, 32, 32).
+            conditions: input that is the same for all blocks (N, conditions).
+        """
+        blocks = torch.cat([functional.pixel_unshuffle(images, BLOCK), memory], dim=1).contiguous(
+            memory_format=torch.channels_last)
+        x = functional.silu(self.seen(blocks) + self.conditions(conditions)[:, :, None, None])
+        return self.remember(functional.silu(self.near(x)), memory)
 
 
 class Refinement(nn.Module):
@@ -124,29 +159,31 @@ class Refinement(nn.Module):
     Args:
         image_channels: C, colour channels of an image.
         width: W, hidden channels of the decoder.
+        memory: channels of the fine memory.
     """
 
-    def __init__(self, image_channels: int, width: int):
+    def __init__(self, image_channels: int, width: int, memory: int):
         super().__init__()
         pixels = image_channels * BLOCK**2
         self.detail = nn.Conv2d(width, _DETAIL * (PATCH // BLOCK)**2, kernel_size=1)
         self.layers = nn.Sequential(
-            nn.Conv2d(pixels + NUM_PHASE_MAPS + _DETAIL, _REFINED_WIDTH, kernel_size=3, padding=1),
-            nn.SiLU(),
+            nn.Conv2d(pixels + NUM_PHASE_MAPS + _DETAIL + memory, _REFINED_WIDTH, kernel_size=3,
+                      padding=1), nn.SiLU(),
             nn.Conv2d(_REFINED_WIDTH, _REFINED_WIDTH, kernel_size=3, padding=1), nn.SiLU(),
             nn.Conv2d(_REFINED_WIDTH, pixels, kernel_size=3, padding=1))
         initialise(self.layers[-1], [0] * pixels)
 
-    def forward(self, images: Tensor, maps: Tensor, x: Tensor) -> Tensor:
+    def forward(self, images: Tensor, maps: Tensor, x: Tensor, memory: Tensor) -> Tensor:
         """Return corrected images (N, C, 64, 64).
 
         Args:
             images: decoded images (N, C, 64, 64).
             maps: phase maps of the blocks (N, ``NUM_PHASE_MAPS``, 32, 32).
             x: hidden channels of the decoder (N, W, 8, 8).
+            memory: fine memory (N, memory, 32, 32).
         """
         detail = functional.pixel_shuffle(self.detail(x), PATCH // BLOCK)
         blocks = functional.pixel_unshuffle(images, BLOCK).to(detail)
-        seen = torch.cat([blocks, maps.to(detail), detail], dim=1).contiguous(
+        seen = torch.cat([blocks, maps.to(detail), detail, memory.to(detail)], dim=1).contiguous(
             memory_format=torch.channels_last)
         return images + functional.pixel_shuffle(self.layers(seen).float(), BLOCK)

@@ -182,12 +182,34 @@ def test_the_state_is_cell_by_cell_with_the_camera_behind(simulator, batch):
     cell = start.env_h[:, (3 * 8 + 5) * channels:(3 * 8 + 6) * channels]  # row 3, column 5
     expected = torch.cat([state.canvas, state.memory, state.scene], dim=1)[:, :, 3, 5]
     assert torch.equal(cell, expected)
+    blocks = start.env_h[:, 64 * channels:].unflatten(1, (-1, CONFIG.fine_channels or 0))[:, :1024]
+    assert torch.equal(blocks[:, 20 * 32 + 7], state.fine[:, :, 20, 7])
     assert (state.camera.started == 0).all() and (state.camera.displacement == 0).all()
     later = split_state(simulator.imagine(start, MODE, 3)[2].env_h, CONFIG)
     assert (later.camera.started == 1).all() and (later.camera.displacement != 0).all()
     assert torch.equal(later.canvas, state.canvas) and torch.equal(
         later.camera.phase, state.camera.phase)
     assert not torch.equal(later.scene, state.scene)
+
+
+def test_the_fine_memory_sees_its_neighbourhood_and_is_drawn_in_place(simulator, batch):
+    h = simulator.start_from(simulator.encode(batch.initial_images), MODE).env_h
+    state = split_state(h, CONFIG)
+    fine = state.fine.clone()
+    fine[:, :, 20, 9] += 0.5
+    changed = dataclasses.replace(state, fine=fine).flat()
+    action = torch.nn.functional.one_hot(batch.actions[0], CONFIG.action_space_size).float()
+    z = torch.ones(3, 1, 1)
+    with torch.no_grad():
+        moved = [split_state(simulator.cell.advance(z, action, each), CONFIG).fine
+                 for each in (h, changed)]
+        images = [simulator.decoder.refine(torch.zeros(3, 3, 64, 64), torch.zeros(3, 12, 32, 32),
+                                           torch.zeros(3, CONFIG.spatial_width, 8, 8), each)
+                  for each in (state.fine, fine)]
+    reached = torch.nonzero((moved[1] - moved[0]).abs().amax(dim=(0, 1)))
+    assert reached.amin(dim=0).tolist() == [15, 4] and reached.amax(dim=0).tolist() == [25, 14]
+    drawn = torch.nonzero((images[1] - images[0]).abs().amax(dim=(0, 1)))
+    assert drawn.amin(dim=0).tolist() == [34, 12] and drawn.amax(dim=0).tolist() == [47, 25]
 
 
 def test_the_scene_moves_with_the_level(simulator, batch):
@@ -211,12 +233,13 @@ def test_the_scene_moves_with_the_level(simulator, batch):
 
 def test_the_refinement_corrects_each_pixel_where_it_is():
     """With one layer that returns minus the image's channels, nothing of the image is left."""
-    refine, images = Refinement(3, 16), torch.rand(2, 3, 64, 64)
-    layer = torch.nn.Conv2d(32, 12, kernel_size=1, bias=False)
+    refine, images = Refinement(3, 16, 2), torch.rand(2, 3, 64, 64)
+    layer = torch.nn.Conv2d(34, 12, kernel_size=1, bias=False)
     refine.layers = torch.nn.Sequential(layer)
     with torch.no_grad():
         layer.weight.zero_()[range(12), range(12)] = -1.0
-        refined = refine(images, torch.rand(2, 12, 32, 32), torch.rand(2, 16, 8, 8))
+        refined = refine(images, torch.rand(2, 12, 32, 32), torch.rand(2, 16, 8, 8),
+                         torch.rand(2, 2, 32, 32))
     assert refined.abs().max() < 1e-6
 
 
@@ -286,7 +309,7 @@ def test_saliency_files_and_videos_draw_the_state(simulator, recording, tmp_path
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):
     """Encoder and start pass the leading components through."""
     config = dataclasses.replace(CONFIG, patch_components=24, canvas_channels=16,
-                                 bottleneck_vec_size=17 * 64, deter_dim=64 * 22 + 16)
+                                 bottleneck_vec_size=17 * 64, deter_dim=64 * 22 + 2 * 1024 + 16)
     torch.manual_seed(1)
     simulator = Simulator(config, load_agent(AGENT)).eval()
     simulator.basis.fit(dataset.batch(np.arange(0, len(dataset), 3)).frames[2].float() / 255)
@@ -322,7 +345,7 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg=field.name)
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
-        assert (gradient - gradients[1][name]).norm() <= 1e-3 * gradient.norm(), name
+        assert (gradient - gradients[1][name]).norm() <= 2e-3 * gradient.norm(), name
     idle = {name for name, parameter in simulator.named_parameters()
             if parameter.requires_grad and name not in gradients[0]}
     assert all(name.startswith(("action_converter", "hidden_converter")) for name in idle)
@@ -535,7 +558,7 @@ def test_recordings_without_positions_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"architecture": "spatal"}, "unknown architecture 'spatal'.*spatial"),
-    ({"deter_dim": 512}, "deter_dim must be 64 .* = 656 in the spatial architecture, not 512"),
+    ({"deter_dim": 512}, "deter_dim must be 64 .* = 2704 in the spatial architecture, not 512"),
     ({"stoch_dim": 2, "env_h_stoch_size": 2}, "no latent variables")])
 def test_impossible_sizes_are_refused(change, message):
     with pytest.raises(UserError, match=message):
