@@ -107,7 +107,8 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
         dim=-1)
     cells = grid.unflatten(1, (GRID, GRID, sum(sizes))).permute(0, 3, 1, 2)
     blocks = fine.unflatten(1, (_BLOCKS, _BLOCKS, channels)).permute(0, 3, 1, 2)
-    return SpatialState(*cells.split(sizes, dim=1), blocks, CameraState(*camera))
+    canvas, memory, scene = cells.split(sizes, dim=1)
+    return SpatialState(canvas, memory, scene, blocks, CameraState(*camera))
 
 
 class SpatialEncoder(nn.Module):
