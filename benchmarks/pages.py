@@ -107,7 +107,8 @@ def panel_content() -> PanelContent:
               for index in range(NUM_TYPES)), ("pixels",),
         np.ones((NUM_SAMPLES, NUM_TYPES), dtype=bool), (FRAME, FRAME),
         steps, rng.integers(-1, 12, NUM_SAMPLES).astype(np.int16),
-        rng.normal(size=(NUM_RECORDED, NUM_ICS)).astype(np.float32), 50 * NUM_RECORDED, {}, (), sample)
+        rng.normal(size=(NUM_RECORDED, NUM_ICS)).astype(np.float32), 50 * NUM_RECORDED, {}, (),
+        sample)
 
 
 class SyntheticAgent:
