@@ -30,7 +30,6 @@ from stats.bootstrap import ClusterBootstrap
 GREEDY = "greedy"
 MOST_PARTS = 64  # largest circuit
 NUM_RANDOM = 19  # random orders of parts, with which the greedy order is compared
-FAITHFUL = 0.8  # faithfulness that the report looks for
 
 
 class LayerCircuits:
@@ -136,28 +135,22 @@ def circuit_table(policy: Policy, compute: Compute, parts: Sequence[Part], ranki
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Summarise circuits, one row per layer.
+    """Compare the greedy circuit of half of a layer's parts with random ones, one row per layer.
 
     Args:
         table: results of ``circuit_table``, of any number of layers.
 
     Returns:
-        Columns ``layer``; ``parts``; ``size``, that of the smallest greedy circuit whose
-        faithfulness is at least ``FAITHFUL`` (missing if there is none), otherwise that of the
-        largest; ``faithful``, whether there is one; its ``faithfulness`` with interval; and
-        ``random_median`` and ``random_max``, of random circuits of this size.
+        Columns ``layer``; ``parts``; ``size``, the largest measured one that is at most half of
+        ``parts``; ``faithfulness`` of the greedy circuit with ``low_95`` and ``high_95``; and
+        ``random_median`` and ``random_max``, of the random circuits of this size.
     """
-    rows = []
-    for layer, of_layer in table.groupby("layer", sort=False):
-        greedy = of_layer[of_layer["order"] == GREEDY].sort_values("size")
-        reached = greedy[greedy["faithfulness"] >= FAITHFUL]
-        row = (reached if len(reached) else greedy.tail(1)).iloc[0]
-        random = of_layer[(of_layer["order"] != GREEDY) & (of_layer["size"] == row["size"])]
-        rows.append({"layer": layer, **row[["parts", "size", "faithfulness", "low_95", "high_95"]],
-                     "faithful": len(reached) > 0,
-                     "random_median": random["faithfulness"].median(),
-                     "random_max": random["faithfulness"].max()})
-    return pd.DataFrame(rows)
+    halves = table[2 * table["size"] <= table["parts"].clip(lower=2)]
+    halves = halves[halves["size"] == halves.groupby("layer")["size"].transform("max")]
+    greedy = halves[halves["order"] == GREEDY].drop(columns="order")
+    random = halves[halves["order"] != GREEDY].groupby("layer")["faithfulness"]
+    return greedy.merge(random.agg(random_median="median", random_max="max").reset_index(),
+                        on="layer")
 
 
 def plot_circuits(path: Path, table: pd.DataFrame, title: str) -> None:
@@ -186,8 +179,7 @@ def plot_circuits(path: Path, table: pd.DataFrame, title: str) -> None:
                              - greedy["faithfulness"].to_numpy()), color=BLUE, marker="o",
                       markersize=3, linewidth=1, label="greedy order (95 %)")
         axes.set_xscale("log", base=2)
-        axes.axhline(FAITHFUL, color="black", linewidth=0.6, linestyle=":")
-        axes.set_ylim(-0.5, 1.05)
+        axes.set_ylim(-0.25, 1.05)
         axes.set_title(layer.removeprefix("embedder."), fontsize=9)
     panels[0].legend(fontsize=7, loc="lower right")
     figure.supxlabel("parts in the circuit", fontsize=9)

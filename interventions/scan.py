@@ -234,7 +234,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
         by_layer.setdefault(part.layer, []).append(place)
     num = len(frames.frames)
     unpatched, effects, norms = np.empty(num), *np.empty((2, len(parts), num))
-    with torch.no_grad(), Progress(len(parts) * num, "patched pass") as progress:
+    with torch.no_grad(), Progress(len(parts) * num, "patched run") as progress:
         for layer, members in by_layer.items():
             forward = PartialForward(policy, compute, layer)
             source = torch.zeros(())

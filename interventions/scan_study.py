@@ -42,7 +42,7 @@ from common.palette import BLUE, DPI
 from common.parameters import one_of, positive
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
-from interventions.circuits import FAITHFUL, NUM_RANDOM, circuit_table, plot_circuits, summary
+from interventions.circuits import MOST_PARTS, NUM_RANDOM, circuit_table, plot_circuits, summary
 from interventions.comparison import Testbed
 from interventions.partial_forward import PartialForward
 from interventions.scan import (
@@ -284,9 +284,9 @@ def _circuits_report(circuits: pd.DataFrame) -> list[str]:
         "## Circuits", "",
         "The policy runs on the paired frame, and the parts of a circuit receive their activations "
         "from the original frame. Faithfulness: 1 - mean error of the outcome / mean error without "
-        "a circuit. Parts are chosen greedily on the levels for ranking, and tested on the others; "
-        f"the table shows the smallest tested circuit with a faithfulness of {FAITHFUL}, or the "
-        f"largest circuit. Random: {NUM_RANDOM} random circuits of the same size.", "",
+        "a circuit. Parts are chosen greedily on the levels for ranking, and tested on the others. "
+        f"The table has circuits of half of the parts, but not more than {MOST_PARTS}; circuits.png"
+        f" has all sizes. Random: {NUM_RANDOM} random circuits of the same size.", "",
         *markdown_table(("layer", "parts", "circuit", "faithfulness (95 %)", "random: median",
                          "random: maximum"),
                         [(row.layer, str(row.parts), str(row.size), format_interval(
