@@ -70,7 +70,7 @@ SCANNED = Schema(
             ("channel", "row", "column", "unpatched", "effect", "absolute", "norm", "estimate"),
             float)}, exact=True)),
         "agreement": Entry("agreement/{}.csv", Table({"layer": str, "parts": int, **dict.fromkeys(
-            ("rank_correlation", "low_95", "high_95"), float)}, exact=True)),
+            ("rank_correlation", "low_95", "high_95", "of_means"), float)}, exact=True)),
         "circuits": Entry("circuits/{}.csv", Table({
             "layer": str, "order": str, "size": int, "parts": int, **dict.fromkeys(
                 ("faithfulness", "low_95", "high_95"), float)}, exact=True))},
@@ -225,20 +225,31 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         seed: seed of the bootstrap over levels.
 
     Returns:
-        One row: ``layer``, ``parts`` (S), and ``rank_correlation``: Spearman's correlation over the
-        parts in each frame, averaged over frames, with ``low_95`` and ``high_95``. Frames in which
-        no part has an effect, or in which all estimates are equal, are left out.
+        One row: ``layer``, ``parts`` (S); ``rank_correlation``: Spearman's correlation over the
+        parts in each frame, averaged over frames, with ``low_95`` and ``high_95``; and
+        ``of_means``: that of the means over frames. Frames in which no part has an effect, or in
+        which all estimates are equal, are left out of the average.
     """
-    first, second = (ranks - ranks.mean(axis=0) for ranks in (
-        rankdata(values, axis=0) for values in (result.effects, estimates)))  # (S, N) each
-    size = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
-    defined = size > 0
-    of_frames = np.where(defined, (first * second).sum(axis=0), np.nan) / np.where(defined, size, 1)
-    low, high = ClusterBootstrap(result.levels, seed).interval(of_frames[None], defined[None])
+    pair = result.effects, estimates
+    of_frames = _rank_correlations(*pair)
+    defined = np.isfinite(of_frames)
+    low, high = ClusterBootstrap(result.levels, seed).interval(
+        np.where(defined, of_frames, 0)[None], defined[None])
     return pd.DataFrame([{
         "layer": result.parts[0].layer, "parts": len(result.parts),
         "rank_correlation": of_frames[defined].mean() if defined.any() else np.nan,
-        "low_95": low[0], "high_95": high[0]}])
+        "low_95": low[0], "high_95": high[0],
+        "of_means": _rank_correlations(*(each.mean(axis=1, keepdims=True) for each in pair))[0]}])
+
+
+def _rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation of each column (N,) of two arrays (S, N); NaN if all values of
+    a column are equal."""
+    first, second = (ranks - ranks.mean(axis=0) for ranks in (
+        rankdata(values, axis=0) for values in (first, second)))
+    size = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
+    return np.divide((first * second).sum(axis=0), size, out=np.full(len(size), np.nan),
+                     where=size > 0)
 
 
 def _report(title: str, labels: Sequence[str], table: pd.DataFrame, tested: pd.DataFrame,
@@ -271,10 +282,12 @@ def _report(title: str, labels: Sequence[str], table: pd.DataFrame, tested: pd.D
         "## First-order estimates", "",
         "One forward and one backward pass estimate the effects of all parts: gradient of the "
         "outcome, times the change of the part. Spearman's rank correlation of effects and "
-        "estimates over the parts of a layer, mean over frames:", "",
-        *markdown_table(("layer", "parts", "rank correlation (95 %)"),
+        "estimates over the parts of a layer, in each frame (mean over frames) and of the means "
+        "over frames:", "",
+        *markdown_table(("layer", "parts", "in each frame (95 %)", "of the means"),
                         [(row.layer, str(row.parts), format_interval(
-                            row.rank_correlation, row.low_95, row.high_95))
+                            row.rank_correlation, row.low_95, row.high_95),
+                          format_number(row.of_means))
                          for row in agreements.itertuples()]),
         *(_circuits_report(pd.concat(circuits)) if circuits else [])])
 

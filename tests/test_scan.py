@@ -125,6 +125,7 @@ def test_agreement_is_that_of_the_ranks_in_each_frame():
     (same,) = agreement(result, np.exp(effects) * np.linspace(1, 9, 40), 0).itertuples()
     assert (same.layer, same.parts) == (LAYER, 20)
     assert (same.rank_correlation, same.low_95, same.high_95) == pytest.approx((1, 1, 1))
+    assert 0.5 < same.of_means < 1  # the scale differs between frames
     (opposite,) = agreement(result, -effects, 0).itertuples()
     assert opposite.rank_correlation == pytest.approx(-1)
     (unrelated,) = agreement(result, rng.normal(size=(20, 40)), 0).itertuples()
