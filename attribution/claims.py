@@ -31,10 +31,10 @@ from stats.claims import Claim, ClaimsTable, Finding
 
 CLAIMS = ClaimsTable({
     1: Claim("The value's attribution lies on objects: coins raise the value, enemies and saws "
-             "lower it (the verdict is not about these signs)",
+             "lower it (these signs are not tested)",
              "density (share of |attribution| in the cells that objects of a kind touch, divided "
              "by the share of these cells in the grid) and mean sign of the attribution in these "
-             "cells; the verdict is about the densities of coins and saws, not about signs"),
+             "cells; only the densities of coins and saws are tested"),
     2: Claim("Attribution is sparse: in one chosen frame, 10 pairs of cell and feature hold more "
              "than 80 % of the attribution",
              "share of |attribution| in the 10 largest pairs of cell and feature, median and "
@@ -58,7 +58,7 @@ CLAIMS = ClaimsTable({
              "0.16, 0.08, 0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving "
              "left)",
              "change of the share of levels failed, by cause, from the original to the edited "
-             "agent on the same levels; the verdict is about failures caused by the hazard only"),
+             "agent on the same levels; only failures caused by the hazard are tested"),
     8: Claim("Edited agents are not entirely blind: with saws invisible, the agent fails 32.20 % "
              "of levels because of saws (blindness 0.39)",
              "blindness, (edited - original) / (invisible - original). Each term is a share of "
@@ -76,7 +76,7 @@ CLAIMS = ClaimsTable({
               "under the ROC curve with which its activation in a cell predicts that the cell "
               "shows an object of the feature's best kind. Reference: the same with masks of "
               "other frames"),
-    12: Claim("Odd frames have a large residual",
+    12: Claim("Unusual frames have a large residual",
               "Spearman correlation over frames between the residual's share of |attribution| "
               "and |advantage|"),
 }, "python -m attribution.table", (

@@ -149,9 +149,10 @@ CLAIMS = ClaimsTable({
               "score of each linear probe on held-out levels, for its best layer: area under the "
               "ROC curve (auc), R² (r2) or accuracy; reference: score without features"),
 }, "python -m maze.table", (
-    "A level's *cheese vector* is a layer's output with the cheese minus the output without it. "
-    "The *vector to the corner* is the output with a path from the maze's corner to the world's "
-    f"corner minus the output without it. The layer is `{LAYER}` unless a row names another one. "
+    "A level's *cheese vector* is a layer's output with the cheese minus the output without the "
+    "cheese. The *vector to the corner* is the output with a path from the maze's corner to the "
+    "world's corner minus the output without this path. "
+    f"The layer is `{LAYER}` unless a row names another one. "
     "R is the side of the region at the top right in which the cheese lay in training. P(cheese), "
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
@@ -160,10 +161,10 @@ CLAIMS = ClaimsTable({
     "by the intervention. *Reference* is the number without intervention, or the base rate, unless "
     "the claim's section defines it. An effect is *claimed* if its interval excludes 0, and both "
     "*p* and *controls* are at most 0.05. *p* is the p-value of paired sign flips, after Holm's "
-    "correction over the agent's column. *controls* is (1 + n) / (K + 1), where n of K controls "
+    "correction over the agent's column. *controls* is (1 + n) / (K + 1), if n of K controls "
     "have an effect at least as large. A tested claim *holds* if its effect is claimed. Claim 7 "
     "predicts no effect, so it does not hold if an effect is claimed.",
-    "Agents with a common teacher are not independent; their model cards measure how similar they "
+    "Agents with a common teacher are not independent; their model cards report how similar they "
     "are."))
 
 
