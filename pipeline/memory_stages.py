@@ -9,15 +9,20 @@ from agents import rollout_files
 from analysis.memory.lesion_results import LESIONS
 from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
-from analysis.memory.sparse_report import SPARSE_FEATURES
+from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
 from analysis.memory.table import CLAIMS
+from common.parameters import ParameterSet
 from common.results import ResultStore, Schema, Table
+from generative import sample_files
 from pipeline.attribution_stages import RECORDING, recording_without_noise
 from pipeline.presets import AGENT, SIMULATOR, MemoryPreset, MemoryStudies, Preset
 from pipeline.stage import (
+    FOLDERS,
     OUTPUT,
+    PAGE,
     Stage,
     from_start,
+    hidden_state_variance,
     number_of,
     object_parameters,
 )
@@ -27,6 +32,8 @@ ROOM = "analysis/memory"  # relative to the output folder
 LABELS, LESIONED, ATLAS, PUSHES, FEATURES, DREAMS, TABLE = (f"{ROOM}/{name}" for name in (
     "level_labels", "lesions", "probe_atlas", "probe_interventions", "sparse_features",
     "feature_dreams", "table"))
+FEATURE_SAMPLES = f"{DREAMS}/penalty_1"
+PANEL_EPISODES = 100  # largest number of episodes from which the panel's directions are computed
 
 
 def memory_stages(preset: MemoryPreset, exp_name: str) -> tuple[Stage, ...]:
@@ -39,7 +46,9 @@ def memory_stages(preset: MemoryPreset, exp_name: str) -> tuple[Stage, ...]:
     record = recording_without_noise(
         "memory_record", preset, preset.memory_episodes,
         ("--env_name", preset.env_name, "--distribution_mode", preset.distribution_mode))
-    return record, *memory_studies(preset, preset.memory, (record.name, RECORDING), exp_name)
+    recording = (record.name, RECORDING)
+    return (record, *memory_studies(preset, preset.memory, recording, exp_name),
+            *_feature_panel(preset, recording, exp_name))
 
 
 def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
@@ -53,10 +62,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
         exp_name: name of the experiment, the agent's column in the table of claims.
     """
     seed, objects = ("--seed", str(preset.seed)), object_parameters(preset.env_name)
-    recorder, folder_of_recording = recording
-    data = ("--data_dir", f"{OUTPUT}/{folder_of_recording}/data")
-    recorded = {recorder: tuple(f"{folder_of_recording}/data/{pattern}"
-                                for pattern in rollout_files.PATTERNS)}
+    data, recorded = _data_of(recording)
     labelled = {**recorded, "memory_labels": (f"{LABELS}/**/*.*",)}
     inputs = ("--agent_file", AGENT, *data)
     labels = ("--labels_dir", f"{OUTPUT}/{LABELS}")
@@ -79,7 +85,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
         _claims(LESIONED, LESIONS), recorded)
     if not studies.examples:
         return (lesions,)
-    dreams = () if not studies.dream_iterations or SIMULATOR not in preset.given_files else (
+    dreams = () if not _has_dreams(preset) else (
         study("feature_dreams", "analysis.feature_dreams",
               (*inputs, "--model_file", SIMULATOR, "--interpreting_params_name",
                preset.parameters, "--features_dir", f"{OUTPUT}/{FEATURES}", *features,
@@ -112,7 +118,76 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
               lambda output: CLAIMS.summary(output / TABLE),
               needs={"memory_lesions": tables[:1], **atlas, "probe_interventions": tables[2:3],
                      **sparse, **({"feature_dreams": tables[4:]} if dreams else {})},
-              clears=(TABLE,), continued=from_start))
+              parameters=objects, clears=(TABLE,), continued=from_start))
+
+
+def feature_flags(preset: Preset | MemoryPreset
+                  ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the flags with which export_panel.py shows the sparse features of a preset's studies,
+    and the files that it then reads, by stage; nothing without features."""
+    if preset.memory is None or not preset.memory.examples:
+        return (), {}
+    flags: tuple[str, ...] = ("--features_dir", f"{OUTPUT}/{FEATURES}")
+    needs = {"sparse_features": _files(FEATURES, SPARSE_FEATURES, "features", "effects", "sae",
+                                       "examples")}
+    if _has_dreams(preset):
+        flags += ("--dreams_dir", f"{OUTPUT}/{DREAMS}")
+        needs["feature_dreams"] = (
+            *_files(DREAMS, FEATURE_DREAMS, "dreams", "starts"),
+            *(f"{FEATURE_SAMPLES}/{pattern}" for pattern in sample_files.PATTERNS))
+    return flags, needs
+
+
+def _feature_panel(preset: MemoryPreset, recording: tuple[str, str],
+                   exp_name: str) -> tuple[Stage, ...]:
+    """Return the stages that show features and their dreams in the interpretability panel; none
+    without dreams, whose samples the panel shows."""
+    flags, of_features = feature_flags(preset)
+    if "feature_dreams" not in of_features:
+        return ()
+    data, recorded = _data_of(recording)
+    shared = ("--interpreting_params_name", preset.parameters, *data, "--save_dir",
+              f"{OUTPUT}/{FOLDERS.save_dir}", "--num_episodes",
+              str(min(PANEL_EPISODES, preset.memory_episodes)))
+    return (
+        Stage("hidden_states", "analysis.hidden_analysis_precompute",
+              (*shared, "--no_generated_samples", "--seed", str(preset.seed), "--overwrite"),
+              (f"{FOLDERS.hidden_states}/*.*",), hidden_state_variance, needs=recorded,
+              parameters=ParameterSet(preset.parameters).flattened("analysis.agent_h.",
+                                                                   "analysis.tsne_seed"),
+              clears=(str(FOLDERS.hidden_states),)),
+        Stage("panel", "export_panel",
+              ("--exp_name", exp_name, *shared, "--generated_data_dir", f"{OUTPUT}/{DREAMS}",
+               "--samples", "penalty_1", *flags),
+              (f"{FOLDERS.panel}/**/*.*",),
+              number_of(f"{FOLDERS.panel}/data/feature_*.js", "features"),
+              needs={**recorded, "hidden_states": (f"{FOLDERS.hidden_states}/*.*",),
+                     **of_features},
+              files=(PAGE,), parameters=object_parameters(preset.env_name),
+              clears=(str(FOLDERS.panel),), continued=from_start))
+
+
+def _has_dreams(preset: Preset | MemoryPreset) -> bool:
+    studies = preset.memory
+    return bool(studies and studies.examples and studies.dream_iterations
+                and SIMULATOR in preset.given_files)
+
+
+def _data_of(recording: tuple[str, str]) -> tuple[tuple[str, str], dict[str, tuple[str, ...]]]:
+    """Return the flag that names a recording, and its files by stage.
+
+    Args:
+        recording: (stage name, folder) of the recording.
+    """
+    stage, folder = recording
+    return ("--data_dir", f"{OUTPUT}/{folder}/data"), {
+        stage: tuple(f"{folder}/data/{pattern}" for pattern in rollout_files.PATTERNS)}
+
+
+def _files(folder: str, schema: Schema, *names: str) -> tuple[str, ...]:
+    """Return glob patterns of the settings and of entries of a result folder."""
+    return tuple(f"{folder}/{name}" for name in (
+        schema.settings_name, *(schema.entry(name).pattern() for name in names)))
 
 
 def _claims(folder: str, schema: Schema) -> Callable[[Path], str]:

@@ -36,8 +36,7 @@ from pipeline.presets import ROOT
 from pipeline.records import DONE, Experiment, Record
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.sections import STRIP_SAMPLES, TRAINING_CURVE, Files, Page
-from pipeline.stage import Stage
-from pipeline.stages import FOLDERS
+from pipeline.stage import FOLDERS, Stage
 from stats.effects import claims_summary
 
 REPORT = Path("report")

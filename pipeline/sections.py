@@ -9,7 +9,7 @@ from pipeline.attribution_stages import ROOM as ATTRIBUTION
 from pipeline.maze_stages import ROOM, TABLE
 from pipeline.memory_stages import ROOM as MEMORY_ROOM
 from pipeline.presets import AnyPreset, AttributionPreset, MazePreset, MemoryPreset
-from pipeline.stages import FOLDERS
+from pipeline.stage import FOLDERS
 
 STRIP_SAMPLES = 3
 TRAINING_CURVE = "report/training_curve.png"  # curve of the analysed agent, drawn by the report
@@ -134,6 +134,9 @@ MEMORY = Section(
               "Starts that drive a feature, and whether it is active in the real game."),
         Files("memory_table", (f"{MEMORY_ROOM}/table/table.md", f"{MEMORY_ROOM}/table/*.png"),
               "Claims of the literature, and what this agent shows.")))
+FEATURE_PANEL = Files("panel", (f"{FOLDERS.panel}/index.html",),
+                      "The interpretability panel: a page per sparse feature, with examples, "
+                      "effect and dream")
 SECTIONS = (
     Section(
         "agent", "How well does the agent play?",
@@ -330,7 +333,8 @@ def page_of(preset: AnyPreset) -> Page:
             "What does the memory of an agent hold, and what is it for?",
             "The hidden state of a recurrent agent is damaged, decoded, pushed and taken apart. "
             "All effects are measured in the real game, on levels that nothing was fitted to.",
-            f"Analysed: {_which('agent', preset.agent_file)}.", (MEMORY,))
+            f"Analysed: {_which('agent', preset.agent_file)}.",
+            (dataclasses.replace(MEMORY, tools=(FEATURE_PANEL,)),))
     extra = (*((MEMORY,) if preset.memory else ()), *((MAZES,) if preset.mazes else ()))
     return Page(
         "what does the agent's hidden state represent?",

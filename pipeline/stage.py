@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from agents.acting import load_action_noise
 from agents.agent_file import agent_files
 from agents.config import load_agent_config
@@ -21,8 +23,8 @@ from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.config import SETTINGS_NAME
 from common.errors import UserError
-from common.files import read_description
-from common.parameters import ParameterSet, flattened
+from common.files import read_array, read_description
+from common.parameters import AnalysisFolders, ParameterSet, flattened
 from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
@@ -37,6 +39,7 @@ from pipeline.presets import (
 )
 from pipeline.records import find
 
+FOLDERS = AnalysisFolders(Path("analysis"))  # relative to the output folder
 OUTPUT, PAGE = "{output}", "{page}"
 MAZE_PAGE, ATTRIBUTION_PAGE = "{maze page}", "{attribution page}"
 # Folders of the built pages by placeholder.
@@ -207,3 +210,12 @@ def success_rate(path: str) -> Callable[[Path], str]:
     """
     return lambda output: (
         f"{100 * read_description(output / path)['success_rate']:.1f} % of levels solved")
+
+
+def hidden_state_variance(output: Path) -> str:
+    """Count the principal components that hold 95 % of the hidden state's variance; used as
+    ``Stage.result``."""
+    (file,) = (output / FOLDERS.hidden_states).glob("pc_loading_variances_*.npy")
+    variances = read_array(file)
+    enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
+    return f"{enough} components hold 95 % of the variance"

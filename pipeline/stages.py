@@ -21,7 +21,7 @@ from analysis.influences.comparison import claims_summary as influences_summary
 from analysis.parameters import BehavioursConfig
 from common.config import SETTINGS_NAME
 from common.files import read_array, read_description, read_json
-from common.parameters import AnalysisFolders, ParameterSet, flattened
+from common.parameters import ParameterSet, flattened
 from common.results import ResultStore
 from generative import sample_files
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
@@ -32,7 +32,12 @@ from interventions.comparison import comparison_store
 from interventions.config import DirectionFilesConfig, SwapConfig
 from pipeline.attribution_stages import attribution_stages
 from pipeline.maze_stages import maze_stages, pieces
-from pipeline.memory_stages import memory_stages, memory_studies
+from pipeline.memory_stages import (
+    FEATURE_SAMPLES,
+    feature_flags,
+    memory_stages,
+    memory_studies,
+)
 from pipeline.presets import (
     AGENT,
     ROOT,
@@ -45,6 +50,7 @@ from pipeline.presets import (
 )
 from pipeline.records import find
 from pipeline.stage import (
+    FOLDERS,
     OUTPUT,
     PAGE,
     TRAIN_AGENT,
@@ -52,6 +58,7 @@ from pipeline.stage import (
     Stage,
     agent_experiment,
     from_start,
+    hidden_state_variance,
     number_of,
     object_parameters,
     recording_parameters,
@@ -60,7 +67,6 @@ from pipeline.stage import (
 )
 from stats.effects import claims_summary
 
-FOLDERS = AnalysisFolders(Path("analysis"))  # relative to the output folder
 SAMPLES = f"{OUTPUT}/samples/informed_init"
 
 
@@ -115,10 +121,11 @@ def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
-            *build.optimised_starts(), *build.interventions(), *build.panel(),
+            *build.optimised_starts(), *build.interventions(),
             *attribution_stages(preset, ParameterSet(preset.parameters), exp_name),
             *(memory_studies(preset, preset.memory, ("record", "rollouts"), exp_name)
               if preset.memory else ()),
+            *build.panel(),
             *pieces(preset.mazes, preset.seed))
 
 
@@ -248,7 +255,8 @@ class _Builder:
         return [
             Stage("hidden_states", "analysis.hidden_analysis_precompute",
                   (*flags, "--generated_data_dir", f"{OUTPUT}/samples", "--overwrite"),
-                  (f"{FOLDERS.hidden_states}/*.*",), _variance, needs={**ROLLOUTS, **SIMULATED},
+                  (f"{FOLDERS.hidden_states}/*.*",), hidden_state_variance,
+                  needs={**ROLLOUTS, **SIMULATED},
                   parameters=self._of("analysis.agent_h.", "analysis.tsne_seed"),
                   clears=(str(FOLDERS.hidden_states),)),
             Stage("plot_hidden_states", "analysis.hidden_analysis_plotting", flags,
@@ -388,16 +396,20 @@ class _Builder:
 
     def panel(self) -> list[Stage]:
         number = self._parameters.get(BehavioursConfig).num_samples
+        features, of_features = feature_flags(self._preset)
+        if "feature_dreams" in of_features:
+            features += ("--samples", "informed_init", f"../{FEATURE_SAMPLES}")
         return [Stage(
             "panel", "export_panel",
             ("--exp_name", self._exp_name, *self._set, *self._analyses,
              "--generated_data_dir", f"{OUTPUT}/samples", "--data_dir", f"{OUTPUT}/rollouts/data",
-             "--num_behaviour_samples", str(number)),
+             "--num_behaviour_samples", str(number), *features),
             (f"{FOLDERS.panel}/**/*.*",),
             number_of(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
             needs={**ROLLOUTS, **SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS,
-                   "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
-            files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
+                   "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT, **of_features},
+            files=(PAGE,), parameters={**self._of("analysis.agent_h.num_episodes"),
+                                       **object_parameters(self._preset.env_name)},
             clears=(str(FOLDERS.panel),), continued=from_start)]
 
 
@@ -445,13 +457,6 @@ def _beaten(output: Path) -> str:
     compared = read_description(output / "loss_over_time" / "settings.json")["comparisons"]
     better = ", ".join(str(comparison["better"]) for comparison in compared)
     return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
-
-
-def _variance(output: Path) -> str:
-    (file,) = (output / FOLDERS.hidden_states).glob("pc_loading_variances_*.npy")
-    variances = read_array(file)
-    enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
-    return f"{enough} components hold 95 % of the variance"
 
 
 def _clusters(folder: Path) -> Callable[[Path], str]:

@@ -1,17 +1,29 @@
-"""Claims and stages of the preset memory: verdicts and summaries of planted results, and missing
-studies."""
+"""Claims and stages of the preset memory: verdicts and summaries of planted results, missing
+studies, and the panel of features."""
+
+import dataclasses
+import shutil
 
 import pandas as pd
 import pytest
 from conftest import ROOT
+from page_view import read_script
+from panel_run import FEATURES, NUM_EPISODES, write_features, write_run
 
+import export_panel
 from analysis import memory_table
 from analysis.memory.lesion_results import LESIONS
 from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
 from analysis.memory.sparse_report import SPARSE_FEATURES
+from analysis.panel_files import PanelFolder
+from common.files import read_json, save_json
 from common.results import ResultStore
+from pipeline.attribution_stages import RECORDING
+from pipeline.memory_stages import ROOM
 from pipeline.presets import load_preset
+from pipeline.records import find
+from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
 from stats.claims import FINDINGS_NAME, TABLE_NAME
 
@@ -88,7 +100,48 @@ def test_stages_summarise_their_results(studies, tmp_path):
 def test_an_agent_without_a_simulator_has_no_dreams():
     agent = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
     names = [stage.name for stage in all_stages(load_preset("memory", agent), "own")]
-    assert "sparse_features" in names and "feature_dreams" not in names
+    assert "sparse_features" in names
+    assert not {"feature_dreams", "hidden_states", "panel"} & set(names)
+
+
+def test_the_panel_of_features_is_made_of_the_files_that_its_stage_needs(tmp_path):
+    run = write_run(tmp_path / "run", with_recording=True)
+    write_features(run)
+    preset = dataclasses.replace(load_preset("memory"), memory_episodes=NUM_EPISODES)
+    [panel] = [stage for stage in all_stages(preset, "own") if stage.name == "panel"]
+    everything, output = tmp_path / "everything", tmp_path / "output"
+    for name, folder in {
+            "recording": f"{RECORDING}/data", "hx_analysis_precomp": "analysis/hx_analysis_precomp",
+            "features": f"{ROOM}/sparse_features", "dreams": f"{ROOM}/feature_dreams"}.items():
+        shutil.copytree(run.folder / name, everything / folder)
+    for patterns in panel.needs.values():
+        for path in find(everything, patterns):
+            copy = output / path.relative_to(everything)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    (settings,) = (output / "analysis" / "hx_analysis_precomp").glob("settings_*.json")
+    save_json(settings, {**read_json(settings), "data_dir": str(output / RECORDING / "data")})
+    shutil.rmtree(run.folder)
+    assert export_panel.main(PathResolver(output, preset).fill_in(panel.argv)) == 0
+    assert panel.result(output) == f"{len(FEATURES)} features"
+    folder = PanelFolder(output / "analysis" / "panel")
+    shown = read_script(folder.data_file("features"))["features"]
+    assert [each["dream"] and each["dream"]["sample"] for each in shown] == [0, None, 2]
+    assert read_script(folder.data_file("feature_007"))["examples"]
+
+
+def test_the_panel_of_the_main_experiment_shows_features_if_they_are_studied():
+    demo = load_preset("demo")
+    studied = dataclasses.replace(demo, memory=load_preset("memory").memory)
+    for preset, shows in ((demo, False), (studied, True)):
+        stages = {stage.name: stage for stage in all_stages(preset, "own")}
+        panel = stages["panel"]
+        earlier = [*stages][:[*stages].index("panel")]
+        assert set(panel.needs) <= set(earlier)
+        for study, flag in (("sparse_features", "--features_dir"), ("feature_dreams",
+                                                                   "--dreams_dir")):
+            assert (study in panel.needs) == (flag in panel.argv) == shows
+        assert ("../analysis/memory/feature_dreams/penalty_1" in panel.argv) == shows
 
 
 def test_folders_without_studies_and_equal_names_are_refused(studies, tmp_path):

@@ -41,7 +41,8 @@ from maze.field.page_export import MazePageFolder
 from pipeline import attribution_stages, maze_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
-from pipeline.stages import FOLDERS, all_stages
+from pipeline.stage import FOLDERS
+from pipeline.stages import all_stages
 from tools.browser import opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
