@@ -48,8 +48,9 @@ CHANGE, LOW, HIGH = 6, 1, 7  # step at which the counter changes its action, and
 
 def counting_policy():
     """An agent whose unit 0 counts the steps of an episode, h' = 0.9 h + 0.1 from 0, and that takes
-    action LOW until step CHANGE and action HIGH from then on, whatever it sees."""
-    policy = tiny_policy()
+    action LOW until step CHANGE and action HIGH from then on, whatever it sees: with an embedder
+    that takes little time."""
+    policy = tiny_policy(architecture="nature")
     with torch.no_grad():
         policy.init_hx[0] = 0
         gru = policy.gru.gru
@@ -269,7 +270,8 @@ def counting(shared):
 
 @pytest.fixture(scope="module")
 def feed_forward(shared):
-    return shared("feed_forward", lambda folder: recorded(tiny_policy(recurrent=False), folder))
+    return shared("feed_forward", lambda folder: recorded(
+        tiny_policy(recurrent=False, architecture="nature"), folder))
 
 
 def run(folder, output, *more):
