@@ -334,28 +334,29 @@ def coarse_figures():
         yield
 
 
+def save_simulator(folder: Path, agent_path: Path) -> Path:
+    """Write an untrained simulator of the set `tiny` around an agent, its hyperparameters beside
+    it. Its weights are large enough for different starts to look and end differently."""
+    parameters = ParameterSet("tiny")
+    config = parameters.get(SimulatorConfig)
+    torch.manual_seed(1)
+    simulator = Simulator(config, load_agent(agent_path))
+    with torch.no_grad():
+        for name, weight in simulator.named_parameters():
+            if weight.ndim > 1 and not name.startswith("agent."):
+                weight *= 2
+    path = folder / checkpoint_name(0, 0)
+    save_published(path, simulator)
+    save_settings(folder, SimulatorRunSettings(
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+        parameters.get(TrainingConfig), LossScales()))
+    return path
+
+
 @pytest.fixture(scope="session")
 def simulator_file(agent_path, shared) -> Path:
-    """An untrained simulator of the set `tiny` around that agent, its hyperparameters beside it.
-
-    Its weights are large enough for different starts to look and end differently.
-    """
-    def make(folder):
-        parameters = ParameterSet("tiny")
-        config = parameters.get(SimulatorConfig)
-        torch.manual_seed(1)
-        simulator = Simulator(config, load_agent(agent_path))
-        with torch.no_grad():
-            for name, weight in simulator.named_parameters():
-                if weight.ndim > 1 and not name.startswith("agent."):
-                    weight *= 2
-        path = folder / checkpoint_name(0, 0)
-        save_published(path, simulator)
-        save_settings(folder, SimulatorRunSettings(
-            "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
-            parameters.get(TrainingConfig), LossScales()))
-        return path
-    return shared("simulator", make)
+    """A simulator around that agent."""
+    return shared("simulator", lambda folder: save_simulator(folder, agent_path))
 
 
 @pytest.fixture

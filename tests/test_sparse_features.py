@@ -7,9 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, refusal, small_policy, tiny_policy
+from conftest import (
+    FLOAT32,
+    record_arguments,
+    refusal,
+    save_simulator,
+    small_policy,
+    tiny_policy,
+)
 from sklearn.metrics import roc_auc_score
 
+import record
+from agents.agent_file import save_agent
 from agents.hooks import patched
 from analysis import feature_dreams, level_labels, sparse_features
 from analysis.memory.dictionaries import (
@@ -268,13 +277,33 @@ def test_examples_are_the_most_active_rows_of_different_episodes_first():
 
 
 @pytest.fixture(scope="module")
-def arguments(recording, agent_path, tmp_path_factory):
+def agent(tmp_path_factory):
+    """An agent with an embedder that takes little time; the studies read the memory alone."""
+    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
+    save_agent(path, tiny_policy(architecture="nature"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recording(agent, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recording")
+    assert record.main(record_arguments(agent, folder, 12)) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulator_file(agent, tmp_path_factory):
+    return save_simulator(tmp_path_factory.mktemp("simulator"), agent)
+
+
+@pytest.fixture(scope="module")
+def arguments(recording, agent, tmp_path_factory):
     """Flags of analysis/sparse_features.py for a small study of the recorded agent."""
     folder = tmp_path_factory.mktemp("sparse")
     assert level_labels.main(["--data_dir", str(recording / "data"), "--output_dir",
                               str(folder / "labels")]) == 0
     return folder, [*map(str, (
-        "--agent_file", agent_path, "--data_dir", recording / "data", "--labels_dir",
+        "--agent_file", agent, "--data_dir", recording / "data", "--labels_dir",
         folder / "labels", "--sizes", 24, "--num_active", 4, "--num_steps", 30, "--num_levels", 10,
         "--num_features", 2, "--num_controls", 2, "--device", "cpu", "--output_dir",
         folder / "features"))]
@@ -316,10 +345,10 @@ def test_unusable_flags_are_refused(arguments, finished, capsys, more, sentence)
     assert sentence in refusal(sparse_features.main, [*arguments[1], *more], capsys)
 
 
-def test_dreams_of_features_are_tested_in_the_game(finished, simulator_file, agent_path, recording,
-                                                   simulator, tmp_path):
+def test_dreams_of_features_are_tested_in_the_game(finished, simulator_file, agent, recording,
+                                                   tmp_path):
     assert feature_dreams.main([*map(str, (
-        "--agent_file", agent_path, "--model_file", simulator_file, "--data_dir",
+        "--agent_file", agent, "--model_file", simulator_file, "--data_dir",
         recording / "data", "--interpreting_params_name", "tiny", "--features_dir", finished,
         "--num_starts", 2, "--iterations", 2, "--num_recorded", 24, "--device", "cpu",
         "--no_videos", "--output_dir", tmp_path))]) == 0
