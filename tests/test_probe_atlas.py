@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, refusal
+from conftest import FLOAT32, refusal, tiny_policy
 from sklearn.metrics import roc_auc_score
 
 import record
-from agents.agent_file import load_agent
+from agents.agent_file import load_agent, save_agent
 from agents.replay import recorded_game
 from analysis import level_labels, probe_atlas, probe_interventions
 from analysis.memory.labels import read_examples
@@ -48,17 +48,31 @@ NUM_LEVELS, STEPS = 60, 12
 
 
 @pytest.fixture(scope="module")
-def run(box_agent, shared):
+def agent(shared):
+    """An agent without memory that runs and jumps to the right whatever it sees, with an embedder
+    that takes little time."""
+    def make(folder):
+        policy = tiny_policy(recurrent=False, architecture="nature")
+        with torch.no_grad():
+            policy.fc_policy.weight.zero_()
+            policy.fc_policy.bias[[7, 8]] += 30
+        save_agent(folder / "model_0.pth", policy)
+        return folder / "model_0.pth"
+    return shared("runner", make)
+
+
+@pytest.fixture(scope="module")
+def run(agent, shared):
     """A recording of the agent that runs to the right, with labels and a probe atlas."""
     def make(folder):
         assert record.main([
-            "--model_file", str(box_agent), "--logdir", str(folder), "--num_episodes", "55",
+            "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "55",
             "--param_name", "tiny", "--env_name", "coinrun", "--distribution_mode", "hard",
             "--seed", "0", "--precision", "float32", "--device", "cpu", "--no_action_noise",
             "--no_videos"]) == 0
         assert level_labels.main(["--data_dir", str(folder / "data"), "--output_dir",
                                   str(folder / "labels")]) == 0
-        assert probe_atlas.main(atlas_arguments(box_agent, folder)) == 0
+        make_atlas(agent, folder)
         return folder
     return shared("probe_atlas", make)
 
@@ -68,14 +82,19 @@ def inputs(agent, folder):
             str(folder / "labels"), "--device", "cpu"]
 
 
-def atlas_arguments(agent, folder, *more):
-    return [*inputs(agent, folder), "--num_examples", "500", "--hidden_units", "4",
-            "--num_shuffles", "0", "--output_dir", str(folder / "atlas"), *more]
+def make_atlas(agent, folder):
+    """Probe fewer labels than usual, with networks that train for fewer epochs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.memory.probe_atlas.STEPS_AHEAD", (1, 50))
+        patch.setattr("interventions.probes.MAX_EPOCHS", 4)
+        assert probe_atlas.main([
+            *inputs(agent, folder), "--num_examples", "500", "--hidden_units", "4",
+            "--num_shuffles", "0", "--output_dir", str(folder / "atlas")]) == 0
 
 
 @pytest.fixture(scope="module")
-def examples(run, box_agent):
-    return read_examples(run / "data", run / "labels", box_agent)
+def examples(run, agent):
+    return read_examples(run / "data", run / "labels", agent)
 
 
 def made_up(seed=0):
@@ -138,8 +157,8 @@ def test_the_identity_of_a_level_helps_no_probe(kind):
     assert not with_claims(beyond)["claimed"].any()
 
 
-def test_a_planted_unit_is_found_beyond_the_frame_and_noise_is_not(run, box_agent, examples):
-    policy, rng = load_agent(box_agent), np.random.default_rng(0)
+def test_a_planted_unit_is_found_beyond_the_frame_and_noise_is_not(run, agent, examples):
+    policy, rng = load_agent(agent), np.random.default_rng(0)
     planted, noise = (rng.integers(0, 2, len(examples)).astype(float) for _ in range(2))
     hidden = np.concatenate([examples.hidden_out, np.float32(planted)[:, None]], axis=1)
     rows = np.sort(rng.permutation(len(examples))[:900])
@@ -167,7 +186,7 @@ def test_a_planted_unit_is_found_beyond_the_frame_and_noise_is_not(run, box_agen
     assert scores.loc[(HIDDEN, LINEAR), "score"] == pytest.approx(auc)
 
 
-def test_labels_and_representations_are_those_of_the_steps(box_agent, examples):
+def test_labels_and_representations_are_those_of_the_steps(agent, examples):
     rows = np.arange(3, len(examples), 5)
     labels = {label.name: label for label in labels_of(examples, rows)}
     table = examples.labels.iloc[rows]
@@ -184,7 +203,7 @@ def test_labels_and_representations_are_those_of_the_steps(box_agent, examples):
     np.testing.assert_array_equal(jump.known, later.known)
     np.testing.assert_array_equal(jump.target[jump.known],
                                   np.isin(later.target[later.known], (2, 5, 8)))
-    features = representations_of(load_agent(box_agent), examples, rows, rows % 2 == 0, 0)
+    features = representations_of(load_agent(agent), examples, rows, rows % 2 == 0, 0)
     # Without a memory, the hidden state is the embedding.
     np.testing.assert_allclose(features[HIDDEN], features["embedding"], atol=1e-5)
     assert features[UNTRAINED].shape == features[HIDDEN].shape
@@ -194,11 +213,11 @@ def test_labels_and_representations_are_those_of_the_steps(box_agent, examples):
     assert (features["action_position"][first, :15] == 0).all()
     assert (features["action_position"][~first, :15].argmax(axis=1)
             == examples.actions[rows[~first] - 1]).all()
-    np.testing.assert_allclose(hidden_states_of(load_agent(box_agent), examples),
+    np.testing.assert_allclose(hidden_states_of(load_agent(agent), examples),
                                examples.hidden_out, atol=1e-5)
 
 
-def test_an_agent_without_memory_knows_nothing_beyond_the_frame(run, box_agent, capsys):
+def test_an_agent_without_memory_knows_nothing_beyond_the_frame(run, agent, capsys):
     folder = run / "atlas"
     beyond, atlas = pd.read_csv(folder / "beyond.csv"), pd.read_csv(folder / "atlas.csv")
     assert len(beyond) > 20 and not beyond["claimed"].any()
@@ -214,15 +233,15 @@ def test_an_agent_without_memory_knows_nothing_beyond_the_frame(run, box_agent, 
     before = (folder / "atlas.csv").read_bytes()
     (folder / "beyond" / "on_ground.csv").unlink()  # a killed run computes the missing label only
     capsys.readouterr()
-    assert probe_atlas.main(atlas_arguments(box_agent, run)) == 0
+    make_atlas(agent, run)
     assert "on_ground (1 of 1)" in capsys.readouterr().out
     assert (folder / "atlas.csv").read_bytes() == before
 
 
-def jumping_agent(box_agent, examples):
+def jumping_agent(agent, examples):
     """An agent that jumps where a unit of its state is large; the unit that varies most. Its value
     is the unit below."""
-    policy, unit = load_agent(box_agent), int(examples.hidden_out.std(axis=0).argmax())
+    policy, unit = load_agent(agent), int(examples.hidden_out.std(axis=0).argmax())
     with torch.no_grad():
         policy.fc_policy.weight.zero_()
         policy.fc_policy.weight[8, unit], policy.fc_policy.weight[7, unit] = 2, -2
@@ -232,8 +251,8 @@ def jumping_agent(box_agent, examples):
     return policy, unit
 
 
-def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(box_agent, examples):
-    (policy, unit), norm = jumping_agent(box_agent, examples), 0.7
+def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(agent, examples):
+    (policy, unit), norm = jumping_agent(agent, examples), 0.7
     units = np.roll(np.eye(policy.hidden_state_size), -unit, axis=0)
     conditions = pushes({"causal": {PROBE: units[0]}, "inert": {PROBE: units[2]}}, norm, 19, 0)
     assert [np.linalg.norm(condition.value) for condition in conditions] == pytest.approx(
@@ -264,8 +283,8 @@ def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(box_agent,
     assert ((still[:, 0] == 1) | (still[:, 5:].sum(axis=1) == 1)).all()  # each failure has a cause
 
 
-def test_outcomes_of_the_heads_are_means_over_levels(box_agent, examples):
-    policy, unit = jumping_agent(box_agent, examples)
+def test_outcomes_of_the_heads_are_means_over_levels(agent, examples):
+    policy, unit = jumping_agent(agent, examples)
     states, levels = examples.hidden_out[:200], examples.level[:200]
     with torch.no_grad():
         logits = policy.fc_policy(torch.from_numpy(states)).double()
@@ -292,8 +311,8 @@ def test_directions_point_to_more_of_the_label():
     assert units[COVARIANCE][0] > 0.98 and np.linalg.norm(units[COVARIANCE]) == pytest.approx(1)
 
 
-def test_pushes_run_as_a_script_and_labels_can_be_added(run, box_agent, tmp_path, capsys):
-    arguments = [*inputs(box_agent, run), "--atlas_dir", str(run / "atlas"), "--num_controls", "2",
+def test_pushes_run_as_a_script_and_labels_can_be_added(run, agent, tmp_path, capsys):
+    arguments = [*inputs(agent, run), "--atlas_dir", str(run / "atlas"), "--num_controls", "2",
                  "--num_episodes", "10", "--methods", "probe", "--output_dir",
                  str(tmp_path / "out")]
     assert probe_interventions.main([*arguments, "--labels", "saw_ahead"]) == 0
