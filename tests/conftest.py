@@ -55,13 +55,15 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
-# The files that take longest, in this order: no worker is left with one of them at the end.
-LONGEST_FIRST = ("test_pipeline", "test_training", "test_kickstarting", "test_pages_common",
-                 "test_maze_levels", "test_maze_channels", "test_commands", "test_samples",
-                 "test_fidelity", "test_interventions", "test_recording", "test_distributed",
-                 "test_gen_model_training", "test_loss_over_time", "test_saliency",
-                 "test_maze_behaviour", "test_maze_steering", "test_maze_page",
-                 "test_attribution_page", "test_panel_page", "test_state_analyses", "test_results")
+# The files that take longest, by their CPU time, in this order: no worker is left with one of them
+# at the end.
+LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
+                 "test_training", "test_gen_model_training", "test_spatial", "test_maze_page",
+                 "test_probe_atlas", "test_interventions", "test_commands", "test_maze_channels",
+                 "test_memory_lesions", "test_sparse_features", "test_state_analyses",
+                 "test_loss_over_time", "test_attribution_page", "test_panel_page",
+                 "test_recording", "test_kickstarting", "test_maze_behaviour", "test_samples",
+                 "test_maze_steering", "test_saliency", "test_results", "test_level_labels")
 
 
 def pytest_collection_modifyitems(items):
