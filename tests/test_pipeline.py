@@ -63,6 +63,14 @@ matplotlib.layout_engine.ConstrainedLayoutEngine.execute = lambda *_: None
 save = matplotlib.figure.Figure.savefig
 matplotlib.figure.Figure.savefig = lambda figure, *args, **more: save(
     figure, *args, **{**more, "dpi": 30})
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+draw = FigureCanvasAgg.draw
+def draw_rotation_once(canvas):  # all frames of a rotating figure are its first one
+    if not getattr(canvas, "is_drawn", False):
+        draw(canvas)
+        canvas.is_drawn = any(axes.name == "3d" for axes in canvas.figure.axes)
+FigureCanvasAgg.draw = draw_rotation_once
 """
 
 
