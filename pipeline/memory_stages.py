@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import pandas as pd
 
 from agents import rollout_files
 from analysis.memory.lesion_results import LESIONS
@@ -14,6 +17,7 @@ from analysis.memory.table import CLAIMS
 from common.parameters import ParameterSet
 from common.results import ResultStore, Schema, Table
 from generative import sample_files
+from interventions.scan_study import SCANNED
 from pipeline.attribution_stages import RECORDING, recording_without_noise
 from pipeline.presets import AGENT, SIMULATOR, MemoryPreset, MemoryStudies, Preset
 from pipeline.stage import (
@@ -33,6 +37,8 @@ LABELS, LESIONED, ATLAS, PUSHES, FEATURES, DREAMS, TABLE = (f"{ROOM}/{name}" for
     "level_labels", "lesions", "probe_atlas", "probe_interventions", "sparse_features",
     "feature_dreams", "table"))
 FEATURE_SAMPLES = f"{DREAMS}/penalty_1"
+PATCHING = f"{ROOM}/patching"  # one subfolder per kind of part
+CELL_LEVELS = 20  # levels on which cells are patched: there are 20 000 of them
 PANEL_EPISODES = 100  # largest number of episodes from which the panel's directions are computed
 
 
@@ -93,6 +99,13 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
                str(studies.recorded_starts), "--best_of", str(studies.recorded_starts // 2)),
               DREAMS, number_of(f"{DREAMS}/penalty_*/sample_*", "starts"),
               {**labelled, **sparse}, (AGENT, SIMULATOR)),)
+    patching = tuple(
+        study(f"patching_{unit}s", "compare_interventions",
+              ("--agent_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
+               preset.distribution_mode, "--interpreting_params_name", preset.parameters, "--scan",
+               f"interchange@all={unit},outcome=value", "--num_episodes", str(levels)),
+              f"{PATCHING}/{unit}s", functools.partial(_estimated, unit), {})
+        for unit, levels in (("channel", studies.played_levels), ("cell", CELL_LEVELS)))
     tables = tuple(f"{folder}/**/*.csv" for folder in (LESIONED, ATLAS, PUSHES, FEATURES, DREAMS))
     return (
         Stage("memory_labels", "analysis.level_labels",
@@ -111,7 +124,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
               (*inputs, *labels, *controls, *features, "--num_steps",
                str(studies.autoencoder_steps), "--num_levels", str(studies.played_levels)),
               FEATURES, _variance, labelled),
-        *dreams,
+        *dreams, *patching,
         Stage("memory_table", "analysis.memory_table",
               ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, "--output_dir",
                f"{OUTPUT}/{TABLE}"), (f"{TABLE}/*",),
@@ -203,6 +216,16 @@ def _decoded(output: Path) -> str:
     table = ResultStore(output / ATLAS, PROBE_ATLAS).read("comparison")
     return (f"{table['claimed'].sum()} of {len(table)} labels are decoded better from the hidden "
             "state than from the best baseline without memory")
+
+
+def _estimated(unit: str, output: Path) -> str:
+    """Report how well first-order estimates rank patches; used as ``Stage.result``."""
+    store = ResultStore(output / PATCHING / f"{unit}s", SCANNED)
+    ranks = pd.concat([store.read("agreement", layer) for layer in store.keys("agreement")])
+    of_means = ranks["of_means"].dropna()
+    return (f"rank correlation of the effects of {unit}s with their first-order estimates: median "
+            f"{of_means.median():.2f} of {len(of_means)} layers ({of_means.min():.2f} to "
+            f"{of_means.max():.2f})")
 
 
 def _variance(output: Path) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 from maze.studies import claims
 from pipeline.attribution_stages import ROOM as ATTRIBUTION
 from pipeline.maze_stages import ROOM, TABLE
+from pipeline.memory_stages import PATCHING
 from pipeline.memory_stages import ROOM as MEMORY_ROOM
 from pipeline.presets import AnyPreset, AttributionPreset, MazePreset, MemoryPreset
 from pipeline.stage import FOLDERS
@@ -132,6 +133,10 @@ MEMORY = Section(
               "Frames in which single features are most active.", 4),
         Files("feature_dreams", (f"{MEMORY_ROOM}/feature_dreams/dreams.md",),
               "Starts that drive a feature, and whether it is active in the real game."),
+        *(Files(f"patching_{unit}s", tuple(f"{PATCHING}/{unit}s/{name}" for name in (
+            "circuits.png", "report.md")),
+                f"Patches of single {unit}s, their first-order estimates, and circuits.")
+          for unit in ("channel", "cell")),
         Files("memory_table", (f"{MEMORY_ROOM}/table/table.md", f"{MEMORY_ROOM}/table/*.png"),
               "Claims of the literature, and what this agent shows.")))
 FEATURE_PANEL = Files("panel", (f"{FOLDERS.panel}/index.html",),

@@ -4,6 +4,7 @@ studies, and the panel of features."""
 import dataclasses
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
@@ -19,8 +20,9 @@ from analysis.memory.sparse_report import SPARSE_FEATURES
 from analysis.panel_files import PanelFolder
 from common.files import read_json, save_json
 from common.results import ResultStore
+from interventions.scan_study import SCANNED
 from pipeline.attribution_stages import RECORDING
-from pipeline.memory_stages import ROOM
+from pipeline.memory_stages import PATCHING, ROOM
 from pipeline.presets import load_preset
 from pipeline.records import find
 from pipeline.stage import PathResolver
@@ -95,6 +97,13 @@ def test_stages_summarise_their_results(studies, tmp_path):
     assert results[1].startswith("2 of 3 labels")
     assert results[2].startswith("0 of 1 tested effects")
     assert "92%" in results[3] and "87%" in results[3]
+    patched = ResultStore(tmp_path / PATCHING / "cells", SCANNED)
+    for layer, of_means in (("first", 0.5), ("second", 0.7), ("third", np.nan), ("last", 0.9)):
+        patched.write("agreement", layer, value=pd.DataFrame([{
+            "layer": layer, "parts": 4, "rank_correlation": 0.1, "low_95": 0.0, "high_95": 0.2,
+            "of_means": of_means}]))
+    assert stages["patching_cells"].result(tmp_path).endswith(
+        "median 0.70 of 3 layers (0.50 to 0.90)")
 
 
 def test_an_agent_without_a_simulator_has_no_dreams():
