@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     begin = time.perf_counter()
     recordings = find_recordings(folders, args.data_dir)
     content = gather(args.exp_name, folders, args.num_samples, hidden, behaviours, args.max_states,
-                     recordings, features, dreams)
+                     recordings, (features, dreams) if features else None)
     lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
           "samples lack some", flush=True)

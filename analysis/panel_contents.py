@@ -77,8 +77,8 @@ class _Source:
 
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
            hidden: StepResults, behaviours: StepResults | None, max_states: int,
-           recordings: Mapping[str, RolloutFolder], features: ResultStore | None,
-           dreams: ResultStore | None) -> PanelContent:
+           recordings: Mapping[str, RolloutFolder],
+           features: tuple[ResultStore, ResultStore | None] | None) -> PanelContent:
     """Collect the content of a panel.
 
     Args:
@@ -91,8 +91,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         max_states: maximum number of recorded states to show, evenly spaced.
         recordings: recordings whose frames the samples start from, by name of the sample folder;
             folders without one are shown without recorded frames.
-        features: results of analysis/sparse_features.py, or None.
-        dreams: results of analysis/feature_dreams.py with these features, or None.
+        features: results of analysis/sparse_features.py, and those of analysis/feature_dreams.py
+            with these features, or None; None to show no features.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
@@ -146,7 +146,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         None if behaviours is None else _behaviours(behaviours, sources),
         recorded[kept].astype(np.float32), len(recorded),
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
-        () if features is None else _features(features, dreams, sources),
+        () if features is None else _features(*features, sources),
         _reader(sources, types, projector, recordings))
 
 

@@ -82,6 +82,15 @@ def test_no_module_has_more_than_500_lines():
                 if len(path.read_text().splitlines()) > 500]
 
 
+def test_no_function_has_more_than_eight_parameters():
+    """Except the published ``run``, which scripts of others call."""
+    long = {(module, node.name) for module, path in MODULES.items()
+            for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+            if len(node.args.args + node.args.kwonlyargs)
+            - (node.args.args[:1] != [] and node.args.args[0].arg in ("self", "cls")) > 8}
+    assert long == {("attribution.published_run", "run")}
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """Not even for types."""
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the modules
