@@ -265,13 +265,15 @@ def test_saliency_with_respect_to_the_state_is_drawn_where_its_cell_is():
     split_state(states, CONFIG).camera.displacement[:] = torch.tensor([[0, 0], [5, -3], [0.5, 60]])
     states.requires_grad_()
     state = split_state(states, CONFIG)
-    for part in ("memory", "canvas", "scene"):
+    for part in ("memory", "fine", "canvas", "scene"):
         cell = getattr(state, part)[:, :, 2, 7]  # row and column
         (gradient,) = torch.autograd.grad((3 * cell[:, 0] - 4 * cell[:, 1]).sum(), states,
                                           retain_graph=True)
         expected = np.zeros((2, 3, 64, 64))
         if part == "memory":
             expected[1, :, 16:24, 56:] = 5
+        elif part == "fine":
+            expected[1, :, 4:6, 14:16] = 5
         else:
             expected[0, 0, 16:24, 56:] = expected[0, 1, 19:27, 51:59] = 5  # the third is above
         maps = state_maps(gradient.numpy(), states.detach().numpy(), CONFIG)

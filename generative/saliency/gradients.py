@@ -30,6 +30,7 @@ from generative.config import SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.simulator import Simulator, Step
 from generative.spatial import split_state
+from generative.spatial_layers import BLOCK
 from interventions.projector import DirectionType, Projector
 
 Coordinates = Callable[[Tensor, DirectionType], Tensor]
@@ -269,8 +270,8 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
     maps over the view.
 
     Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
-    displacement; cells out of view are not drawn. The memory has a map of its own, because
-    gradients with respect to the canvas are several times as large.
+    displacement; cells out of view are not drawn. The memory, with the fine memory if there is one,
+    has a map of its own, because gradients with respect to the canvas are several times as large.
 
     Args:
         gradients: gradients with respect to the environment's deterministic states, float32 (T, E).
@@ -283,13 +284,14 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
     gradient, state = (split_state(torch.from_numpy(array), config)
                        for array in (gradients, states))
 
-    def pixels(cells: Tensor) -> Tensor:  # norms over the channels (T, 1, H, W)
+    def pixels(cells: Tensor, size: int = PATCH) -> Tensor:  # norms over channels (T, 1, H, W)
         norms = cells.norm(dim=1, keepdim=True)
-        return norms.repeat_interleave(PATCH, dim=2).repeat_interleave(PATCH, dim=3)
+        return norms.repeat_interleave(size, dim=2).repeat_interleave(size, dim=3)
 
     world, inside = shift(pixels(torch.cat([gradient.canvas, gradient.scene], dim=1)),
                           state.camera.displacement)
-    return torch.stack([world * inside, pixels(gradient.memory)])[:, :, 0].numpy()
+    memory = torch.hypot(pixels(gradient.memory), pixels(gradient.fine, BLOCK))
+    return torch.stack([world * inside, memory])[:, :, 0].numpy()
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
