@@ -1,5 +1,6 @@
-"""Compute gradients of the agent's value, actions and hidden-state directions through the
-simulator, over all steps of samples that record_gen_samples.py recorded."""
+"""Compute gradients of the agent's value, of log-probabilities of actions and of projections of the
+hidden state, through the simulator, with respect to the frames and states of all steps of samples
+that record_gen_samples.py recorded."""
 
 from __future__ import annotations
 
@@ -122,10 +123,10 @@ def main(argv: list[str] | None = None) -> int:
                      samples.path.parent / parameters.folders.saliency_demonstration.name)
     shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
                              args.batch_size)
+    measured = f"saliency of {len(functions)} function{'s' * (len(functions) > 1)}"
     if args.join:
         shared.join()
-        print(f"saliency of {len(functions)} functions in {len(numbers)} samples is in "
-              f"{samples.path}")
+        print(f"{measured} in {len(numbers)} samples is in {samples.path}")
         measure_specificity(SaliencyFolder(samples.path), numbers, args.without_env_grads)
         return 0
     origin = {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
@@ -159,8 +160,7 @@ def main(argv: list[str] | None = None) -> int:
             print("stopped; run the same command without --overwrite to resume")
             return status
         if write is write_saliency:
-            print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
-                  f"{folder}")
+            print(f"{measured} in {len(chosen)} samples is in {folder}")
             measure_specificity(SaliencyFolder(folder), chosen, args.without_env_grads)
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "

@@ -87,8 +87,9 @@ CLAIMS = ClaimsTable({
     "or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
     "attribution are not tested. R7 *holds* if the change is claimed: its interval excludes 0, and "
-    "p (McNemar's test, Holm's correction over edits and causes) and the share of random edits "
-    "with as large a change are at most 0.05. The other rows are not tested."),
+    "both p (McNemar's test, Holm's correction over edits and causes) and (1 + n) / (K + 1) are at "
+    "most 0.05, where n of the K random edits cause at least as large a change. The other rows are "
+    "not tested."),
     letter="R")
 NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",

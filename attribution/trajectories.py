@@ -177,7 +177,7 @@ def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.n
 
     Args:
         scores: score of each step (N,).
-        steps: the steps.
+        steps: trajectories that contain the N scored steps; they give the episode of each step.
         most: maximum number of returned steps.
 
     Returns:

@@ -286,13 +286,14 @@ class SaliencyConfig:
         sample_ids: samples to analyse; text that ``ids`` parses.
         difference_demo_sample_ids: samples for the comparison of gradients with and without the
             environment; text that ``ids`` parses.
-        batch_size: number of copies of a sample with perturbed start vectors.
+        batch_size: number of copies of each sample: one unperturbed, the others with perturbed
+            start vectors.
         perturbation_scale: standard deviation of the perturbation.
         combine_samples_not_iterate: analyse one simulation from the samples' mean start vector
             instead of each sample.
         gaussian_kernel_size, sigma: size and standard deviation of the smoothing kernel, in pixels.
-        extrema_threshold: share of the samples at each end of the distribution that counts as
-            extreme.
+        extrema_threshold: share of all steps, at each end of a component's range, shown as
+            examples of extreme values.
     """
 
     section: ClassVar[str] = "analysis.saliency"

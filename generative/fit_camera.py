@@ -202,8 +202,8 @@ class CameraTraining:
 
     @torch.no_grad()
     def drift(self, windows: CameraWindows) -> tuple[float, float]:
-        """Compute mean and median distance, in pixels, between the predicted and the recorded
-        displacement in the last step."""
+        """Compute the mean and median distance, in pixels, between the predicted and the recorded
+        total displacement at the last step."""
         batch = windows.rows(torch.arange(len(windows.actions)))
         predicted, _ = self.predict(batch, torch.zeros_like(batch.actions, dtype=torch.bool))
         errors = torch.linalg.vector_norm((predicted - batch.camera)[:, -1, 2:], dim=-1)

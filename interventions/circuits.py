@@ -33,7 +33,7 @@ NUM_RANDOM = 19  # random orders of parts, with which the greedy order is compar
 
 
 class LayerCircuits:
-    """Pairs of frames, run up to a layer.
+    """Finds and evaluates circuits of one layer on pairs of frames.
 
     Args:
         policy: the agent.

@@ -375,7 +375,8 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
     Args:
         samples: folder of the samples.
         numbers: numbers of the M samples.
-        behaviours: results of the behaviours.
+        behaviours: results of the analysis that found the behaviours
+            (``combined_agent_env_hx_analysis_precompute.py``).
 
     Raises:
         UserError: if the file is missing or damaged, or belongs to other samples.

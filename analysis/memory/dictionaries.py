@@ -89,7 +89,8 @@ class Dictionary:
             bias=None if self.bias is None else self.bias.to(device))
 
     def by_pursuit(self) -> Dictionary:
-        """Return the same atoms with non-negative matching pursuit instead of the encoder."""
+        """Return a dictionary with the same atoms that encodes states by non-negative matching
+        pursuit."""
         return dataclasses.replace(self, encoder=None, bias=None, signed=False)
 
     def arrays(self) -> dict[str, np.ndarray | None]:
@@ -118,8 +119,9 @@ def matching_pursuit(states: Tensor, atoms: Tensor, number: int, signed: bool = 
         states: centred states (N, D).
         atoms: unit vectors (F, D).
         number: number of atoms per state.
-        signed: whether coefficients may be negative; otherwise, atoms with the largest positive
-            inner product are added, and negative coefficients are finally set to 0.
+        signed: whether coefficients may be negative. If not, atoms are chosen by the largest signed
+            inner product instead of the largest absolute one, and negative coefficients are set to
+            0 at the end.
 
     Returns:
         Coefficients (N, F).

@@ -9,8 +9,8 @@ is compared with the orders by gradient times activation and by the size of the 
 (Euclidean norm over channels), and with random orders.
 
 *Ablation* of single features, as in ``agents.edits``: a feature's direction is projected out of
-every cell. If the attributions are right and features do not interact, the output changes by minus
-the sum of the feature's attributions.
+every cell. If the output is additive in the features and their directions are orthogonal, it
+changes by minus the sum of the feature's attributions.
 
 Letters in shape comments: N frames, B frames of a batch, P = H W cells of a layer, C channels, F
 features, M points of a curve, R changed activations of frames.
@@ -79,7 +79,7 @@ class Deletion(Check):
             for batch in layer.read(context, "deletion batch")])}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
-        """Compare the order by attributions with each other order.
+        """Compare the order by attribution with every other order.
 
         Returns:
             A row per kind of curve and other order, with the columns ``kind``, ``other``, ``area``
@@ -232,7 +232,8 @@ class Ablation(Check):
     method = (
         "Each feature's direction is projected out of every cell of a frame. Expected change: "
         "minus the sum of the feature's attributions. Slope: regression slope of the actual on "
-        "the expected change; it is 1 if attributions are right and features do not interact.")
+        "the expected change; it is 1 if the output is additive in the features and their "
+        "directions are orthogonal.")
     columns: ClassVar = {"feature": "feature", "change": "change", "expected": "expected",
         "slope": "slope", "low_95": "low", "high_95": "high", "r2": "R²",
         "rank_correlation": "rank correlation"}

@@ -98,8 +98,9 @@ CLAIMS = ClaimsTable({
     9: Claim("The vector of another level works if that level's cheese is on the same square: "
              "the vector often works up to 2 squares away, but not farther; the mean vector "
              "of 100 levels does nothing; figures, no numbers",
-             "the change of P(cheese) of claim 6, with vectors of other levels, by the distance "
-             "in squares between the cheeses of the two levels"),
+             "change of P(cheese), as in claim 6, when the vector of another level is subtracted; "
+             "results are grouped by the distance in squares between the cheeses of the two "
+             "levels"),
     10: Claim("With the vector subtracted, the field is often nearly that without cheese: "
               "figures, no numbers",
               "change of the mean total variation between the field and the field without "
@@ -126,7 +127,8 @@ CLAIMS = ClaimsTable({
               "above 1 and falls slightly for 0; below -1 the mouse avoids the cheese; figures, "
               "no numbers",
               "change of P(cheese) at the decision square when the best channel of claim 14 is "
-              "multiplied; controls: random channels"),
+              "multiplied by -3, -1, 0 or 2 (-1 is tested); controls: random channels, multiplied "
+              "by the same factor"),
     16: Claim("One cell set to 5.5 draws the mouse to its square: success is about 0.9 for "
               "squares on the path to the corner, below 0.3 for squares 25 steps off this path, "
               "and 0.2 at 50 steps; moving the cheese to the square succeeds more often than "
@@ -142,8 +144,10 @@ CLAIMS = ClaimsTable({
               "mean total variation between the fields before and after resampling channels "
               "(causal scrubbing), from sources with the cheese on the same or on another "
               "square. Tested: the difference between these two kinds of sources, for chosen "
-              "minus random channels. findings.csv also has the published norm, which is smaller "
-              "in larger mazes"),
+              "minus random channels. findings.csv also has the *published norm*, which "
+              "procgen-tools prints: the Euclidean norm of the changes of all squares' four "
+              "movement probabilities, divided by twice the number of squares. It is smaller in "
+              "larger mazes"),
     18: Claim("Probes find squares, cheese and mouse well, and predict whether the cheese is "
               "reached: accuracy 0.78 to 0.85 at a base rate of 0.68; 1 000 forks",
               "score of each linear probe on held-out levels, for its best layer: area under the "

@@ -250,8 +250,8 @@ class RetargetedLevel:
 def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return means over targets with 95 % intervals over levels; see PART_COLUMNS.
 
-    The parts are all targets; targets grouped by their number of squares off the path to the
-    corner; and targets grouped by the number of rows of the maze.
+    There is one part with all targets, one per range of steps off the path to the corner, and one
+    per range of rows of the maze.
 
     Args:
         targets: measurements of the targets, see TARGET_COLUMNS.
