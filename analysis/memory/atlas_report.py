@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -122,7 +124,7 @@ def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
                                for row in beyond.itertuples()], styles, "difference")
     names = "; ".join(REPRESENTATIONS[name][0] for name in BASELINES)
     axes.set_xlabel("score of the hidden state minus score of the best baseline\n"
-                    f"({names})", fontsize=8)
+                    + textwrap.fill(f"({names})", 80), fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(f"Labels decodable beyond the current frame\n{description}", fontsize=10)
     figure.legend(handles=[legend_mark("above 0 after Holm's correction", **claimed),
