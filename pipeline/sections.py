@@ -114,8 +114,8 @@ MEMORY = Section(
     "Look for curves above those of random changes, and for the step at which they have fallen to "
     "zero: a change of the state has then been forgotten.",
     "In 217 recorded levels, a swap changes the policy for 7 steps. With the initial state at "
-    "every step, the agent solves 10 % of 100 levels instead of 96 %; no other lesion has a claimed "
-    "effect on success.",
+    "every step, the agent solves 10 % of 100 levels instead of 96 %; no other lesion has a "
+    "claimed effect on success.",
     (
         Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/effects.png",
                                  f"{MEMORY_ROOM}/lesions/report.md"),
