@@ -144,7 +144,7 @@ class Feature:
     Attributes:
         number: number of the feature in its dictionary.
         name: name, such as "not wall in view"; "" if the feature has none.
-        label: label that the activation predicts best; "" if there is none.
+        label: label that the activation predicts best, or "" if no label could be tested.
         auc: AUC of the activation as a predictor of the label.
         frequency: share of held-out states in which the feature is active.
         kl: KL divergence of the policy if the feature is ablated, in nats.

@@ -117,7 +117,7 @@ class PageAgent(Protocol):
 
     def lags(self, layer: str, output: str) -> int:
         """Return the number of lags L in the attributions of an output to a layer at the current
-        and earlier steps (see ``memory``); 0 if there are none."""
+        and earlier steps (see ``memory``), or 0 without them."""
 
     def memory(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
         """Read the attributions over time of an output to a layer along a trajectory.

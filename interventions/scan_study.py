@@ -175,16 +175,18 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
     mean = testbed.reference(*references) if options.kind == "mean" else None
     is_interchange = options.kind == "interchange"
 
-    def scan_parts(selected: Sequence[Part], on: ScanFrames) -> tuple[Scan, np.ndarray]:
-        arguments = (policy, compute, selected, on, outcome, options.kind, mean)
-        result, estimates = scan(*arguments), estimate(*arguments)
+    def scan_parts(selected: Sequence[Part], on: ScanFrames) -> Scan:
+        result = scan(policy, compute, selected, on, outcome, options.kind, mean)
         if is_interchange:  # signed effects cancel, because each frame is both source and target
             result = dataclasses.replace(result, effects=np.abs(result.effects))
-            estimates = np.abs(estimates)
-        return result, estimates
+        return result
 
     def rank_parts(layer: str) -> pd.DataFrame:
-        result, estimates = scan_parts(parts[layer], frames[:half])
+        result = scan_parts(parts[layer], frames[:half])
+        estimates = estimate(policy, compute, parts[layer], frames[:half], outcome, options.kind,
+                             mean)
+        if is_interchange:
+            estimates = np.abs(estimates)
         store.write("agreement", layer, value=agreement(result, estimates, seed))
         return result.table().assign(estimate=estimates.mean(axis=1))
 
@@ -198,7 +200,7 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         for layer in layers
         if is_interchange and not PartialForward(policy, compute, layer).bypassed]
     best = strongest(table, options.report)
-    tested = scan_parts(best, frames[half:])[0].test(seed)
+    tested = scan_parts(best, frames[half:]).test(seed)
     if is_interchange:
         tested[["p", "p_holm"]] = np.nan
     title = (f"{options.kind.capitalize()} patches of each {options.unit} of {options.layer}: "
@@ -230,8 +232,9 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         ``of_means``: that of the means over frames. Frames in which no part has an effect, or in
         which all estimates are equal, are left out of the average.
     """
-    pair = result.effects, estimates
-    of_frames = _rank_correlations(*pair)
+    of_frames = _rank_correlations(result.effects, estimates)
+    of_means = _rank_correlations(*(values.mean(axis=1, keepdims=True)
+                                    for values in (result.effects, estimates)))
     defined = np.isfinite(of_frames)
     low, high = ClusterBootstrap(result.levels, seed).interval(
         np.where(defined, of_frames, 0)[None], defined[None])
@@ -239,7 +242,7 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         "layer": result.parts[0].layer, "parts": len(result.parts),
         "rank_correlation": of_frames[defined].mean() if defined.any() else np.nan,
         "low_95": low[0], "high_95": high[0],
-        "of_means": _rank_correlations(*(each.mean(axis=1, keepdims=True) for each in pair))[0]}])
+        "of_means": of_means[0]}])
 
 
 def _rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
