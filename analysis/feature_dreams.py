@@ -1,5 +1,5 @@
-"""Optimise, through the simulator, a start that activates each of the strongest sparse features,
-and test in the real game whether the feature is active near that start.
+"""For each of the strongest sparse features, optimise a start through the simulator that activates
+the feature, and test in the real game whether the feature is active near that start.
 
 The features are those of analysis/sparse_features.py. The objective is the pre-TopK activation of
 the feature, a linear function of the hidden state. The recording is replayed in the real game up to
@@ -94,13 +94,14 @@ def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame
         features: rows of the features in ``features.csv``, in the order of the objectives.
 
     Returns:
-        A row per feature with columns of ``features`` and of its best start: the optimised start
-        with the largest score minus penalty, with the first weight of ``--penalty``. Also:
-        ``dreamed``, whether the feature is active in the simulated rollout at the step;
-        ``dream_activation``; and, if the real game was played, 0 or 1: ``active``, whether it is
-        active in the real game near the start; ``recorded_active``, whether it is active after the
-        best recorded start; further, ``others_active``, share of the starts of the other features
-        near which it is active; and ``activation``, its activation near the start.
+        A row per feature. The start of a feature is the optimised start with the largest score
+        minus penalty, for the first weight of ``--penalty``. The columns are some of ``features``
+        and of the table of starts; ``dreamed``, whether the feature is active in the simulated
+        rollout at the step of the objective; and ``dream_activation``. If the real game was played,
+        also: ``active``, 1 if the feature is active in the real game near the start, otherwise 0;
+        ``activation``, its activation there; ``recorded_active``, 1 if it is active after the best
+        recorded start, otherwise 0; and ``others_active``, the share of the other features' starts
+        near which it is active.
     """
     context = search.context
     starts = search.store.read("starts", form=Table(_START_COLUMNS))

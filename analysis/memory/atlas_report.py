@@ -48,8 +48,9 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
         "# Probe atlas of the hidden state", "", f"{description}.", "",
         "Score on test levels with a 95 % bootstrap interval over levels: AUC for a property, "
         "accuracy for an action, R² for a number. Each representation has a linear probe and a "
-        "network with one hidden layer. The table shows the better one on the validation part, on "
-        "which the penalty (linear probe) or the number of epochs (network) is chosen.", "",
+        "network with one hidden layer. The table shows the probe that is better on the "
+        "validation part, which is also used to choose the penalty (linear probe) and the number "
+        "of epochs (network).", "",
         "## Labels decodable beyond the current frame", "",
         f"{beyond['claimed'].sum()} of {len(beyond)} labels are decoded better from the hidden "
         "state than from the best baseline without memory. Baselines: "

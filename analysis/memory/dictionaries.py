@@ -32,9 +32,9 @@ FIXED = {UNITS: "units of the state", PCA: "principal components", ICA: "indepen
          RANDOM: "random directions with the covariance of the states",
          STATES: "centred states, drawn at random"}
 _ROWS_AT_A_TIME = 4096
-_LEAST_VARIANCE = 1e-6  # relative to the first principal component
+_LEAST_VARIANCE = 1e-6  # smallest variance of a component in use, relative to the first
 _RIDGE = 1e-6  # added to the diagonal of Gram matrices, which are singular for equal atoms
-_MAX_ITER = 200  # of ICA and NMF
+_MAX_ITER = 200  # iterations of ICA and NMF
 _NMF_STATES = 5000  # states from which NMF is fitted; all would take minutes
 
 

@@ -33,7 +33,7 @@ from common.results import Array, Entry, Npz, ResultStore, Schema, Table
 from envs.labels import ON_GROUND, label_names, state_labels
 from envs.objects import hazards_of
 
-SOLVED = "solved"  # in the place of a cause of failure
+SOLVED = "solved"  # value of ``cause`` for an episode without a failure
 LEVEL_LABELS = Schema("level labels", "analysis/level_labels.py", items={
     "labels": Entry("labels_{:0>5}.npz", Npz({
         "names": Array(np.str_, "K"), "labels": Array(np.float32, "L K", finite=False),
@@ -141,8 +141,8 @@ class Examples:
             k: number of steps, at least 1.
 
         Returns:
-            Float32 (N,): 1 if the kind was in view k steps ago and at no step since, 0 if it is
-            not in view and was not k steps ago, otherwise NaN.
+            Float32 (N,): 1 if the kind was in view k steps ago and at no step since, 0 if it is in
+            view neither now nor k steps ago, otherwise NaN.
         """
         earlier = self.before(f"{kind}_in_view", k)
         since = np.stack([self.before(f"{kind}_in_view", steps) for steps in range(k)])

@@ -9,7 +9,7 @@ Layout of ``analysis/memory/lesions/``::
     effects.csv            one row per condition and outcome in the real game
     open_loop_effects.csv  one row per condition and step after the lesion, on recorded frames
     curves.csv             divergence at every step after the lesion, and attribution, see curves_of
-    reach.csv              how far back frames matter, see reach_of
+    reach.csv              over how many steps frames affect the policy, see reach_of
     report.md              report
     effects.png, kl.png    forest plot of the effects, and the curves
 
@@ -61,10 +61,10 @@ LESIONS = Schema(
         "report": Entry("report.md", Text()), "figure": Entry("effects.png", File()),
         "kl_figure": Entry("kl.png", File())},
     informative=("versions", "agent_file", "data_dir"))
-ATTRIBUTION = "attribution"  # name of a curve
+ATTRIBUTION = "attribution"  # name of the curve of attributions
 SOLVED = "solved"  # cause of an episode that solved its level
 TESTED_STEPS = (1, 4, 16, 32)  # steps after a lesion at which the open loop is tested
-REACH = 0.1  # a curve reaches to the last step at which it exceeds this share of its maximum
+REACH = 0.1  # share of a curve's maximum that defines its reach, see reach_of
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -100,11 +100,12 @@ def curves_of(conditions: Sequence[Condition], kl: np.ndarray, attribution: np.n
 
 def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, levels: np.ndarray,
              seed: int) -> pd.DataFrame:
-    """Compute how far back frames matter, by resets and swaps of the state and by attribution.
+    """Compute over how many steps frames affect the policy, from lesions and from attributions.
 
-    The state before the last k frames is replaced, and the divergence at the k-th step is compared
-    with the attribution to the frame k steps before the action. Divergences start at the lesioned
-    step, k = 1. Attributions start at the frame of the action itself, k = 0, which is left out.
+    A reset or swap replaces the state before the last k frames. The divergence at the k-th step is
+    compared with the attribution to the frame k steps before the action. Divergences start at the
+    lesioned step, k = 1. Attributions start at the frame of the action itself, k = 0, which is left
+    out.
 
     Args:
         names: names of the conditions.
@@ -156,7 +157,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int, int],
                      num_levels: int) -> str:
-    """Format the section on recorded frames of the report.
+    """Format the report's section on recorded frames.
 
     Args:
         effects: effects at some steps after the lesion.
@@ -232,7 +233,7 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
 
 
 def _overlay(axes: Axes, part: pd.DataFrame) -> None:
-    """Plot the attribution on an axis of its own."""
+    """Plot the attribution on a second y axis."""
     other = axes.twinx()
     other.plot(part["step"], part["value"], color=DARK_GREY, linestyle="--")
     other.set_ylim(bottom=0)

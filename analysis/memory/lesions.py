@@ -12,11 +12,11 @@ copy     the unchanged state of the same episode; checks the implementation
 =======  ==========================================================================================
 
 A lesion acts once, or at every step from its first step on. A control rotates the change at random,
-after scaling each unit by its standard deviation; the norm of the scaled change equals that of the
-lesion. If the lesion acts at every step, each change by a control has the mean norm of the changes
-by the lesion; otherwise, changes would add up and grow. Coordinates are clipped to [-1, 1], the
-range of a GRU's states, or to the range of the initial state if it is wider; the others are scaled
-up to keep the norm.
+after scaling each unit by its standard deviation, and keeps the norm of the scaled change. If the
+lesion acts at every step, all changes by a control instead have the mean norm of the changes by the
+lesion; otherwise, each change would depend on the earlier ones, and the changes would grow. States
+changed by a control are clipped to [-1, 1], the range of a GRU's states, or to the range of the
+initial state if that is wider; the change is scaled up to keep its norm.
 
 *Open loop*: the agent sees recorded frames, and only its state differs. The effect is the
 divergence KL(p || q) of the policy q with the lesion from the policy p without it. After a reset,
@@ -44,7 +44,7 @@ from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
 
-_SCALINGS = 20  # iterations that scale a change; a size is then met within 1 %
+_SCALINGS = 20  # iterations that scale a change; its norm is then within 1 % of the target
 RESET, SWAP, DELAY, FREEZE, COPY = "reset", "swap", "delay", "freeze", "copy"
 
 

@@ -12,8 +12,9 @@ Representations, all for the same steps; a PCA is fitted on training levels only
     current            embedding, last action and position together
 
 *Gain*: the score of the hidden state minus the score of the best of BASELINES. Each representation
-has a linear probe and a network with one hidden layer. The better probe, and the best baseline, are
-chosen on the validation part, on which the penalty (linear) or the number of epochs is chosen.
+has a linear probe and a network with one hidden layer. The validation part of the levels is used to
+choose the penalty (linear probe), the number of epochs (network), the better probe of each
+representation, and the best baseline.
 
 Layout of the folder that ``analysis/probe_atlas.py`` writes::
 
@@ -212,7 +213,7 @@ def representations_of(policy: Policy, examples: Examples, rows: np.ndarray, tra
     found = {HIDDEN: examples.hidden_out[rows],
              **{name: np.concatenate(parts) for name, parts in chunks.items()},
              UNTRAINED: untrained, ACTION_POSITION: _action_position(examples)[rows]}
-    # The columns get the same scale on average, so that the penalty treats both parts alike.
+    # Both blocks of columns get the same mean variance, so that the penalty treats them alike.
     scale = [found[name] / np.sqrt(found[name][train].var(axis=0).mean() + 1e-12)
              for name in (EMBEDDING, ACTION_POSITION)]
     return {**found, CURRENT: np.concatenate(scale, axis=1)}
@@ -297,8 +298,7 @@ def probe_label(label: Label, representations: Mapping[str, np.ndarray], levels:
 
 
 def _better(rows: pd.DataFrame):
-    """Return the row of the probe with the best score on the validation part, on which the penalty
-    is chosen."""
+    """Return the row of the probe with the best score on the validation part."""
     return next(rows.sort_values("held_out", ascending=False, kind="stable").itertuples())
 
 

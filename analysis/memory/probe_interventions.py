@@ -1,15 +1,16 @@
 """Interventions along directions that probes of the hidden state define.
 
-A push adds a vector of fixed Euclidean norm to the state that leaves a step, so that a label is
-represented more or less. Its direction is either the weights of the linear probe, or the covariance
-of the state with the label, which for a property is the difference between the two class means
-(Haufe et al. 2014). The controls are pushes of the same norm in random directions. The norm is
-given in standard deviations of the state along a random direction.
+A push adds a vector of fixed Euclidean norm to the state that leaves a step, to increase or
+decrease the decoded value of a label. Its direction is either the weights of the linear probe, or
+the covariance of the state with the label, which for a property is the difference between the two
+class means (Haufe et al. 2014). The controls are pushes of the same norm in random directions. The
+norm is given in standard deviations of the state along a random direction.
 
-*Open loop*: the states are recorded ones of levels that no probe was trained on, and only the heads
-run. A reference is the full swap: the state is replaced by a randomly drawn recorded state with
-the label (or without it), or, for a number, in its upper (or lower) quarter. The controls of swaps
-draw from all states. *Closed loop*: the agent plays, and is pushed at every step.
+*Open loop*: pushes are applied to recorded states of levels that no probe was trained on, and only
+the heads run. Pushes are compared with a full swap, which replaces the state by a randomly drawn
+recorded state. If the label is a property, the drawn state has (or lacks) it; if the label is a
+number, the drawn state is in its upper (or lower) quarter. The controls of swaps draw from all
+states. *Closed loop*: the agent plays, and is pushed at every step.
 
 Layout of the folder that ``analysis/probe_interventions.py`` writes::
 
@@ -95,7 +96,7 @@ def typical_size(states: np.ndarray) -> float:
 
 def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_controls: int,
            seed: int) -> list[Condition[np.ndarray]]:
-    """Return the pushes along each direction, in both senses, and the random controls of all.
+    """Return pushes along and against each direction, and the random pushes that serve as controls.
 
     Args:
         directions: unit vectors (D,), by label and method.
@@ -146,7 +147,7 @@ def swaps(labels: Sequence[Label], states: np.ndarray, num_controls: int, seed: 
 @torch.no_grad()
 def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
                   change: Change | None = None) -> np.ndarray:
-    """Compute the mean OPEN_OUTCOMES per level of the heads at altered states.
+    """Compute OPEN_OUTCOMES from the heads at altered states, averaged per level.
 
     Args:
         policy: the agent.
@@ -229,14 +230,17 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
 
 
 def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
-    """Add the columns ``about`` (name of the label), ``method`` and ``sense``, ``random`` (mean
-    absolute effect of the controls), ``ratio_to_random``, and, if there are swaps, ``swap`` (effect
-    of the swap of the same label and sense) and ``ratio_to_swap``, NaN if the interval of the
-    swap's effect includes 0.
+    """Add the definition of each intervention, and its effect relative to controls and swaps.
 
     Args:
         table: table from ``stats.effects.compare_conditions``.
         conditions: the compared conditions.
+
+    Returns:
+        The table with further columns: ``about`` (name of the label), ``method``, ``sense``,
+        ``random`` (mean absolute effect of the controls) and ``ratio_to_random``. If there are
+        swaps, also ``swap`` (effect of the swap of the same label and sense) and ``ratio_to_swap``,
+        which is NaN if the interval of the swap's effect includes 0.
     """
     settings = {condition.name: condition.settings for condition in conditions}
     table = table.assign(**{name: [settings[arm].get(key, "") for arm in table["arm"]]

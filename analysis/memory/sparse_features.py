@@ -42,9 +42,9 @@ from stats.significance import LEVEL, holm, sign_flip_p
 
 NAME_MARGIN = 0.2  # smallest distance of the AUC from 0.5 for a name
 NO_LABEL = "no label"
-MIN_LEVELS = 5  # levels of a part that must have positive, and as many that have negative examples
+MIN_LEVELS = 5  # minimum number of levels of a part with positive, and with negative, examples
 NUM_DIRECTIONS = 999  # controls of an ablation on recorded states
-SOON, EARLIER = 8, 8  # steps
+SOON, EARLIER = 8, 8  # steps, see ``binary_labels``
 _DIRECTIONS_AT_A_TIME = 50
 ABLATION = "ablation"  # pattern of the conditions of ``ablation_conditions``
 _IN_VIEW = "_in_view"
@@ -279,8 +279,8 @@ def _auc_p(activations: np.ndarray, labels: np.ndarray, levels: np.ndarray,
            seed: int) -> np.ndarray:
     """Compute p-values (F,) of a sign-flip test over levels that the AUC of each feature is 0.5.
 
-    The AUC minus 0.5 is proportional to the sum of (rank - mean rank) * (label - mean label), whose
-    sum over each level gets a random sign.
+    The AUC minus 0.5 is proportional to the sum of (rank - mean rank) * (label - mean label) over
+    all examples. The test flips the signs of the levels' contributions to this sum at random.
 
     Args:
         activations: activations (N, F).
@@ -412,8 +412,8 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
                         seed: int) -> list[Condition]:
     """Return a condition per feature, and the controls that all features share.
 
-    Controls subtract the amounts of the feature with the largest mean activation, so that, on
-    recorded states, no feature moves states farther than its controls; the test is therefore
+    Controls subtract the amounts of the feature with the largest mean activation. On recorded
+    states, no feature therefore moves states farther on average than its controls, and the test is
     conservative.
 
     Args:
