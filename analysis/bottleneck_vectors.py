@@ -171,7 +171,7 @@ def compute(run: SampleRun) -> None:
     sphere.
 
     The vectors are centred but not divided by standard deviations, because their variances are part
-    of the result. Clusters use the principal coordinates that hold 95 % of the variance of the
+    of the result. Clusters use the principal coordinates that explain 95 % of the variance of the
     informed vectors. The t-SNE map uses all P coordinates, because random vectors also vary along
     later ones.
 

@@ -96,10 +96,10 @@ class Variances:
         """
         cumulative = np.cumsum(self.variances) / self.total
         number = int((cumulative < 0.95).sum()) + 1
-        note = (f"{number} of {len(cumulative)} principal components hold 95 % of the variance"
+        note = (f"{number} of {len(cumulative)} principal components explain 95 % of the variance"
                 if number <= len(cumulative) else
-                f"{len(cumulative)} principal components hold {100 * cumulative[-1]:.0f} % of the "
-                "variance")
+                f"{len(cumulative)} principal components explain {100 * cumulative[-1]:.0f} % of "
+                "the variance")
         yield "variance_explained.png", plot_variance(self.variances, self.total,
                                                       f"{title}:\n{note}")
 

@@ -41,8 +41,8 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     """Compute outliers, PCA, ICA, clusters, t-SNE and NMF of hidden states, and store the results.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
-    principal coordinates that hold 95 % of the variance, not divided by their standard deviations;
-    NMF uses the states as recorded, not standardised.
+    principal coordinates that explain 95 % of the variance, not divided by their standard
+    deviations. NMF uses the states as recorded, not standardised.
 
     Args:
         states: recorded states, float32 (N, D).

@@ -159,7 +159,7 @@ def add_gradient_flags(parser: Parser) -> None:
 
 def compute(run: SampleRun) -> None:
     """Find the principal components of the samples' Jacobians. Cluster the principal coordinates
-    that hold 95 % of the variance, and compute their t-SNE map.
+    that explain 95 % of the variance, and compute their t-SNE map.
 
     The features are centred but not divided by their standard deviations, because differences in
     influence between units are part of the result.
@@ -197,8 +197,8 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters; only ``grad_timestep`` is used, and only if the results do not store it,
-            such as published results.
+        config: parameters; only ``grad_timestep`` is used, and only if the results do not store it
+            (published results do not).
         seed: seed of the order in which samples are drawn.
 
     Raises:

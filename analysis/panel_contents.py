@@ -91,8 +91,9 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         max_states: maximum number of recorded states to show, evenly spaced.
         recordings: recordings whose frames the samples start from, by name of the sample folder;
             folders without one are shown without recorded frames.
-        features: results of analysis/sparse_features.py, and those of analysis/feature_dreams.py
-            with these features, or None; None to show no features.
+        features: results of analysis/sparse_features.py, paired with those of
+            analysis/feature_dreams.py for these features (None if there are none); None to show no
+            features.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
@@ -220,7 +221,7 @@ def _reader(sources: list[_Source], types: tuple[SaliencyType, ...], projector: 
 
 def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, number: int,
                     length: int) -> np.ndarray | None:
-    """Read the recorded frames from the frame that a sample's first step shows, uint8 (n, H, W, C).
+    """Read recorded frames, beginning with the one that a sample's first step shows.
 
     Args:
         recording: the recording from which the sample starts, if it is available.
@@ -229,7 +230,7 @@ def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, numb
         length: largest number n of frames; n is smaller if the episode ends earlier.
 
     Returns:
-        The frames; None without a recording, or if the sample has a random start.
+        Frames, uint8 (n, H, W, C); None without a recording, or if the sample has a random start.
     """
     if recording is None:
         return None

@@ -46,7 +46,7 @@ from common.step_results import StepResult, StepResults
 from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
-CLUSTERED_SHARE = 0.95  # share of the variance held by the PCs that are clustered and mapped
+CLUSTERED_SHARE = 0.95  # share of the variance explained by the PCs that are clustered and mapped
 
 logger = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
     ``read_recorded_states``.
 
     Returns:
-        The columns of the recording's tables, and
+        Table with the columns of the recording's tables, and these further columns:
 
         - entropy: entropy of the policy in nats
         - likeliest_action: most likely action

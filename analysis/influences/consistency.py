@@ -26,11 +26,11 @@ does not change an influence that holds in all behaviours: it tests whether the 
 special, not whether there is an influence. Shuffling the *pairs* is a valid test of a whole matrix,
 for which it is used below, but cannot give a p-value for one pair.
 
-A mere correlation is not claimed. With a common cause, the states are correlated, but gradients
-that are zero or of unrelated sign agree with them in half of the samples, with or without the
-shuffle (1), and a gradient that always has the same sign because of rounding or a negligible weight
-is too small (4). A gradient without a correlation is not claimed either: the products of the
-deviations then have random signs, and half of the samples agree.
+A mere correlation is not claimed. If the states are correlated by a common cause, gradients that
+are zero or of unrelated sign agree with the deviations in half of the samples, with or without the
+shuffle (condition 1). A gradient that always has the same sign because of rounding or a negligible
+weight is too small (condition 4). A gradient without a correlation is not claimed either: the
+products of the deviations then have random signs, and half of the samples agree.
 
 For a whole matrix, the statistic is the share of pairs of different ICs in which the median
 gradient has the sign of the cross-correlation. The null distribution is obtained by permuting the
@@ -116,8 +116,8 @@ class Agreement:
         effects: standard deviations by which the target moves per standard deviation of the source,
             according to the median gradient; standard deviations are taken within the group.
         explained: median gradient times variance of the source, as a share of the covariance at the
-            saliency step: near 1 if the direct influence explains the covariance, near 0 if it has
-            other causes; 0 where there is no covariance.
+            saliency step. It is near 1 if the direct influence explains the covariance, near 0 if
+            the covariance has other causes, and 0 where there is no covariance.
         matrix_agreement: share of the pairs of different ICs in which the signs of median gradient
             and cross-correlation agree (K,).
         matrix_p, matrix_p_corrected: p-value of ``matrix_agreement`` at one lag, and corrected for
