@@ -94,7 +94,7 @@ class _OpenEpisode:
         self.number = number
         self.level_seed = level_seed
         self.rng = np.random.default_rng([seed, number])
-        self.reward, self.ended = 0.0, False  # as returned with the current frame
+        self.reward, self.ended = 0.0, False  # returned by the last step, with the current frame
         self.hidden_states = [hidden]
         self.rows: list[tuple] = []
         self.person_views: list[np.ndarray] = []
@@ -143,7 +143,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   watch: Watch | None = None) -> Iterator[Episode]:
     """Play one episode on each level and yield the episodes as they end.
 
-    Patches that need batch metadata get it, including the player's square and facing.
+    Batch metadata, including the player's square and facing, are attached if a patch needs them.
 
     Args:
         policy: the agent.

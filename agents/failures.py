@@ -143,8 +143,7 @@ class StateSampler:
         game: name of the game.
 
     Attributes:
-        last: last state that was read, as a pair of its step and the state, by the episode's
-            number.
+        last: pair (step, state) of the last state that was read, by the episode's number.
         in_view: estimated number of steps with a hazard of each kind in view, by the episode's
             number. The estimate is STEPS_PER_STATE times the number of read states with such a
             hazard.
@@ -156,7 +155,7 @@ class StateSampler:
         self.in_view: dict[int, np.ndarray] = {}
 
     def __call__(self, number: int, step: int, read: Callable[[], bytes]) -> None:
-        # The offset by the episode's number samples all steps equally often over many episodes.
+        # With the offset by the episode's number, all steps are sampled equally often on average.
         sampled = (step + number) % STEPS_PER_STATE == 0
         if step == 0:
             self.in_view[number] = np.zeros(len(self._hazards), int)

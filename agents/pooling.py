@@ -21,7 +21,7 @@ from torch.nn import functional
 from common.devices import give_numba_torchs_threads
 
 PIXEL_UNIT = 8  # channels in 16 bytes, the unit in which pixels are copied
-LOWEST, HIGHEST = -(2**15), 2**15 - 1  # range of keys
+LOWEST, HIGHEST = -(2**15), 2**15 - 1  # range of the keys, see _key
 _JIT = {"nogil": True, "cache": True}
 
 

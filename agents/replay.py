@@ -49,7 +49,7 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
         last: last row to replay; it must precede the terminal row.
 
     Yields:
-        Number of each row up to ``last``, at the moment when the slot shows the row's frame.
+        Number of each row up to ``last``, while the slot shows the row's frame.
 
     Raises:
         UserError: if a frame or the end of the episode differs from the recording (the message

@@ -23,7 +23,7 @@ in the index, because only then are their global steps known. A killed process t
 finished episode and leaves none half-written in the index.
 
 A recording can be divided among shards, see ``common.shards``. Each shard records every N-th
-episode, and writes its arrays, video and waiting rows. CSVs, index and ``recording.json`` are
+episode, and writes arrays, video and ``.steps_*.csv``. CSVs, index and ``recording.json`` are
 written when the shards are joined, by the first process that opens the folder.
 """
 
@@ -64,7 +64,7 @@ _STEP_KINDS = {"level_seed": int, "episode": int, "global_step": int, "episode_s
 STEP_COLUMNS = tuple(_STEP_KINDS)
 POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
-# Patterns of the files that are read from a data folder; videos are not.
+# Patterns of the files that are read from a data folder; videos are never read.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
 RECORDING = Schema("a recording", "record.py", {
     "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),

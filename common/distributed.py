@@ -34,7 +34,7 @@ from common.signals import STOP_SIGNALS, signal_at_death_of_parent
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
 _GLOO_TIMEOUT = datetime.timedelta(minutes=30)  # other ranks may be reading or writing files
 _NCCL_TIMEOUT = datetime.timedelta(minutes=5)  # unlike gloo, NCCL does not detect dead processes
-_LARGE = 2**17  # elements from which a gradient is sent as a separate message: half a megabyte
+_LARGE = 2**17  # elements (half a megabyte) from which a tensor is sent in its own message
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -185,7 +185,7 @@ class Distributed:
             parameter.grad = gradient if count else None
 
     def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors over all ranks in place; small tensors are sent in one message."""
+        """Sum tensors over all ranks in place; all small tensors share one message."""
         large = [tensor for tensor in tensors if tensor.numel() >= _LARGE]
         small = [tensor for tensor in tensors if tensor.numel() < _LARGE]
         concatenated = torch.cat([tensor.flatten() for tensor in small])

@@ -25,7 +25,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """Return a hint for the message about an unknown name: ``" (did you mean 'coinrun'?)"``, or the
     list of choices if none is similar."""
     choices = sorted(choices)
-    name = name.replace("clarity", "attribution")  # former name of a package and its presets
+    name = name.replace("clarity", "attribution")  # former package name
     match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if match:
         return f" (did you mean '{match[0]}'?)"

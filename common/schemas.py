@@ -177,7 +177,7 @@ class Table(Format):
     Attributes:
         columns: type of each column that is read, see ``common.tables.read_table``.
         gaps: columns that may have empty cells; None for all columns of type float.
-        exact: write numbers with all digits; otherwise with six.
+        exact: write numbers with all digits; otherwise with six significant digits.
         whole: write only the declared columns.
     """
 

@@ -40,7 +40,8 @@ def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
     """Write a CSV file atomically.
 
     Args:
-        exact: write all digits of numbers, for tables that are read again; otherwise six.
+        exact: write all digits of numbers, for tables that are read again; otherwise six
+            significant digits.
     """
     with atomic_path(path) as temporary:
         table.to_csv(temporary, index=False, float_format=None if exact else "%.6g")

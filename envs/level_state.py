@@ -83,7 +83,7 @@ _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
 _THEMES = {"maze": 1}  # games in which every image has fewer than _MAX_THEMES themes
 _MAX_TILES = 100  # background tiles in the view
-_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of entities, in cells and per step; Procgen hangs beyond
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of entities, in cells and per step; Procgen hangs above
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
@@ -133,7 +133,7 @@ class LevelState:
         Raises:
             UserError: if the state would crash Procgen; the message gives the reason. Except for
                 maze, two things are not checked: whether the theme of an entity exists (most
-                images have fewer than ten), and the meaning of the numbers in the tail.
+                images have fewer than ten themes), and the meaning of the numbers in the tail.
         """
         walk = _Walk(data)
         version, name_bytes = walk.integer("version"), walk.text("name of the game")
@@ -252,7 +252,7 @@ class LevelState:
                 raise walk.error(f"an entity has a {name} of {values.min()} to {values.max()}")
         themes = self.entities["image_theme"]
         if (themes < 0).any() or (themes >= _THEMES.get(self.game, _MAX_THEMES)).any():
-            raise walk.error("an entity has an image_theme that is not drawn")
+            raise walk.error("an entity has an image_theme that Procgen cannot draw")
         for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
                              ("out_of_bounds_object", self.world["out_of_bounds_object"])):
             if values.min() >= -_MAX_DRAWN and values.max() <= _MAX_DRAWN:
@@ -260,7 +260,7 @@ class LevelState:
             unknown = np.setdiff1d(values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)],
                                    _OWN_CELLS.get(self.game, ()))
             if unknown.size:
-                raise walk.error(f"the {name} {unknown[0]} is not drawn by {self.game}")
+                raise walk.error(f"{self.game} cannot draw the {name} {unknown[0]}")
 
 
 class _Walk:

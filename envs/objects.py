@@ -1,7 +1,7 @@
 """Find kinds of object in a level state, make them invisible, or remove them.
 
-The only module that reads ``hyperparams/game_objects.yml``. Functions that change a ``LevelState``
-return a state from which Procgen can continue.
+This is the only module that reads ``hyperparams/game_objects.yml``. Functions that change a
+``LevelState`` return a state from which Procgen can continue.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]
 
 def _without_cells(state: LevelState, kind: GameObject, within: np.ndarray | None) -> LevelState:
     """Empty those cells of a kind that are marked in ``within``, bool (h, w). If it is None, empty
-    all cells of the kind, including the cell that is drawn around the grid."""
+    all cells of the kind, including the cell value that Procgen draws outside the grid."""
     if not kind.cells:
         return state
     gone = np.isin(state.grid, kind.cells)
