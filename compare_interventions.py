@@ -89,9 +89,9 @@ def parser() -> Parser:
                        help="output folder; if not given, interventions, "
                             "interventions_in_simulator or scan in the parameter set's save_dir")
     flags.add_argument("--seed", type=seed, default=1,
-                       help="seed of levels, actions, bootstrap and sign flips; differs from the "
-                            "default of record.py, so that effects are measured on other levels "
-                            "than those from which the directions were computed")
+                       help="seed of levels, actions, bootstrap and sign flips; its default "
+                            "differs from that of record.py, so that effects are not measured on "
+                            "the levels from which the directions were computed")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the output folder")
     add_shard_flags(flags, "the alterations")
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         else folders.interventions), SCANNED if args.scan else COMPARISON)
     if args.join:
         store.join(lambda notes: write_joined_results(store, notes))
-        print(f"all arms are joined in {store.path}")
+        print(f"the results of all shards are joined in {store.path}")
         return
     arms = patch_arms(args)
     compute = resolve_compute(parameters.common.device, parameters.common.gpu_device,

@@ -41,8 +41,8 @@ def parser() -> Parser:
                        help="names of the sample folders to show")
     flags.add_argument("--data_dir", type=Path,
                        help="recording from which the informed starts were taken; its frames are "
-                            "shown next to the simulated ones. By default the folder that the "
-                            "samples name, if it exists")
+                            "shown next to the simulated ones. By default the recording that "
+                            "the metadata of the samples name, if it exists")
     flags.add_argument("--num_samples", type=count, default=None,
                        help="maximum number of samples per folder; all if not given")
     add_direction_folder_flag(flags)
@@ -52,7 +52,7 @@ def parser() -> Parser:
     flags.add_argument("--num_behaviour_samples", type=count,
                        key="analysis.combined_agent_env_hx.num_samples",
                        help="number of samples in the behaviour analysis, as in its file names; "
-                            "without these files no behaviours are shown")
+                            "the panel shows no behaviours if these files are missing")
     flags.add_argument("--features_dir", type=Path,
                        help="output folder of analysis/sparse_features.py, to show a page per "
                             "sparse feature")
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     behaviours: StepResults | None = results
     is_required = {"behaviours_dir", "num_behaviour_samples"} & explicit
     if not is_required and not results.file("per_sample").exists():
-        print(f"without behaviours: there is no file {results.file('per_sample')}")
+        print(f"behaviours are not shown: there is no file {results.file('per_sample')}")
         behaviours = None
     if args.dreams_dir and not args.features_dir:
         raise UserError("--dreams_dir holds starts of sparse features; give --features_dir as well")
@@ -118,7 +118,7 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
 
     Args:
         folders: folders of samples.
-        data_dir: the recording; None for the folder that the samples name.
+        data_dir: the recording; None for the one that the metadata of the samples name.
 
     Raises:
         UserError: if ``data_dir`` is not the recording of the samples.
@@ -136,8 +136,8 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
             raise UserError(f"{data_dir} is not the recording from which the samples in "
                             f"{folder.path} start; give {description['data_dir']}")
         else:
-            print(f"without recorded frames of {name}: {recording.path} does not exist or has "
-                  "changed; give --data_dir")
+            print(f"recorded frames of {name} are not shown: {recording.path} does not exist or "
+                  "has changed; give --data_dir")
     return recordings
 
 

@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def describe_file(path: Path | None, name: str) -> dict[str, str]:
-    """Return the name and checksum of an optional file, for the settings."""
+    """Return path and checksum of an optional file as settings; {} without a file."""
     return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
 
 

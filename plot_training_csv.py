@@ -16,8 +16,8 @@ from generative.runs import newest_simulator_run, read_progress
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--datapath", type=Path, required=True,
-                       help="folder of a run of train.py or train_gen_model.py, or of an "
-                            "experiment, of which the newest run is plotted")
+                       help="folder of a run of train.py or train_gen_model.py; or folder of an "
+                            "experiment, whose newest run is plotted")
     flags.add_argument("--beside", type=Path,
                        help="folder of another agent's run, to compare the returns of the two runs "
                             "(plot_beside.png in the folder of the first)")

@@ -73,8 +73,8 @@ def parser() -> Parser:
     add_swap_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=0)
     flags.add_argument("--interpreting_params_name", default=BASE_SET,
-                       help="parameter set in hyperparams/interpreting_configs.yml that scripts "
-                            "use for this recording unless told otherwise; record.py uses it only "
+                       help="parameter set in hyperparams/interpreting_configs.yml that other "
+                            "scripts use for this recording by default; record.py uses it only "
                             "for swaps")
     flags.add_argument("--positions", action="store_true",
                        help="also record the player's position in cells: columns player_x and "
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args, args.agent_file)
     edit = cheese_region(config, args.cheese_region, args.agent_file)
     num_slots = load_agent_config(args.param_name).n_envs
-    if args.shard != WHOLE:  # fewer half-empty batches at the end of each shard
+    if args.shard != WHOLE:  # a shard then ends with fewer half-empty batches
         num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(args.agent_file, compute.device)
     game_noise = load_action_noise(config.env_name)

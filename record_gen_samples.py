@@ -59,7 +59,7 @@ def parser() -> Parser:
                         at_a_time=SAMPLES_AT_A_TIME)
     add_generated_data_flag(flags)
     flags.add_argument("--data_save_dir", type=Path,
-                       help="same as --generated_data_dir, and takes precedence")
+                       help="alias of --generated_data_dir; takes precedence if both are given")
     flags.add_argument("--num_samples", type=count, key="record.max_samples",
                        help="number of starts to simulate from; each gives one sample, or one for "
                             "each of several manual actions")

@@ -65,8 +65,8 @@ def parser() -> Parser:
                          help="YAML file of the jobs' resource requests: time, memory, cores, GPUs")
     job = flags.add_argument_group("flags of the jobs that --submit creates")
     job.add_argument("--in_job", choices=sorted(SCHEDULERS),
-                     help="run the stage of --only as a job of this scheduler, next to jobs of "
-                          "other stages, and write no page")
+                     help="run the stage of --only as a job of this scheduler, concurrently "
+                          "with jobs of other stages, and write no page")
     job.add_argument("--shard", type=shard, metavar="I/N",
                      help="compute the I-th of the N shards of the stage")
     job.add_argument("--join", type=count, metavar="N", help="join the N shards of the stage")

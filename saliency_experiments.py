@@ -1,6 +1,6 @@
-"""Compute gradients of the agent's value, of log-probabilities of actions and of projections of the
-hidden state, through the simulator, with respect to the frames and states of all steps of samples
-that record_gen_samples.py recorded."""
+"""Compute saliency in samples recorded by record_gen_samples.py: gradients, through the simulator,
+of the agent's value, of log-probabilities of actions and of projections of the hidden state, with
+respect to the frames and states of all steps."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
         demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
                         if number in numbers]
-    demonstration = (args.difference_demo_dir or  # each agent's samples have their own
+    demonstration = (args.difference_demo_dir or  # by default, one folder per agent
                      samples.path.parent / parameters.folders.saliency_demonstration.name)
     shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
                              args.batch_size)
@@ -169,8 +169,8 @@ def main(argv: list[str] | None = None) -> int:
         shared.notes.finish(args.shard)
     if saliency.diverging:
         print(f"in {len(saliency.diverging)} samples, such as sample {min(saliency.diverging)}, "
-              "the agent's own actions do not lead to the recorded frames that are shown below "
-              "the saliency; were they recorded with other actions, or in another precision?")
+              "the agent's own actions do not lead to the recorded frames, which are shown below "
+              "the saliency; were the samples recorded with other actions or in another precision?")
     return 0
 
 
