@@ -299,8 +299,8 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
                      subdivision: float) -> Examples:
     """Choose, for each feature and position, the observation in which the feature is strongest.
 
-    Each observation is shown at most ten times as often as with equal shares, rounded up; if other
-    positions with stronger activations exhaust this limit, a position gets its next best
+    No observation is shown more than ten times as often as if all had equal shares (rounded up).
+    Where positions with stronger activations exhaust this limit, a position gets its next best
     observation.
 
     Args:

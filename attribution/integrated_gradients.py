@@ -464,14 +464,14 @@ def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> 
     """Return the names of the first modules after a layer that map straight paths of its
     activations to straight paths.
 
+    Affine maps always do. A ReLU does on a path from zero, on which no activation changes its sign.
+    A max-pool does if, in each channel, all cells have the same constant term in addition to the
+    term that is proportional to the position on the path.
+
     Args:
         policy: the agent.
         chain: names of the modules that are applied to the layer's output, one after another.
         from_zero: whether the paths start at zero activations.
-
-    Affine maps always do. A ReLU does on a path from zero, on which no activation changes its sign.
-    A max-pool does if, in each channel, all cells have the same constant term in addition to the
-    term that is proportional to the position on the path.
     """
     constant = 0 if from_zero else 2  # constant term: 0: none; 1: one per channel; 2: any
     edited = {edit.layer for edit in policy.edits}  # edits by sign have a kink at 0

@@ -215,9 +215,9 @@ class VelocityEstimator(nn.Module):
     """Estimator of the camera's velocity at the last initial frame.
 
     Costs are matching errors at motions of whole pixels. They can be ambiguous, because
-    neighbouring squares often look alike. Changes of the phase measure fractions of a pixel, but do
-    not tell motions apart that differ by whole squares. Where the last two frames are ambiguous,
-    the frames before them help.
+    neighbouring squares often look alike. Changes of the phase measure fractions of a pixel, but
+    cannot distinguish motions that differ by whole squares. Where the last two frames are
+    ambiguous, the frames before them help.
 
     Args:
         num_frames: I, number of initial frames.
@@ -255,8 +255,8 @@ class CameraState:
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).
-        started: 0 before the first step, whose motion does not count because it shows the last
-            initial frame itself; 1 afterwards (B, 1).
+        started: 0 before the first step, 1 afterwards (B, 1). The first step shows the last initial
+            frame, so its motion is ignored.
     """
 
     motion: Tensor

@@ -7,7 +7,7 @@ variables z from the prior. It is compared with three predictors that any simula
 - ``mean_frame``: the mean frame of the training episodes at every step;
 - ``shuffled_actions``: the simulator itself, with the recorded actions of another window.
 
-Steps count up to and including the first terminal step of their window. The black frames after it
+Only steps up to and including the first terminal step of a window count. The black frames after it
 are trivial to predict; including them would make every later step look easier.
 
 Further measures compare the agent's policy, values and hidden states on the frames of each

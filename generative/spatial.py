@@ -5,10 +5,11 @@ global numbers. Part of the grid is the *canvas*: an image of the last initial f
 stays the same in all steps. The cell predicts the motion of the camera and accumulates it in the
 *displacement*. The canvas, shifted by the displacement, shows the part of the view that was visible
 in the last initial frame, so static objects keep their shape. The rest of the grid is the memory of
-two convolutional GRUs. The *scene* has the coordinates of the canvas, and changes the canvas before
-it is shifted: it is for objects that move through the level. The *memory* has the coordinates of
-the view: it is for the player and for newly revealed places. A simulator can also have a *fine
-memory* of blocks of 2 x 2 pixels of the view, for games whose objects are smaller than a patch.
+two convolutional GRUs. The *scene* represents objects that move through the level; it has the
+coordinates of the canvas, and changes the canvas before the shift. The *memory* represents the
+player and newly revealed places; it has the coordinates of the view. A simulator can also have a
+*fine memory* of blocks of 2 x 2 pixels of the view, for games whose objects are smaller than a
+patch.
 
 Image patches are represented in a basis of principal components that is fitted to the recording
 when training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading

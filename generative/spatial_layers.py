@@ -55,7 +55,7 @@ class PatchBasis(nn.Module):
         return functional.conv2d(patches, weight[:, :, None, None], bias)
 
     def padded(self, coefficients: Tensor) -> Tensor:
-        """Append zeros to leading coefficients (N, up to K, 8, 8) for the others (N, K, 8, 8)."""
+        """Pad leading coefficients (N, up to K, 8, 8) with zeros to (N, K, 8, 8)."""
         missing = len(self.scale) - coefficients.shape[1]
         return functional.pad(coefficients, (0, 0, 0, 0, 0, missing))
 
@@ -119,8 +119,8 @@ class ConvGRU(nn.Module):
 class FineMemory(nn.Module):
     """Recurrent memory of blocks of 2 x 2 pixels, for objects that are smaller than a patch.
 
-    Two convolutions over the view and the memory, then a convolutional GRU: in a step, each block
-    sees its neighbourhood of 22 x 22 pixels.
+    It has two convolutions over the view and the memory, followed by a convolutional GRU. In one
+    step, each block sees a neighbourhood of 22 x 22 pixels.
 
     Args:
         image_channels: C, colour channels of an image.
@@ -153,8 +153,8 @@ class FineMemory(nn.Module):
 class Refinement(nn.Module):
     """Correction of decoded images by convolutions over blocks of 2 x 2 pixels.
 
-    A linear combination of patch components can neither be exactly black nor draw an edge between
-    two patches, and a shifted image is interpolated where sprites have sharp edges.
+    It is needed because a linear combination of patch components can neither be exactly black nor
+    draw an edge between two patches, and because interpolation blurs sprites in a shifted image.
 
     Args:
         image_channels: C, colour channels of an image.

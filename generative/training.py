@@ -336,7 +336,7 @@ class SimulatorTraining:
         return losses, world.mean(metrics, self._share(num))
 
     def _vector_noise(self, generator: torch.Generator, num: int) -> Tensor:
-        """Draw noise (num, V): rows of norm ``vector_noise``, and zeros in every second row."""
+        """Draw noise (num, V): rows of norm 0 and of norm ``vector_noise``, alternately."""
         noise = torch.randn(num, self.settings.simulator.bottleneck_vec_size,
                             device=self.compute.device, generator=generator)
         noise = noise * (self.settings.training.vector_noise

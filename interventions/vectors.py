@@ -8,8 +8,9 @@ A vector is added to a layer's output with a coefficient. It is computed from ac
   all other states;
 - or the weights of a linear probe.
 
-For the vector of a single pair, the coefficient -1 in the forward pass of the frame with the object
-gives the output for the frame without it, at every layer that no skip connection bypasses.
+If the vector of a single pair is added with coefficient -1 while the policy sees the frame with the
+object, the policy's output is the same as for the frame without the object. This holds at every
+layer that no skip connection bypasses.
 
 Letters in shape comments: N levels, P pairs of frames, B frames, C channels, H W cells of a layer's
 map, D units of the hidden state. A layer's shape is (C, H, W) or (units,).

@@ -1,4 +1,5 @@
-"""Retargeting: set a cell of channels that follow the cheese; test if the mouse goes to its square.
+"""Retargeting: set a cell in channels that follow the cheese; test if the mouse goes to the square
+that the cell shows.
 
 The cheese is removed, and every free square of each level is a separate target. Controls set other
 channels at the same cell, and the same channels at other cells. Each run adds an arm to the folder;

@@ -205,8 +205,8 @@ class MazePreset:
         retargeted_mazes, scrubbed_mazes: number of mazes for retargeting and for resampling.
         drawn_mazes: number of mazes whose fields are drawn.
         films: number of mazes with videos.
-        exact: compute exact probabilities, which is possible for agents without memory.
-        page: export the maze page, which is possible for agents without memory.
+        exact: compute exact probabilities; possible only for agents without memory.
+        page: export the maze page; possible only for agents without memory.
     """
 
     agent_files: tuple[str, ...]

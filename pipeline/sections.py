@@ -89,9 +89,10 @@ ATTRIBUTIONS = Section(
            "The attribution page: walk through trajectories, feature by feature"),))
 FAILURES = Section(
     "failures", "Why does it fail?",
-    "Each failed episode has a cause: the hazard without which its last step, repeated in a copy "
-    "of the real game, would not have ended it. The same levels are played by the agent, by edited "
-    "agents, with invisible hazards, and with random edits of the same size.",
+    "To find the cause of a failed episode, its last step is repeated in a copy of the real game "
+    "without the hazards of one kind. If the episode then continues, this kind is the cause. The "
+    "same levels are played by the agent, by edited agents, with invisible hazards, and with "
+    "random edits of the same size.",
     "{failure_causes}.",
     Files("failure_causes", (f"{ATTRIBUTION}/causes/causes.png",),
           "Failures by cause; grey: random edits."),
@@ -108,7 +109,7 @@ MEMORY = Section(
     "the real game. The preset memory also delays and freezes it, decodes labels of the level "
     "from it, pushes it along directions of these labels, and extracts sparse features. Controls "
     "change the state at random by the same amount.",
-    "Of lesions in the real game, {memory_lesions}.",
+    "Lesions in the real game: {memory_lesions}.",
     Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/kl.png",),
           "How much the policy changes (KL divergence), by steps since its state was changed."),
     "Look for curves above those of random changes, and for the step at which they have fallen to "
@@ -132,7 +133,7 @@ MEMORY = Section(
         Files("sparse_features", (f"{MEMORY_ROOM}/sparse_features/examples/*.png",),
               "Frames in which single features are most active.", 4),
         Files("feature_dreams", (f"{MEMORY_ROOM}/feature_dreams/dreams.md",),
-              "Starts that drive a feature, and whether it is active in the real game."),
+              "Starts optimised to activate a feature, and whether it is active in the real game."),
         *(Files(f"patching_{unit}s", tuple(f"{PATCHING}/{unit}s/{name}" for name in (
             "circuits.png", "report.md")),
                 f"Patches of single {unit}s, their first-order estimates, and circuits.")
@@ -147,7 +148,7 @@ SECTIONS = (
         "agent", "How well does the agent play?",
         "The agent learns by trial and error (PPO) to play levels that are generated for each "
         "episode. It sees frames of 64 × 64 pixels; its hidden state is all that it remembers.",
-        "{evaluate}, all of them new to it.",
+        "On levels that the agent did not see in training: {evaluate}.",
         Files("evaluate", (TRAINING_CURVE,),
               "Training curve of the analysed agent: return on training levels and on unseen ones; "
               "10 is a solved level."),
@@ -160,7 +161,7 @@ SECTIONS = (
         "simulator", "Does the simulator show the game?",
         "A differentiable copy of the environment, with the frozen agent inside, is trained on "
         "recorded episodes.",
-        "In image error on held-out episodes, the simulator {loss_over_time}.",
+        "Measured by image error on held-out episodes, the simulator {loss_over_time}.",
         Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
               "Top: recorded frames. Bottom: frames imagined from the same start with the same "
               "actions."),
@@ -214,8 +215,8 @@ SECTIONS = (
         "Look for colour on what matters in the game, such as obstacles and rewards, and for rows "
         "that differ: what all maps have in common is not specific to any function.",
         "The map similarity is 0.74 at the first step and 0.43 at the step at which the functions "
-        "are evaluated. For 97 % of the optimised starts, the agent shows the target in the real "
-        "game (chance: 5 %).",
+        "are evaluated. For 97 % of the optimised starts, the agent reaches the target in the "
+        "real game (chance: 5 %).",
         (Files("saliency", ("report/saliency_*.png",), "Further samples.", STRIP_SAMPLES),
          Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
                "Saliency of the value, as videos. Purple, with a spatial simulator: cells of its "
@@ -327,7 +328,7 @@ def page_of(preset: AnyPreset) -> Page:
     if isinstance(preset, AttributionPreset):
         return Page(
             "what are the agent's outputs made of?",
-            "What are an agent's outputs made of, and is it true?",
+            "What are an agent's outputs made of, and are the attributions right?",
             "The agent's value is attributed to features of its layers, the attributions are "
             "checked by experiment in the real game, and features are removed to count the "
             "failures that this causes.",
@@ -336,8 +337,9 @@ def page_of(preset: AnyPreset) -> Page:
         return Page(
             "what does the agent's memory hold?",
             "What does the memory of an agent hold, and what is it for?",
-            "The hidden state of a recurrent agent is damaged, decoded, pushed and taken apart. "
-            "All effects are measured in the real game, on levels that nothing was fitted to.",
+            "The hidden state of a recurrent agent is lesioned, decoded, pushed, and decomposed "
+            "into features. Effects on success are measured in the real game, on levels that were "
+            "not used for fitting.",
             f"Analysed: {_which('agent', preset.agent_file)}.",
             (dataclasses.replace(MEMORY, tools=(FEATURE_PANEL,)),))
     extra = (*((MEMORY,) if preset.memory else ()), *((MAZES,) if preset.mazes else ()))
@@ -394,11 +396,11 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
                       "Tracking scores and probes."),
                 Files(f"{agent}_{claims.RETARGETING}",
                       (f"{folder}/retargeting/*/retargeting.png",),
-                      "Where the mouse goes with a cell of the strongest channel set, and with the "
-                      "cheese moved.", 2),
+                      "Where the mouse goes if a cell of the strongest channel is set, and if the "
+                      "cheese is moved.", 2),
                 Files(f"{agent}_{claims.ALL_RETARGETING}",
                       (f"{folder}/retargeting_all/*/retargeting.png",),
-                      "Where the mouse goes with a cell of all chosen channels set."),
+                      "Where the mouse goes if a cell of all chosen channels is set."),
                 Files(f"{agent}_{claims.SCRUBBING}", (f"{folder}/scrubbing/scrubbing.png",),
                       "Channels resampled from other levels."))))
     return tuple(sections)

@@ -5,12 +5,12 @@ the attributions are computed again (Adebayo et al. 2018, "Sanity checks for sal
 that does not change with the weights does not depend on what the network learned.
 
 *Fidelity*: infidelity and sensitivity, computed with Captum, both from Yeh et al. (2019), "On the
-(in)fidelity and sensitivity of explanations". Infidelity is the mean squared difference between the
-predicted and the actual change of the output when activations move towards the baseline or away
-from it by random shares of their distance to it (normally distributed, with standard deviation
-NOISE). It is divided by the mean square of the actual change, so that attributions of zero have
-infidelity 1. Sensitivity is the largest relative change of the attributions (Euclidean norm) when
-activations move by shares of at most NOISE.
+(in)fidelity and sensitivity of explanations". Each activation moves towards the baseline or away
+from it, by a random share of its distance to the baseline. Infidelity uses normally distributed
+shares with standard deviation NOISE. It is the mean squared difference between the predicted and
+the actual change of the output, divided by the mean square of the actual change, so that
+attributions of zero have infidelity 1. Sensitivity uses shares of at most NOISE. It is the largest
+relative change of the attributions (Euclidean norm).
 
 Letters in shape comments: N frames, B frames of a batch, S stages, H W cells.
 """
@@ -172,9 +172,9 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per stage: ``drawn_again``, the name of the stage, up to which all parts are
-        randomised; ``correlation``, the mean over frames; ``low_95`` and ``high_95`` by bootstrap
-        over episodes.
+        A row per stage: ``drawn_again``, the name of the last randomised stage (all earlier stages
+        are randomised, too); ``correlation``, the mean over frames; ``low_95`` and ``high_95`` by
+        bootstrap over episodes.
     """
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),

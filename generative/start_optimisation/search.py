@@ -10,8 +10,8 @@ step: the sum of -log(1 - P(end)), in nats. Without this term, the search finds 
 after an episode's end. The term diversity * ``vector_crowding``, which also spreads the simulator's
 vectors in training, is subtracted from the sum of this function over the starts of a batch, not
 from each start's value. Nothing is sampled: latents take their most likely class, the agent takes
-its most likely actions, and both pass straight-through gradients.
-These are biased, so the vector with the best score minus penalty is kept, not the last vector.
+its most likely actions, and both pass straight-through gradients. These gradients are biased, so
+the vector with the best score minus penalty is kept, not the last vector.
 
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was

@@ -300,10 +300,10 @@ class Grid:
         holds = {
             f"there are {len(self.cheeses)} cheeses, not one": len(self.cheeses) == 1,
             "a square with even inner row and column is a wall": self.is_free[even].all(),
-            "a square with odd inner row and column is no wall": not self.is_free[odd].any(),
+            "a square with odd inner row and column is not a wall": not self.is_free[odd].any(),
             "there are free squares outside the maze": not self.is_free[~inside].any(),
-            "the free squares are no tree; of several shortest paths the first is taken in the "
-            "order left, down, up, right": self.is_tree,
+            "the free squares do not form a tree; of several shortest paths, the first in the "
+            "order left, down, up, right is taken": self.is_tree,
             "the mouse is not at inner (0, 0)": self.mouse == self.start,
             "cheese lies at inner (0, 0)": self.start not in self.cheeses,
             "cheese lies outside the agent's region": all(
