@@ -280,7 +280,7 @@ class ActivationCache(Mapping):
 class _HookStack:
     """Active blocks of one policy, outermost first, and the metadata of the current batch.
 
-    A block is what one ``patched`` or ``cached`` context manager adds to the policy.
+    A block holds the patches or the cache of one ``patched`` or ``cached`` context manager.
     """
 
     def __init__(self, policy: Policy):

@@ -137,8 +137,8 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
             f", **kickstarted** (Schmitt et al. 2018) from `{Path(settings.teacher_file).name}` "
             f"(sha256 `{settings.teacher_sha256}`) for the first {100 * agent.kickstart_until:g} % "
             "of the run, in which the weight of the cross-entropy fell linearly from "
-            f"{agent.kickstart_coef:g} to 0 and that of the values from "
-            f"{agent.kickstart_value_coef:g}; plain PPO after that")
+            f"{agent.kickstart_coef:g} to 0, and the weight of the value distance from "
+            f"{agent.kickstart_value_coef:g} to 0; plain PPO after that")
     else:
         origin += ", without a teacher"
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -144,11 +144,11 @@ _START_COLUMNS: dict[str, type] = {
 
 def active_in_game(context: SearchContext, search: FinishedSearch, sae: Dictionary,
                    rows: np.ndarray) -> np.ndarray:
-    """Replay the recording up to recorded starts, let the agent continue up to the step, and
-    compute the activations of all features (starts, F).
+    """Replay the recording up to recorded starts, let the agent continue up to the step of the
+    objective, and compute the activations of all features (starts, F).
 
     Args:
-        rows: rows of the recorded starts.
+        rows: rows of the recorded starts, int (starts,).
     """
     assert search.recording is not None
     unique, place = np.unique(rows, return_inverse=True)

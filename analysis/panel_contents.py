@@ -284,9 +284,9 @@ def _saliency_types(sources: list[_Source],
                 path = source.saliency.file_of("description", number, name)
                 description = source.saliency.description(number, name)
                 if description.get("matrices_sha256") not in (None, matrices):
-                    raise UserError(f"the saliency described by {path} is of other directions than "
-                                    "those of this panel; compute it again, or choose another "
-                                    "--precomp_dir or --num_episodes")
+                    raise UserError(f"the saliency described by {path} was computed with other "
+                                    "directions than those of this panel; compute it again, or "
+                                    "choose another --precomp_dir or --num_episodes")
                 steps = tuple(description.get("common_timesteps", ()))
                 earlier, earlier_path = steps_of.setdefault(name, (steps, path))
                 if steps != earlier:

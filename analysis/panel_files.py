@@ -172,11 +172,14 @@ class Feature:
 
 
 Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
-"""Frames of a sample, uint8 (T, H, W, C); recorded frames from the same start, uint8 (at most T, H,
-W, C), or None without a recording; a dict of saliency images, uint8 (M, T, H, W, C); and a dict of
-gradients with respect to the coordinates, float32 (T, k). The keys of both dicts are indices of
-saliency types. The first saliency map is with respect to the pixels; samples of a spatial simulator
-also have the maps ``gradients.STATE_MAPS``."""
+"""A sample, as a tuple of four entries:
+
+- frames, uint8 (T, H, W, C)
+- recorded frames from the same start, uint8 (at most T, H, W, C); None without a recording
+- saliency images by index of the saliency type, uint8 (M, T, H, W, C). The first map is with
+  respect to the pixels; samples of a spatial simulator also have the maps ``gradients.STATE_MAPS``.
+- gradients with respect to the coordinates by index of the saliency type, float32 (T, k)
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +196,11 @@ class PanelContent:
         maps: titles of the saliency maps; samples of a vector simulator have only the first.
         has_saliency: whether each sample has each saliency type, bool (N, F).
         frame: height and width of a frame, in pixels.
-        steps: quantities at the steps of all samples (R, …): ``coordinates`` of the hidden states
-            (R, k); ``rewards``, ``terminals`` and ``values``, as in ``SampleArrays``; ``entered``,
-            the action that led to each step, or NOT_RECORDED; ``answers``, the agent's most likely
-            actions; and their ``probabilities``. Actions are uint8, all other arrays float32.
+        steps: quantities at the steps of all samples, by name. ``coordinates`` of the hidden states
+            are (R, k), all others (R,): ``rewards``, ``terminals`` and ``values``, as in
+            ``SampleArrays``; ``entered`` (the action that led to each step, or NOT_RECORDED);
+            ``answers`` (the agent's most likely actions); and ``probabilities`` (of these actions).
+            Actions are uint8, all other arrays float32.
         behaviours: behaviour of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
         recorded: coordinates of the recorded states that are shown, float32 (S, k).
         num_recorded: number of all recorded states, of which S are shown.

@@ -36,14 +36,17 @@ def state_labels(state: LevelState) -> dict[str, float]:
     """Compute the labels of a level state.
 
     Returns:
-        Label by name. For each kind of object in ``labelled_kinds``: ``<kind>_in_view``, 1 if an
-        object of this kind overlaps the view, otherwise 0 (its trail, that is, entities that it
-        leaves behind, does not count); ``<kind>_dx`` and ``<kind>_dy``, offset from the player's
-        centre to the centre of the nearest such object, NaN if none is in view. ``velocity_x`` and
-        ``velocity_y``: velocity of the player in cells per step, which is the displacement in the
-        last step unless an obstacle stopped the player.
-        ``on_ground``, for games whose ground is known: 1 if the player stands on ground, as
-        required for a jump, otherwise 0.
+        Label by name:
+
+        - ``<kind>_in_view``, for each kind of object in ``labelled_kinds``: 1 if an object of this
+          kind overlaps the view, otherwise 0. Its trail (entities that it leaves behind) does not
+          count.
+        - ``<kind>_dx``, ``<kind>_dy``: offset from the player's centre to the centre of the nearest
+          such object; NaN if none is in view.
+        - ``velocity_x``, ``velocity_y``: velocity of the player in cells per step, which is the
+          displacement in the last step unless an obstacle stopped the player.
+        - ``on_ground``, for games whose ground is known: 1 if the player stands on ground, as
+          required for a jump, otherwise 0.
     """
     player = state.player
     labels: dict[str, float] = {}

@@ -240,7 +240,7 @@ MISTAKES = {
     "too short a gradient": (lambda run: np.save(saliency_folder(run).file_of(
         "hidden_states", 4, "value"), np.zeros((4, 4), np.float32)), r"has the shape \(4, 4\)"),
     "other directions": (lambda run: describe(run, "hx_direction_1_ica", matrices_sha256={
-        "hx_mu_7.npy": "0"}), "of other directions than those of this panel"),
+        "hx_mu_7.npy": "0"}), "with other directions than those of this panel"),
     "other steps": (lambda run: describe(run, "value", common_timesteps=[1]),
                     "evaluated at different steps"),
     "behaviours of others": (lambda run: save_json(behaviours_of(run).settings_file, {

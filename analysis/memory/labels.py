@@ -97,11 +97,12 @@ class Examples:
         step: step within the episode, from 0, int64 (N,).
         hidden_out: hidden state that leaves the agent at each frame, float32 (N, D).
         actions: actions, int64 (N,).
-        labels: float32 labels, one row per step: the labels of ``envs.labels.state_labels``;
-            ``steps_since_jump``, steps since the last jump action taken on the ground before this
-            step, NaN before the first one (only in games with ``on_ground``); ``steps_to_end``,
-            number of actions up to the end of the episode, 1 at the last step; ``fails``, whether
-            the episode fails; and for each hazard ``fails_by_<hazard>``, whether it is the cause.
+        labels: float32 table with one row per step. In addition to the labels of
+            ``envs.labels.state_labels``, it has ``steps_to_end`` (number of actions up to the end
+            of the episode, 1 at the last step), ``fails`` (whether the episode fails) and, for each
+            hazard, ``fails_by_<hazard>`` (whether it is the cause). Games with ``on_ground`` also
+            have ``steps_since_jump``: steps since the last jump action that was taken on the ground
+            before this step, NaN before the first one.
     """
 
     folder: RolloutFolder
@@ -155,7 +156,7 @@ class Examples:
         """Read the frames of some rows, uint8 (rows, 64, 64, 3).
 
         Args:
-            rows: indices of the rows, in any order.
+            rows: indices of the rows, in any order, int (rows,).
         """
         rows = np.asarray(rows)
         frames = np.empty((len(rows), *self.folder.array_files(int(self.episode[0])).frames

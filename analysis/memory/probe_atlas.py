@@ -134,7 +134,7 @@ def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
 
     Args:
         examples: steps of whole episodes.
-        rows: indices of the rows to probe.
+        rows: indices of the rows to probe, int (rows,).
     """
     table = examples.labels
     kinds = [name.removesuffix("_in_view") for name in table if name.endswith("_in_view")]
@@ -187,7 +187,7 @@ def representations_of(policy: Policy, examples: Examples, rows: np.ndarray, tra
     Args:
         policy: the recorded agent.
         examples: steps of whole episodes.
-        rows: ascending indices of the rows to probe.
+        rows: ascending indices of the rows to probe, int (rows,).
         train: whether each of these rows is on a training level, bool (rows,).
         seed: seed of the untrained agent and of the PCA.
 
@@ -316,7 +316,7 @@ def better_probes(atlas: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_of(levels: np.ndarray, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the seeds of the levels of each part, by its name."""
+    """Return the level seeds of each part, by name of the part."""
     return {name: np.unique(levels[part]) for name, part in vars(parts).items()}
 
 

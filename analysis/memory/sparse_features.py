@@ -145,12 +145,17 @@ def score_dictionary(dictionary: Dictionary, policy: Policy, data: SplitStates,
         seed: seed of the bootstrap and of the random directions.
 
     Returns:
-        Scores by name: ``variance_explained`` relative to the training mean, and the ends of its
-        interval; ``l0``, mean number of active features; ``dead``, share of features without any
-        activation; ``kl``, mean KL divergence of the policy if its heads read the reconstructions,
-        and the ends of its interval; ``kl_random``, the same with errors of equal norm in random
-        directions; and ``kl_recovered``, 1 minus ``kl`` divided by the KL if every state is
-        replaced by the training mean.
+        Scores by name:
+
+        - ``variance_explained``, ``variance_low``, ``variance_high``: 1 minus the squared error of
+          the reconstructions divided by that of the training mean, and its interval
+        - ``l0``: mean number of active features
+        - ``dead``: share of features without any activation
+        - ``kl``, ``kl_low``, ``kl_high``: mean KL divergence of the policy, in nats, if its heads
+          read the reconstructions, and its interval
+        - ``kl_random``: the same with errors of equal norm in random directions
+        - ``kl_recovered``: 1 minus ``kl`` divided by the KL divergence if every state is replaced
+          by the training mean
     """
     states, levels = data.test, data.test_levels
     mean = data.train.mean(dim=0)
@@ -232,12 +237,18 @@ def name_features(activations: np.ndarray, labels: pd.DataFrame, levels: np.ndar
         seed: seed of the sign flips and of the bootstrap.
 
     Returns:
-        A row per feature: ``feature``; on the third part, ``frequency`` (share of states in which
-        the feature is active) and ``mean_activation`` (when active); ``label`` (NO_LABEL for a
-        feature that is not active on the second part, or if there are no labels); ``auc``,
-        ``p``, ``p_holm``; ``low_95``, ``high_95``, NaN if AUC or p-value already excludes a name;
-        ``named``; ``base`` (share of states with the label) and ``precision`` (the same
-        share when the feature is active).
+        A row per feature; all numbers are from the third part:
+
+        - ``feature``: number of the feature
+        - ``frequency``: share of states in which the feature is active
+        - ``mean_activation``: mean activation when active
+        - ``label``: label chosen on the second part; NO_LABEL for a feature that is never active
+          there, or if there are no labels
+        - ``auc``, ``p``, ``p_holm``: AUC of the activation for the label, and its p-values
+        - ``low_95``, ``high_95``: interval of the AUC; NaN if AUC or p-value exclude a name
+        - ``named``: whether the feature is named after the label
+        - ``base``: share of states with the label
+        - ``precision``: share of states with the label among those in which the feature is active
     """
     values = labels.to_numpy()
     usable = np.flatnonzero(usable_labels(values, levels, parts))
@@ -321,8 +332,8 @@ def ablation_kl(policy: Policy, states: Tensor, amounts: Tensor, directions: Ten
 @torch.no_grad()
 def strongest_features(dictionary: Dictionary, policy: Policy, data: SplitStates,
                        number: int) -> np.ndarray:
-    """Return the features whose ablation changes the policy most on the second part of the levels,
-    by mean KL, strongest first.
+    """Return the numbers of the features whose ablation changes the policy most, by mean KL on the
+    second part of the levels, int (features,), strongest first.
 
     Args:
         dictionary: the dictionary.
@@ -347,14 +358,18 @@ def score_ablations(dictionary: Dictionary, policy: Policy, data: SplitStates,
         dictionary: the dictionary.
         policy: the agent.
         data: states; the third part is altered.
-        features: features, strongest first.
+        features: numbers of the features, strongest first, int (features,).
         seed: seed of the directions and of the bootstrap.
 
     Returns:
-        A row per feature: ``feature``; ``rank``, from 1; ``kl``, ``kl_low``, ``kl_high``: mean KL
-        over all states, and its interval; ``kl_control``: median over NUM_DIRECTIONS random
-        directions; ``p_kl``: (1 + number of these directions with at least this KL) / (1 +
-        NUM_DIRECTIONS); ``p_kl_holm``; ``kl_claimed``.
+        A row per feature:
+
+        - ``feature``, ``rank``: number of the feature, and its rank from 1
+        - ``kl``, ``kl_low``, ``kl_high``: mean KL divergence over all states, and its interval
+        - ``kl_control``: median of the mean KL divergence over NUM_DIRECTIONS random directions
+        - ``p_kl``: (1 + number of these directions with at least this KL) / (1 + NUM_DIRECTIONS)
+        - ``p_kl_holm``: ``p_kl`` corrected by Holm's method
+        - ``kl_claimed``: whether ``p_kl_holm`` is at most 0.05
     """
     bootstrap, rows = ClusterBootstrap(data.test_levels, seed), []
     activations = dictionary.encode(data.test)
@@ -419,7 +434,7 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
     Args:
         dictionary: the dictionary.
         policy: the agent.
-        features: features to ablate.
+        features: numbers of the features to ablate, int (features,).
         labels: name of each feature in figures and reports.
         data: states.
         num_controls: number of random directions.
