@@ -387,7 +387,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     tsne = Plane(coordinates, TSNE_NAMES[:coordinates.shape[1]], title)
     if is_published and len(coordinates) != num_states:
         # Published results leave out some first steps of each sample and do not store how many.
-        print("left out all figures but the clusters on the map: "
+        print("can draw only the clusters on the map: "
               f"{results.file('tsne')} has {len(coordinates)} rows for {num_states} steps",
               flush=True)
         clusters: Colourings = {

@@ -63,7 +63,7 @@ def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
     """
     missing = [results.file(entry).name for entry in entries if not results.has(entry)]
     if missing:
-        print(f"left out {figures}: {results.path} has no {', '.join(missing)}", flush=True)
+        print(f"cannot draw {figures}: {results.path} has no {', '.join(missing)}", flush=True)
     return not missing
 
 

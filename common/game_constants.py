@@ -1,12 +1,12 @@
 """Frame sizes and actions common to all Procgen games; Procgen need not be installed."""
 
 FRAME_SIZE = 64  # pixels along a side of the agent's frames
-PERSON_VIEW_SIZE = 512  # pixels
+PERSON_VIEW_SIZE = 512  # pixels along a side of the larger view
 NUM_ACTIONS = 15
 
 # Games whose camera follows the player, with the size of a level's square in pixels of the agent's
-# frame. If frames are shifted by the player's recorded position times this size, they coincide; see
-# docs/fidelity.md.
+# frame. The player's recorded position times this size is the shift that aligns frames of a level;
+# see docs/fidelity.md.
 CAMERA_FOLLOWS = {"coinrun": 64 / 13}
 # Games whose camera is static in every mode except "memory", according to the view centre in their
 # states.

@@ -86,7 +86,7 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
 
 # Names that messages use for settings whose keys are not self-explanatory.
 READABLE = {"agent_sha256": "agent",
-            "recording_sha256": "recording behind it",
+            "recording_sha256": "source recording",
             "model_sha256": "simulator", "num_steps": "number of steps",
             "levels_sha256": "choice of levels", "matrices_sha256": "directions file",
             "bottleneck_vec_sha256": "bottleneck vector"}

@@ -253,9 +253,9 @@ class InfluenceReader:
         for key, value in expected.items():
             if description.get(key) != value:
                 path = self._folder.file_of("description", number, name)
-                raise UserError(f"the saliency described by {path} was made with another "
+                raise UserError(f"the saliency described by {path} was computed with another "
                                 f"{readable(key)}; compute it again with saliency_experiments.py "
-                                "--overwrite, or give the value that it was made with")
+                                "--overwrite, or give the value that was used")
         return int(description["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:
