@@ -162,7 +162,7 @@ def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: Sampl
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
               trained_init_steps: int = 1) -> SamplingPlan:
-    """Return the sampling plan; numbers of steps on the command line take precedence.
+    """Return the sampling plan that the flags and the parameter set specify.
 
     Args:
         args: parsed flags.

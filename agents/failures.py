@@ -41,7 +41,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 
 
 def failure_outcomes(game: str) -> tuple[Outcome, ...]:
-    """Return an outcome of episodes for each cause of failure in a game, see ``causes_of``."""
+    """Return one outcome per cause in ``causes_of``: whether an episode fails by this cause."""
     return tuple(Outcome(f"{FAILS_BY}{cause}", f"failures by {cause}", probability=True)
                  for cause in causes_of(game))
 

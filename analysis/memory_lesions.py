@@ -317,8 +317,8 @@ class ClosedLoop:
 
     @functools.cached_property
     def _intact(self) -> tuple[Donors, Tensor, np.ndarray]:
-        """States of the intact agent: donors, standard deviations of the units, and for each
-        episode, a random step before its end."""
+        """Donors and standard deviations of the units, from the states of the intact agent; and
+        the first step of a lesion in each episode, a random one before its end (N,)."""
         arrays = self.store.read("states")
         states = torch.from_numpy(arrays["states"]).to(self.compute.device)
         seeds = np.array([level for _, level in self.levels])
@@ -335,8 +335,8 @@ def mean_change(table: pd.DataFrame) -> float:
 
 
 def outcomes_of(game: EnvConfig) -> list[Outcome]:
-    """Return the outcomes of episodes: success, return, length, and one per cause of failure: the
-    game's hazards and the general causes, see ``agents.failures.causes_of``."""
+    """Return the outcomes of episodes: success, return, length, and whether the episode fails by
+    each of the causes in ``agents.failures.causes_of``."""
     return [*outcomes_named("success", "return", "length"), *failure_outcomes(game.env_name)]
 
 

@@ -119,8 +119,8 @@ class Dream:
 
     Attributes:
         step: simulated step at which the feature is read, from 0.
-        score: activation before TopK at this step, as deviations from its mean over recorded starts
-            in standard deviations.
+        score: activation before TopK at this step, as its distance from the mean over recorded
+            starts, in standard deviations.
         recorded_score: score of the best recorded start.
         dreamed: whether the feature is active in the simulated rollout.
         active: whether it is active in the real game near the start; None if this was not tested.

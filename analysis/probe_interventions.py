@@ -1,6 +1,7 @@
 """Push the agent's hidden state along directions that represent labels, such as a saw ahead of the
 player, and measure actions, success and failures. Pushes of the same size in random
-directions are the controls; on recorded states, a full swap of the state is compared, too.
+directions are the controls. On recorded states, pushes are also compared with full swaps of the
+state.
 
 The directions come from analysis/probe_atlas.py. A killed run resumes after the last push; a
 finished run can be extended with more labels.

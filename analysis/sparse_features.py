@@ -238,12 +238,12 @@ def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
 def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFrame],
                    data: SplitStates, seed: int) -> pd.DataFrame:
     """Return the table of ``name_features`` with the columns ``dictionary`` and
-    ``named_shuffled``, whether the feature has a name if levels exchange their labels.
+    ``named_shuffled``, whether the feature is named if labels are shuffled between levels.
 
     Args:
         name: name of the dictionary.
         dictionary: the dictionary.
-        labels: labels of all states, see ``binary_labels``, and the exchanged labels.
+        labels: labels of all states, see ``binary_labels``, and these labels after shuffling.
         data: states.
         seed: seed of the tests.
     """

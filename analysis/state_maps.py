@@ -181,7 +181,7 @@ class SampleAnalysis:
 
 
 class SampleRun:
-    """One run of a script of an analysis of simulated samples.
+    """One run of a script that analyses simulated samples.
 
     Args:
         analysis: the analysis.

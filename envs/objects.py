@@ -85,8 +85,8 @@ def hazards_of(game: str) -> tuple[GameObject, ...]:
 def invisible(state: LevelState, kind: GameObject) -> LevelState:
     """Make the entities of a kind and their trails invisible; they still affect the game.
 
-    The change is permanent, but moving entities with a trail add a visible piece to it at every
-    step; call the function again to hide it.
+    The change is permanent, but moving entities add a visible piece to their trail at every step;
+    call the function again to hide these pieces.
 
     Raises:
         UserError: if the kind consists of cells, which cannot act while invisible.

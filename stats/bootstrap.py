@@ -84,10 +84,10 @@ class ClusterBootstrap:
         return np.nanquantile(values, (0.025, 0.975))
 
     def p_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> float:
-        """Compute a two-sided p-value for the hypothesis that a statistic is 0: twice the share of
-        resamplings on the side of 0 with fewer of them (Efron and Tibshirani 1993, chapter 15).
+        """Compute a two-sided p-value for the hypothesis that a statistic is 0.
 
-        It is at least 2 / (R + 1).
+        It is twice the share of resamplings below 0 or above 0, whichever is smaller (Efron and
+        Tibshirani 1993, chapter 15), and at least 2 / (R + 1).
 
         Args:
             statistic: see ``interval_of``.

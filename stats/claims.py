@@ -130,7 +130,7 @@ def agent_names(folders: Sequence[Path], labels: Sequence[str] | None) -> list[s
         labels: given names; None for the names of the folders.
 
     Raises:
-        UserError: if the names are not as many as the folders, or not distinct.
+        UserError: if there are more or fewer names than folders, or a name is repeated.
     """
     names = list(labels or [folder.resolve().name for folder in folders])
     if len(names) != len(folders) or len(set(names)) < len(names):

@@ -83,7 +83,7 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
 
 
 def plot_actions_ahead(atlas: pd.DataFrame, description: str) -> Figure:
-    """Plot the scores of probes of the agent's own actions against steps ahead."""
+    """Plot how well the agent's own actions are decoded, against the number of steps ahead."""
     figure = Figure(figsize=(15, 5), layout="constrained")
     ahead = atlas["label"].str.extract(r"^(action|jump|right)_ahead_(\d+)$")
     rows = better_probes(atlas.assign(what=ahead[0], steps=ahead[1].astype(float)))

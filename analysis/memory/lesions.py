@@ -56,7 +56,7 @@ class Lesion:
         kind: RESET, SWAP, DELAY, FREEZE or COPY.
         once: whether the lesion acts at a single step; otherwise it acts at all steps from its
             first one on.
-        delay: number of steps by which DELAY is late.
+        delay: age of the state that DELAY restores, in steps.
         control: seed of the random rotation of a control; None for the lesion itself.
     """
 
@@ -127,7 +127,7 @@ class LesionedMemory:
         begin: first step of the lesion in each episode (N,), indexed by episode number.
         initial: initial state of an episode (D,).
         std: standard deviation of each unit (D,), for the rotation and for ``moved``.
-        donors: states of other episodes, for SWAP and COPY.
+        donors: states of all episodes, for SWAP and COPY.
         size: size of each change by a control, in the unit of ``moved``; None for the size of the
             change that the lesion would make.
 
@@ -206,9 +206,10 @@ class LesionedMemory:
 
 
 def rotation(std: Tensor, seed: int) -> Tensor:
-    """Draw a random matrix (D, D) that rotates changes of a state (R, D) from the right.
+    """Draw a random matrix (D, D) that rotates changes of a state (R, D).
 
-    It rotates among the units that vary, and keeps the norm of a change in standard deviations.
+    It is multiplied from the right, rotates among the units that vary, and keeps the norm of a
+    change in standard deviations.
 
     Args:
         std: standard deviation of each unit (D,).
@@ -273,7 +274,7 @@ def choose_windows(lengths: Sequence[int], num_before: int, num_steps: int, per_
 
     Args:
         lengths: number of steps of each episode.
-        num_before, num_steps: number of steps before and from the start step on, P and K.
+        num_before, num_steps: number of steps before the start (P), and from the start on (K).
         per_episode: maximum number of windows per episode.
         seed: seed of the draws.
 
@@ -294,7 +295,7 @@ def run_windows(policy: Policy, windows: Windows,
     Args:
         policy: the agent.
         windows: the windows.
-        alter: lesion; its episodes are the numbers of the windows.
+        alter: lesion, see ``LesionedMemory``; episode numbers are the numbers of the windows.
 
     Returns:
         Log-probabilities of the policy at the K steps from ``begin`` on, float64 (N, K, A); and the

@@ -213,7 +213,7 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
         push: vector that is added to the state that leaves each step (D,); None for no push.
 
     Returns:
-        Outcomes, float64 (E, K), in the order of the levels' numbers.
+        Outcomes, float64 (E, K), by ascending episode number.
     """
     causes, rows = causes_of(env.env_name), {}
     with patched(policy, [] if push is None else [Add(STATE, vector=push.astype(np.float32))]):
