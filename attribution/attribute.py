@@ -3,7 +3,7 @@
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
 """
-# Letters in shape comments: B frames, T steps of a trajectory, L lags, F features.
+# Letters in shape comments: B frames, H W a frame, T steps of a trajectory, L lags, F features.
 
 from __future__ import annotations
 
@@ -276,9 +276,9 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """For every frame of the trajectories, attribute all outputs to a layer's activations at
-        its step and at the ``lags`` - 1 steps before it, and to the state that entered the first of
-        these steps. Write the results."""
+        """Attribute all outputs in every frame of the trajectories to a layer's activations at the
+        frame's step and the ``lags`` - 1 steps before it, and to the hidden state before the first
+        of these steps; write the results."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(

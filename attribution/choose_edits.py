@@ -6,10 +6,10 @@ feature together with each other feature of its layer, and so on while the resul
 writes an agent file with the edit that most increases the failures caused by the hazard, relative
 to other failures.
 
-candidates.csv has one row per tried edit: hazard; layer; features, the numbers from 0 of the
-features ablated together; strength; levels, the number of levels; by_hazard_before and by_hazard,
-the numbers of failures caused by the hazard without and with the edit; by_others_before and
-by_others, the same for other causes; and chosen, whether the edit was written.
+candidates.csv has one row per tried edit, with the columns hazard, layer, features (numbers of the
+features ablated together, from 0), strength, levels (number of levels), by_hazard_before and
+by_hazard (failures caused by the hazard, without and with the edit), by_others_before and by_others
+(failures by other causes), and chosen (whether the edit was written).
 
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.

@@ -91,8 +91,8 @@ def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
 
 @dataclasses.dataclass(frozen=True)
 class RandomEdit:
-    """Random control of an edit: its directions with permuted channels, rescaled to cause a change
-    of the same size.
+    """Random control of an edit: the edit's directions with permuted channels, rescaled to cause a
+    change of the same size.
 
     Attributes:
         edit: the control, after rescaling.

@@ -166,7 +166,7 @@ class _ArrayWrapper(_Inert):
 
     def __setstate__(self, state: dict):
         if state["subclass"] is not _Inert or not isinstance(state["dtype"], _Dtype):
-            raise _Refused("an array of a class of its own")
+            raise _Refused("an array of a custom class")
         self.dtype, self.shape = state["dtype"].resolved(), tuple(map(int, state["shape"]))
         self.fortran_order = state["order"] == "F"
         self.is_padded = state.get("numpy_array_alignment_bytes") is not None  # since joblib 1.2

@@ -24,14 +24,15 @@ _LEFT_OUT = {
     "obs_every": "observations are drawn evenly from all episodes",
     "full_resolution": "the page shows what the agent sees",
     "temp_files": "the recording stays in the output folder and is reused",
-    "op_is_one_of": "layers are named, see --layers of attribution.attribute",
+    "op_is_one_of": "layers are chosen by name, see --layers of attribution.attribute",
     "bottleneck_only": "only layers that no part of the network bypasses are used",
     "attr_max_paths": "the sums along the straight path are exact, and the article uses no other",
     "attr_single_channels": "the page shows features, and a feature may be one channel",
-    "numpy_precision": "totals are stored exactly", "inline_js": "the page is a folder",
-    "inline_large_json": "the page is a folder", "scrub_range": "the published range is used",
-    "action_combos": "actions are named", "action_group_fns": "groups are directions; see "
-    "--outputs of attribution.attribute"}
+    "numpy_precision": "totals are stored exactly", "inline_js": "the page is a folder of files",
+    "inline_large_json": "the page is a folder of files",
+    "scrub_range": "the published range is used",
+    "action_combos": "actions are chosen by name, see --outputs of attribution.attribute",
+    "action_group_fns": "actions are grouped by direction, see --outputs of attribution.attribute"}
 
 
 def run(checkpoint_path: str | Path, *, output_dir: str | Path,

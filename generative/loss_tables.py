@@ -1,4 +1,6 @@
 """Tables of the loss over simulated steps, and comparisons of the simulator with other predictors.
+
+Letters in shape comments: T simulated steps, N windows.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ add or project, with a vector             PERMUTED (default): vector with its ce
                                           within each channel (units: permuted among each other);
                                           GAUSSIAN: Gaussian vector of the same norm; OTHERS:
                                           given vectors
-zero, mean, multiply, … of some channels  CHANNELS: random sets of equally many channels, with a
-                                          change whose size differs by at most a quarter
+zero, mean, multiply, … of some channels  CHANNELS: random sets of the same number of channels,
+                                          whose change differs in size by at most a quarter
 set of some cells                         CELLS (default): the same values at other cells;
                                           CHANNELS: other channels at the same cells, with the
                                           value rescaled to their standard deviations

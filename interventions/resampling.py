@@ -4,7 +4,7 @@ The hypothesis is that, at one layer, the channels K matter only through a featu
 The forward pass of a target is resumed with the activations a[K] of a source frame, in which f has
 the same value or another one. If the hypothesis holds, sources with the same value have no effect,
 and sources with another value do. If K carries f, the effect of sources with another value is
-larger for K than for random sets of as many channels with changes of the same size.
+larger for K than for random sets of the same number of channels and the same size of change.
 
 Four conditions are paired by level: {same f, other f} x {K, random sets}. The claim is a double
 contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the change,

@@ -15,6 +15,8 @@ Layout of ``analysis/scan/``::
     strongest.csv          effects of the strongest parts on the levels for testing, see Scan.test
     report.md, scan.png    report and figure
     circuits.png           faithfulness by size of the circuit, for these layers
+
+Letters in shape comments: S parts of a layer, N frames.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class AttributionPreset:
             UserError: if the preset has no agent.
         """
         if self.agent_file is None:
-            raise UserError("this preset has no agent of its own; give one with --agent_file")
+            raise UserError("this preset names no agent; give one with --agent_file")
         files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
         return {place: ROOT / file for place, file in files.items() if file is not None}
 

@@ -1,16 +1,16 @@
 """Removal of cells and of features of a layer: does the output change as attributed?
 
 *Deletion and insertion*: cells of a layer are replaced by the baseline (deletion) or restored
-(insertion) one after another, and the output is plotted against their number, as in Petsiuk, Das
-and Saenko (2018), "RISE", section 3.3, with cells of a layer instead of pixels. The cells with the
-largest attribution, which raise the output most, come first. A good order therefore has a small
-area under the deletion curve and a large area under the insertion curve. The order by attribution
-is compared with the orders by gradient times activation and by the size of the activations
-(Euclidean norm over channels), and with random orders.
+(insertion) one after another. The output is plotted against the number of these cells (as in
+Petsiuk, Das and Saenko 2018, "RISE", section 3.3, but with cells of a layer instead of pixels). The
+cells with the largest attribution, which raise the output most, come first. A good order therefore
+has a small area under the deletion curve and a large area under the insertion curve. The order by
+attribution is compared with the orders by gradient times activation and by the size of the
+activations (Euclidean norm over channels), and with random orders.
 
 *Ablation* of single features, as in ``agents.edits``: a feature's direction is projected out of
-every cell. If the output is additive in the features and their directions are orthogonal, it
-changes by minus the sum of the feature's attributions.
+every cell. If the output is additive in the features and their directions are orthogonal, the
+output changes by minus the sum of the feature's attributions.
 
 Letters in shape comments: N frames, B frames of a batch, P = H W cells of a layer, C channels, F
 features, M points of a curve, R changed activations of frames.

@@ -7,12 +7,12 @@ before it; step 0 of the simulation shows the recorded frame. The output is read
 kinds of map are tested in the real game, by hiding an object or a part of the frame from the agent.
 
 Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
-frame; rank correlation with the maps of agents with randomised weights; and objects hidden in the
-real game, where the output should change with the sign opposite to that of the map in the object's
-pixels. For hidden objects, the share of correctly predicted signs per frame, over all kinds of
-object, is also tested with ``stats.effects``: each map against 0.5, and saliency through the
-simulator against attributions in the same frames. Controls are the maps of other frames, by a
-cyclic shift.
+frame; rank correlation with the maps of agents with randomised weights; and agreement with objects
+hidden in the real game. A map predicts that the output changes, when an object is hidden, with the
+sign opposite to that of the map in the object's pixels. The share of correctly predicted signs per
+frame, over all kinds of object, is also tested with ``stats.effects``: each map against 0.5, and
+saliency through the simulator against attributions in the same frames. Controls are the maps of
+other frames, by a cyclic shift.
 
 Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
 map, C image channels, D hidden units, L lags, R renderings of a frame, P points of a curve.

@@ -285,8 +285,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                        for row in blindness.itertuples()])]
     if last_frames:
         lines += ["## The original's failures", "",
-                  "The last frames of the first failure by each cause. V: value; the mark is the "
-                  "action taken in the frame, the last of which ended the episode.", "",
+                  "The last frames of the first failure by each cause. V: value. The mark in a "
+                  "frame is the action taken; the last action ended the episode.", "",
                   f"![The original's failures]({last_frames})", ""]
     if films:
         lines += ["## Levels that only one arm fails", "",

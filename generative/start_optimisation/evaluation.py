@@ -6,7 +6,7 @@ with the sign of the objective. In the statistics of ``stats.effects``, each obj
 objectives with the same target are resampled together. There are two outcomes:
 
 - ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
-  search began. A control is the best of as many recorded starts, redrawn from all recorded starts.
+  search began. A control is the best of ``best_of`` starts redrawn from all recorded starts.
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
   nearest to the optimised start; then the agent continues. The outcome is the share of recorded
   values that the target at the step exceeds (in the objective's direction), minus 0.5. The arm

@@ -106,7 +106,7 @@ class MazeState:
 
     @property
     def distribution_mode(self) -> str:
-        """``easy``, ``hard`` or ``memory``."""
+        """Distribution mode: ``easy``, ``hard`` or ``memory``."""
         return _MODES[int(self.level.options["distribution_mode"])]
 
     @property

@@ -29,8 +29,8 @@ MIN_LEVELS = 10  # levels of each outcome, so that every fold contains one
 RESAMPLINGS = 400  # bootstrap resamples of levels, each with its own fit
 NUM_SUBSETS = 200  # random subsets of all features
 SINGLE, SET, ALL = "single", "set", "all"
-# Published sets: the three features of claim 5, these without a redundant one, four features of an
-# earlier article, and the six best single features of claim 4.
+# Published sets: the three features of claim 5, two of them without the redundant third, four
+# features of an earlier article, and the six best single features of claim 4.
 SETS = {
     "three": ("euc_C_T", "steps_C_D", "euc_C_D"),
     "two": ("euc_C_T", "steps_C_D"),

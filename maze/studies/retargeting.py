@@ -178,7 +178,7 @@ class RetargetedLevel:
                          others: Sequence[CellPatch], rng: np.random.Generator) -> pd.DataFrame:
         """Measure path probabilities under controls; see CONTROL_COLUMNS.
 
-        There are two kinds of controls, equally many of each: patches of other channels at the
+        There are two kinds of controls, in equal numbers: patches of other channels at the
         target's cell, and the same patch at cells of other squares.
 
         Args:

@@ -72,7 +72,7 @@ DECISION_OUTCOMES = (
     Outcome("log_odds", "log-odds cheese : corner"),
     Outcome("entropy", "entropy of the five directions (nats)"),
     Outcome("value", "value at the decision square"),
-    Outcome("direction_changed", "share with another likeliest direction", probability=True),
+    Outcome("direction_changed", "share with another most likely direction", probability=True),
 )
 _FIELD_OUTCOMES = (
     Outcome("mean_total_variation", "mean total variation from the unpatched field",
