@@ -2,18 +2,20 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import small_policy
+from conftest import figures_drawn, small_policy
 from PIL import Image
 
 import run_pipeline
 from agents.agent_file import save_agent
-from maze import steering, table
+from maze import behaviour, series, steering, table
 from maze.studies import claims
 from maze.studies.claims import CLAIMS, StudiesFolder, findings_of
+from maze.studies.series import VECTOR_EFFECT
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
 from stats.claims import Finding, findings_table
@@ -60,12 +62,68 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     numbers = [int(line.split("|")[1]) for line in lines]
     assert numbers == list(range(1, 19)) == list(CLAIMS.claims)
     assert ": 0.900 (0.800 to 0.950)<br>not tested |" in lines[0]
-    assert "not measured" in lines[2] and "no agents with other regions" in details[2]
+    assert "not measured" in lines[2] and "and other regions" in details[2]
     assert "retargeting has not been run to its end" in details[15]
     [mine] = found[(found["row"] == 6) & found["primary"]].itertuples()
     assert f"{mine.value:+.3f} (" in lines[5] and "holds**" not in lines[6].replace("does not", "")
     with Image.open(tmp_path / "findings.png") as picture:
         assert picture.width > 400  # two panels
+
+
+def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
+    """Of three agents on the same levels, the one with a larger number gets the cheese more often,
+    then less often."""
+    played = tmp_path / "played"
+    assert behaviour.main(["--agent_file", str(agent), "--device", "cpu", "--num_mazes", "24",
+                           "--size", "3:7", "--region", "2", "--exact", "--output_dir",
+                           str(played)]) == 0
+    rows = pd.read_csv(played / "episodes.csv")
+    outside = np.flatnonzero(~rows["cheese_in_region"])
+    assert 6 < len(outside) < len(rows)
+    folders, shares = [], []
+    for number in (1, 2, 3):
+        folders.append(tmp_path / f"agent_{number}")
+        shutil.copytree(played, folders[-1] / "behaviour")
+        rows["got_cheese"] = False
+        rows.loc[outside[:2 * number], "got_cheese"] = True
+        shares.append(2 * number / len(outside))
+        rows.to_csv(folders[-1] / "behaviour" / "episodes.csv", index=False)
+    shutil.copytree(studies / claims.STEERING, folders[1] / claims.STEERING)
+    given = ["--studies", *map(str, folders), "--numbers"]
+
+    column = tmp_path / "column"
+    output = ["--output_dir", str(column / claims.SERIES)]
+    with figures_drawn() as figures:
+        assert series.main([*given, "1", "5", "10", *output]) == 0
+    [axes] = figures["series.png"].axes
+    assert len(axes.get_legend().texts) == 3
+    assert "over 3 agents: 1.00" in capsys.readouterr().out
+    table_of = pd.read_csv(column / claims.SERIES / "series.csv").set_index(["measure", "number"])
+    success = table_of.loc["gets the cheese"]
+    np.testing.assert_allclose(success["value"], shares, rtol=1e-5)
+    assert (success["num_levels"] == len(outside)).all() and list(success.index) == [1, 5, 10]
+    steered = pd.read_csv(studies / claims.STEERING / "effects.csv")
+    [effect] = steered[(steered["label"] == "own -1") & (steered["outcome"] == "p_cheese")
+                       & ~steered["control"]]["effect"]
+    assert table_of.loc[VECTOR_EFFECT]["value"].to_dict() == {5.0: pytest.approx(effect)}
+    exact = rows["exact_cheese"].to_numpy()[outside]
+    np.testing.assert_allclose(table_of.loc["exact probability"]["value"], exact.mean(), rtol=1e-5)
+    first, *others = [finding for finding in findings_of(StudiesFolder(column))[0]
+                      if finding.row == 3]
+    assert (first.value, first.holds) == (1, True) and len(others) == 6
+
+    assert series.main([*given, "10", "5", "1", *output]) == 0
+    first = findings_of(StudiesFolder(column))[0][0]
+    assert (first.value, first.holds) == (-1, False)
+    assert series.main([*given, "10", "5", "1", "--by", "steps", *output]) == 0
+    assert findings_of(StudiesFolder(column))[0] == []
+
+    assert series.main([*given, "1", "2", *output]) == 2
+    assert "a number for each folder" in capsys.readouterr().err
+    rows.iloc[1:].to_csv(folders[0] / "behaviour" / "episodes.csv", index=False)
+    rows.iloc[:-1].to_csv(folders[1] / "behaviour" / "episodes.csv", index=False)
+    assert series.main([*given, "1", "5", "10", *output]) == 2
+    assert "different levels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("row", "change", "verdict"), (

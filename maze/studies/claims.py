@@ -21,7 +21,7 @@ import pandas as pd
 from common.errors import UserError
 from common.files import read_description
 from common.results import ResultStore, Schema
-from maze.studies import behaviour
+from maze.studies import behaviour, series
 from maze.studies.channels import (
     CHANNEL_FILES,
     CHEESE,
@@ -40,6 +40,7 @@ from stats.claims import Claim, ClaimsTable, Finding, read_rows
 EVALUATED = "evaluated"
 PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # places of the cheese
 BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retargeting", "scrubbing"
+SERIES = "regions"  # a series of agents with this agent's recipe, not a study of the preset
 STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
 LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
 TOP_RIGHT, BOTH = "steering_top_right", "steering_both"
@@ -67,7 +68,10 @@ CLAIMS = ClaimsTable({
              "the cheese outside the region"),
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
-             "the numbers of claim 2 for each R"),
+             "rank correlation, over agents trained with different R, of R and the share of "
+             "episodes that reach the cheese, which lies outside the regions of all agents; the "
+             "numbers of claim 2 for each R; the agents have the recipe of the agent in whose "
+             "column they stand"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
              "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
@@ -226,9 +230,11 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
         UserError: if a table is damaged.
     """
     findings = read_rows([(1, _evaluated)], folder)
-    reasons = {3: "no agents with other regions have been trained yet"}
+    reasons = {3: "no agents with this recipe and other regions have been trained"}
     if not findings:
         reasons[1] = "it has not been evaluated"
+    if (folder.path / SERIES).exists():
+        findings += series.read_findings(folder.path / SERIES)
     for study, rows in _ROWS.items():
         for row, read in rows.items():
             if not folder.has(study):

@@ -1,0 +1,64 @@
+"""Compare maze agents that differ in the cheese region of their training, or in training steps.
+
+All agents must have played the same levels with maze.behaviour, in <folder>/behaviour. If an agent
+also has a study of maze.steering in <folder>/steering, the effect of the cheese vector is added.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.cli import Parser
+from common.errors import UserError, script_main
+from common.results import ResultStore
+from common.tables import write_table
+from maze.studies.series import (
+    AXES,
+    REGION,
+    SERIES_FILES,
+    TREND,
+    draw_series,
+    read_levels,
+    report,
+    series_table,
+    trend,
+)
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
+                       help="folder of studies of each agent")
+    flags.add_argument("--numbers", type=float, nargs="+", required=True, metavar="N",
+                       help="cheese region or training steps of each agent, in the same order")
+    flags.add_argument("--by", choices=tuple(AXES), default=REGION, help="what the numbers are")
+    flags.add_argument("--seed", type=int, default=0, help="seed of the bootstrap over levels")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "series",
+                       help="folder to write to")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if len(args.numbers) != len(args.studies) or len(set(args.numbers)) < 2:
+        raise UserError("--numbers needs a number for each folder of --studies, and at least two "
+                        "different ones")
+    levels = read_levels(args.studies)
+    table = series_table(args.numbers, args.studies, levels, args.seed)
+    correlation = trend(args.numbers, levels, args.seed)
+    store = ResultStore(args.output_dir, SERIES_FILES)
+    with store.replace({"by": args.by, "numbers": args.numbers, "seed": args.seed,
+                        "studies": [str(folder) for folder in args.studies],
+                        TREND: correlation}) as folder:
+        written = ResultStore(folder, SERIES_FILES)
+        write_table(written.file_of("series"), table)
+        draw_series(written.file_of("figure"), table, AXES[args.by])
+        written.file_of("report").write_text(report(table, correlation, AXES[args.by]))
+    print(f"rank correlation over {len(levels)} agents: {correlation[0]:.2f}",
+          f"wrote {store.file_of('report')}, {store.file_of('figure').name} and "
+          f"{store.file_of('series').name}", sep="\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,210 @@
+"""Agents that differ in one number: the side R of the cheese region of their training, or their
+training steps.
+
+Every agent has a folder with a ``behaviour`` study on the same levels, and possibly a ``steering``
+study. A result folder contains::
+
+    settings.json      numbers and folders of the agents
+    series.csv         a row per agent and measure
+    report.md          table and rank correlations
+    series.png         the measures against the number
+
+Claim 3 of the table of claims is computed from such a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import rankdata
+
+from common.errors import UserError
+from common.palette import COLOURS, DPI
+from common.results import Entry, File, ResultStore, Schema, Table, Text
+from common.tables import markdown_table
+from maze.studies.behaviour import (
+    BEHAVIOUR_FILES,
+    EXACT_CHEESE,
+    EXACT_LABEL,
+    GOT,
+    SUCCESS,
+    mean_interval,
+)
+from maze.studies.steering import STEERING_FILES
+from stats.bootstrap import ClusterBootstrap
+from stats.claims import Finding
+from stats.report import format_interval
+from stats.significance import share
+
+REGION, STEPS = "region", "steps"
+AXES = {REGION: "R, side of the cheese region in training", STEPS: "training steps"}
+VECTOR_EFFECT = "change of P(cheese), cheese vector subtracted"
+TREND = "rank correlation"
+_COLUMNS = {"number": float, "agent": str, "measure": str, "value": float, "low_95": float,
+            "high_95": float, "num_levels": int}
+SERIES_FILES = Schema(
+    "series of agents", "python -m maze.series",
+    results={"series": Entry("series.csv", Table(_COLUMNS)), "report": Entry("report.md", Text()),
+             "figure": Entry("series.png", File())})
+
+
+def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
+    """Read the levels on which agents are compared: those with the cheese outside the region of
+    ``maze.behaviour --region``.
+
+    Args:
+        folders: folder of studies of each agent.
+
+    Returns:
+        The rows of each agent's table of episodes, in the same order of levels.
+
+    Raises:
+        UserError: if a study is missing or damaged, or the agents played different levels.
+    """
+    tables = []
+    for folder in folders:
+        table = ResultStore(folder / "behaviour", BEHAVIOUR_FILES).read("episodes")
+        tables.append(table[~table["cheese_in_region"]].sort_values("seed", ignore_index=True))
+        if not tables[-1]["seed"].equals(tables[0]["seed"]):
+            raise UserError(f"{folders[0]} and {folder} hold episodes of different levels, or "
+                            "their studies were run with different regions (--region)")
+    return tables
+
+
+def series_table(numbers: Sequence[float], folders: Sequence[Path],
+                 levels: Sequence[pd.DataFrame], seed: int) -> pd.DataFrame:
+    """Measure each agent; see the module docstring for ``series.csv``.
+
+    Args:
+        numbers: the number of each agent.
+        folders: folder of studies of each agent.
+        levels: tables of episodes from :func:`read_levels`.
+        seed: seed of the bootstrap over levels.
+
+    Returns:
+        A row per agent and measure; a measure that an agent's studies do not have is left out.
+    """
+    rows = []
+    for number, folder, table in zip(numbers, folders, levels, strict=True):
+        exact = table[EXACT_CHEESE].dropna()
+        measures = {SUCCESS: (*share(table[GOT].sum(), len(table)), len(table)),
+                    EXACT_LABEL: (*mean_interval(exact, seed), len(exact))}
+        store = ResultStore(folder / "steering", STEERING_FILES)
+        effects = store.read("effects") if store.has("effects") else None
+        if effects is not None:
+            own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")
+                          & ~effects["control"].astype(bool)]
+            for row in own.itertuples():
+                measures[VECTOR_EFFECT] = (row.effect, row.low_95, row.high_95,
+                                           len(store.settings()["levels"]))
+        rows += [{"number": number, "agent": folder.name, "measure": measure,
+                  **dict(zip(("value", "low_95", "high_95", "num_levels"), values))}
+                 for measure, values in measures.items() if values[-1]]
+    return pd.DataFrame(rows, columns=list(_COLUMNS))
+
+
+def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame],
+          seed: int) -> tuple[float, float, float]:
+    """Compute the rank correlation, over agents, of the number and the share of episodes that reach
+    the cheese.
+
+    The interval is a bootstrap over levels, so it does not cover the variation between training
+    seeds.
+
+    Args:
+        numbers, levels, seed: see :func:`series_table`.
+
+    Returns:
+        The correlation and the ends of its 95 % interval.
+    """
+    got = np.stack([table[GOT].to_numpy(np.float64) for table in levels])  # (agents, levels)
+    ranks = rankdata(numbers)
+
+    def correlation(counts: np.ndarray) -> np.ndarray:  # counts of levels (R, levels)
+        reached = rankdata(counts @ got.T, axis=1)  # (R, agents)
+        a, b = ranks - ranks.mean(), reached - reached.mean(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            return b @ a / np.sqrt((a**2).sum() * (b**2).sum(axis=1))
+
+    bootstrap = ClusterBootstrap(np.arange(got.shape[1]), seed)
+    low, high = bootstrap.interval_of(correlation)
+    return float(correlation(np.ones((1, got.shape[1])))[0]), float(low), float(high)
+
+
+def report(table: pd.DataFrame, correlation: tuple[float, float, float], axis: str) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        table: table from :func:`series_table`.
+        correlation: result of :func:`trend`.
+        axis: name of the number, from AXES.
+    """
+    measures = list(dict.fromkeys(table["measure"]))
+    rows = [(f"{number:.15g}", agent, *(_cells(part, measures)))
+            for (number, agent), part in table.groupby(["number", "agent"])]
+    num_levels, num_agents = table["num_levels"].max(), len(rows)
+    return "\n".join([
+        f"# Agents by {axis}", "",
+        f"{num_levels} mazes with the cheese outside the region that was left out. Shares have "
+        "Wilson's 95 % interval; means have a bootstrap interval over levels.", "",
+        *markdown_table((axis, "agent", *measures), rows), "",
+        f"Rank correlation of the number and \"{SUCCESS}\" over {num_agents} agents: "
+        f"{format_interval(*correlation, '.2f')}; the interval is a bootstrap over levels, and "
+        "does not cover the variation between training seeds.", ""])
+
+
+def _cells(part: pd.DataFrame, measures: Sequence[str]) -> Iterator[str]:
+    rows = part.set_index("measure")
+    for measure in measures:
+        value, low, high = (rows.loc[measure, ["value", "low_95", "high_95"]]
+                            if measure in rows.index else (np.nan,) * 3)
+        yield "" if np.isnan(value) else format_interval(value, low, high, ".3f")
+
+
+def draw_series(path: Path, table: pd.DataFrame, axis: str) -> None:
+    """Draw each measure, with its intervals, against the number of the agent.
+
+    Args:
+        path: figure to write.
+        table: table from :func:`series_table`.
+        axis: name of the number, from AXES; steps have a logarithmic scale.
+    """
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for color, (measure, rows) in zip(COLOURS, table.groupby("measure", sort=False)):
+        rows = rows.sort_values("number")
+        value, low, high = rows[["value", "low_95", "high_95"]].to_numpy().T
+        axes.errorbar(rows["number"].to_numpy(), value, np.stack([value - low, high - value]),
+                      color=color, marker="o", capsize=3, label=measure)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xscale("log" if axis == AXES[STEPS] else "linear")
+    axes.set_xlabel(axis)
+    axes.legend(fontsize=9)
+    figure.savefig(path, dpi=DPI)
+
+
+def read_findings(path: Path) -> list[Finding]:
+    """Return the findings of a folder for row 3 of the table of claims.
+
+    The claim holds if the interval of the rank correlation lies above 0.
+
+    Raises:
+        UserError: if a file of the folder is missing or damaged.
+    """
+    store = ResultStore(path, SERIES_FILES)
+    settings, table = store.settings(), store.read("series")
+    if settings["by"] != REGION:
+        return []
+    value, low, high = settings[TREND]
+    num_agents = table["agent"].nunique()
+    findings = [Finding("agents", f"{TREND} of R and the share of {num_agents} agents", value, low,
+                        high, int(table["num_levels"].max()), row=3, shown=True, holds=low > 0)]
+    for row in table[table["measure"].isin((SUCCESS, EXACT_LABEL))].itertuples():
+        findings.append(Finding("forks", f"{row.measure}, R = {row.number:.0f}", row.value,
+                                row.low_95, row.high_95, row.num_levels, row=3,
+                                shown=True))
+    return findings
