@@ -1,8 +1,8 @@
 """Layers that an agent's outputs can be attributed to.
 
 Attributions to a layer sum to the change of an output from its baseline if the layer is a
-*bottleneck*: every path from this step's frame to both heads passes through it. This is tested on
-the traced network.
+*bottleneck*: every path from this step's frame to both heads passes through it. Whether a layer is
+a bottleneck is tested on the traced network.
 
 Letters in shape comments: C channels and H x W cells of a layer; a layer of units counts as a map
 of one cell.

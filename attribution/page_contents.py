@@ -266,9 +266,11 @@ class AttributedAgent:
                 columns="feature").to_dict("records") for number in range(features.number)]}
 
     def _read_examples(self, features: LayerFeatures) -> dict:
-        """Read examples of a layer's features, as fields of ``PageLayer``. They are frames of the
-        recording in which the features were found, and are left out if the page's recording is
-        another one."""
+        """Read examples of a layer's features, as fields of ``PageLayer``.
+
+        Examples are frames of the recording in which the features were found. They are left out if
+        the page shows another recording.
+        """
         store = ResultStore(self._features_dir / features.name, FEATURES)
         items: list[tuple] = [("spatial_examples", f"{shares:g}") for shares in SUBDIVISIONS]
         items = [item for item in (*items, ("thumbnail_examples",)) if store.has(*item)]

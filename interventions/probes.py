@@ -1,8 +1,8 @@
 """Probes: decode labels from activations with a linear function, or with one hidden layer.
 
 A probe reads all entries of a layer, one channel, or the channels of one cell (then each cell is an
-example; "convolutional probing"). It is trained on some levels, its penalty or its number of epochs
-is chosen on others, and it is tested on a third part. Its scores are compared with the scores of a
+example; "convolutional probing"). It is trained on one part of the levels, its penalty or number of
+epochs is chosen on a second, and it is tested on a third. Its scores are compared with those of a
 constant prediction (``base``), and of probes whose labels were shuffled between levels
 (``shuffled``; the control tasks of Hewitt and Liang 2019). ``compare_probes`` compares the scores
 of two probes of the same label.

@@ -58,8 +58,8 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
 def _module(name: str) -> tuple[str | None, set[str]]:
     """Return the checksum of a module, and the names that it imports.
 
-    The checksum is None for names that are not modules of the repository. They are third-party
-    packages, or attributes of a module; an attribute counts as importing its module.
+    The checksum is None for names that are not modules of the repository, which are third-party
+    packages or attributes of a module. Importing an attribute counts as importing its module.
     """
     parent, _, _ = name.rpartition(".")
     imported = {parent} - {""}  # the __init__ of the parent package runs first
