@@ -263,7 +263,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
             unit="vectors")
     colourings: Colourings = {
         "sum_of_reward": Quantity(table["sum_of_reward"].to_numpy(), "sum of reward of the sample"),
-        "ends": Category(table["ends"].to_numpy(), "end of the sample", ("goes on", "ends")),
+        "ends": Category(table["ends"].to_numpy(), "end of the sample", ("continues", "ends")),
         "mean_value": Quantity(table["mean_value"].to_numpy(), "mean value of the sample")}
     yield from variances.draw(what)
     if can_draw("the figures of the tests of uniformity", results, "cosines",

@@ -112,7 +112,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     def describe_sample(sample: int) -> str:
         rows = steps.sample == sample
         return (f"reward {steps.reward[rows].sum():.1f}, "
-                f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
+                f"{'ends' if steps.terminal[rows].max() > ENDED else 'continues'}")
 
     yield from draw_paths(plane, steps.sample, "sample", config.num_epi_paths, describe_sample,
                           seed)

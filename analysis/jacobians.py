@@ -225,7 +225,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         "value": Quantity(value, f"value estimate at step {step}"),
         "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
                                   "sum of reward of the sample"),
-        "ends": Category(ends.astype(int), "end of the sample", ("goes on", "ends")),
+        "ends": Category(ends.astype(int), "end of the sample", ("continues", "ends")),
         "action": Category(action, f"action that led to step {step}", ACTION_LABELS),
         "cluster": colour_by_cluster(labels, num_clusters)}
     planes: dict[str, Plane] = {}

@@ -99,8 +99,8 @@ def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
 def _compressed(array: np.ndarray) -> bytes:
     if array.dtype != np.int8:
         return gzip.compress(_little_endian(array), mtime=0)
-    # Sequences of 8-bit numbers rarely repeat: without the search for repetitions, attributions
-    # become 7 % smaller in a tenth of the time.
+    # Sequences of 8-bit numbers rarely repeat. Huffman coding alone takes a tenth of the time of
+    # the default strategy, and compressed attributions are 7 % smaller.
     codes = zlib.compressobj(wbits=16 + zlib.MAX_WBITS, strategy=zlib.Z_HUFFMAN_ONLY)
     return codes.compress(_little_endian(array)) + codes.flush()
 

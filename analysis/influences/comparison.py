@@ -218,7 +218,7 @@ class SignAgreementTable:
               f"behaviour {group} ({num} of the samples)")
         note = "too few samples for a test" if num < MIN_SAMPLES else (
             f"dot: influence claimed (agreement with corrected p ≤ {LEVEL}, median gradient and "
-            f"correlation of one sign, effect of at least {MIN_EFFECT} standard deviations)")
+            f"correlation of equal sign, effect of at least {MIN_EFFECT} standard deviations)")
         names = [name.replace("IC ", "") for name in self._targets]
         scales = [signed_scale([panel.matrix for panel in panels[column::4]], label, lag > 0)
                   for column, label in enumerate((
