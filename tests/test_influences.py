@@ -557,7 +557,7 @@ def replace_array(path, array):
 @pytest.mark.parametrize(("more", "words"), [
     (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
     (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
-    (["--common_timesteps", "1"], "made with another common_timesteps"),
+    (["--common_timesteps", "1"], "computed with another common_timesteps"),
     (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
 def test_what_does_not_fit_is_said(folders, capsys, more, words):
     assert re.search(words, refusal(xcorr_and_xcaus_plots.main, arguments(folders, *more), capsys))
@@ -577,7 +577,7 @@ def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
     mean = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
     kept = np.load(mean)
     replace_array(mean, kept + 1)
-    assert "made with another directions file" in refusal(main, arguments(copy), capsys)
+    assert "computed with another directions file" in refusal(main, arguments(copy), capsys)
     replace_array(mean, kept)
     behaviours = StepResults(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
                              BEHAVIOUR_FILES, NUM_SAMPLES)
