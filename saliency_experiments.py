@@ -50,7 +50,7 @@ from interventions.flags import (
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_AT_A_TIME = 4
+SAMPLES_AT_A_TIME = 8
 
 
 def parser() -> Parser:
