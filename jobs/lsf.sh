@@ -19,7 +19,7 @@
 #BSUB -wt 10
 set -eu
 cd "$LS_SUBCWD"
-make .venv/installed
+flock Makefile make .venv/installed  # jobs that start together build it once
 eval "set -- $COMMAND"
 if [ "${LSB_JOBINDEX:-0}" != 0 ]; then
     set -- "$@" --shard "$LSB_JOBINDEX/${SHARDS:-$LSB_JOBINDEX_END}"

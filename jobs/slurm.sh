@@ -18,7 +18,7 @@
 #SBATCH --signal B:TERM@600
 set -eu
 cd "$SLURM_SUBMIT_DIR"
-make .venv/installed
+flock Makefile make .venv/installed  # jobs that start together build it once
 if [ -n "${SLURM_ARRAY_TASK_COUNT:-}" ]; then
     set -- "$@" --shard "$SLURM_ARRAY_TASK_ID/${SHARDS:-$SLURM_ARRAY_TASK_COUNT}"
 fi

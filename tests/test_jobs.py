@@ -1,5 +1,6 @@
 """The templates of batch jobs, run by bash as the batch systems run them."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -49,9 +50,15 @@ def test_signal_and_words_reach_the_script(system, tmp_path):
 
 @pytest.mark.parametrize("system", ["slurm", "lsf"])
 def test_job_of_an_array_does_its_shard(system, tmp_path):
+    """It waits while another job builds .venv."""
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.argv[1:])\n")
-    output, _ = submit(system, [str(script), "a"], array=True).communicate(timeout=120)
+    with open(ROOT / "Makefile") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        job = submit(system, [str(script), "a"], array=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(3)
+    output, _ = job.communicate(timeout=120)
     assert "['a', '--shard', '9/8']" in output
 
 
