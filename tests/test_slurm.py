@@ -159,7 +159,8 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     ask(environment, "scontrol", "update", f"JobId={job}", "TimeLimit=30")
     watch.until_done()
     assert Experiment(output).attempt(Part("train_simulator")).number == 2, watch.said()
-    assert {name: record(name).status for name in STAGES} == dict.fromkeys(STAGES, "done")
+    assert {name: record(name).status for name in STAGES} == dict.fromkeys(STAGES, "done"), (
+        watch.said())
     assert (output / "logs" / "05_record_shard_2.log").exists()
 
     text = pipeline(output, *submit)
