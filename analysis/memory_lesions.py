@@ -335,8 +335,8 @@ def mean_change(table: pd.DataFrame) -> float:
 
 
 def outcomes_of(game: EnvConfig) -> list[Outcome]:
-    """Return the outcomes of episodes: success, return, length, and whether the episode fails by
-    each of the causes in ``agents.failures.causes_of``."""
+    """Return the outcomes of episodes: success, return, length, and whether the episode fails
+    from each of the causes in ``agents.failures.causes_of``."""
     return [*outcomes_named("success", "return", "length"), *failure_outcomes(game.env_name)]
 
 

@@ -136,7 +136,8 @@ class PageExamples:
     Attributes:
         observation: index in ``PageLayer.pictures`` of the observation shown at each position,
             int32 (F, R, C); -1 for none.
-        centre: row and column of the pixel at the centre of the patch, float32 (F, R, C, 2).
+        centre: row and column of the centre of the shown part of the observation, in pixels,
+            float32 (F, R, C, 2).
         strength: activation of the feature at the position, float32 (F, R, C).
         shares: positions per cell of the layer along each axis; None for thumbnails of the legend.
     """

@@ -248,8 +248,8 @@ class OtherAgent(FrozenAgent):
 
     @torch.no_grad()
     def states_entering(self, windows: np.ndarray) -> Tensor:
-        """Compute the agent's hidden states (B, D) before the first simulated steps of windows
-        (B,), after all earlier frames of the episodes."""
+        """Compute the hidden states (B, D) that the agent has before the first simulated step of
+        windows (B,) if it has seen all earlier frames of their episodes."""
         entering = []
         for place in map(self._dataset.place, windows.tolist()):
             if place.episode not in self._entering:

@@ -39,7 +39,7 @@ class LayerCircuits:
         policy: the agent.
         compute: device and precision.
         parts: all parts of the layer.
-        frames: frames with their pairs.
+        frames: frames, each with the frame that it is paired with.
         outcome: outcome that circuits should preserve.
     """
 

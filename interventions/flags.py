@@ -66,7 +66,7 @@ def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> N
 
 
 def add_direction_ids_flag(parser: Parser, name: str, help: str) -> None:
-    """Add a flag for the numbers of directions.
+    """Add a flag that selects directions by their indices.
 
     Args:
         name: name of the flag.

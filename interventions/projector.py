@@ -156,7 +156,7 @@ class Projector:
         for "ica".
 
         These are the columns of the inverse map. They differ from the rows of the forward map,
-        because the independent components are not orthogonal.
+        because states are standardised and, for "ica", the components are not orthogonal.
         """
         if kind == "pca":
             return self.components * self.std

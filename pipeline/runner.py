@@ -294,7 +294,7 @@ class Pipeline:
         return Decision(UP_TO_DATE, f"valid since {record.date}", basis)
 
     def command(self, stage: Stage) -> str:
-        """Return a command line that runs the script of a stage with the same flags."""
+        """Return the command line that runs the script of a stage as the pipeline runs it."""
         return shlex.join(["python", "-m", stage.script, *self._places.fill_in(stage.argv)])
 
     def sources(self, stage: Stage) -> list[str]:

@@ -302,7 +302,7 @@ class Submitter:
                                  resources, () if jobs else after)]
 
     def report_job(self, after: Sequence[str]) -> Job:
-        """Return the job that writes the report, even if jobs that it waits for fail.
+        """Return the job that writes the report. It also runs if jobs that it waits for fail.
 
         Args:
             after: IDs of the jobs that it waits for.

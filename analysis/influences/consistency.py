@@ -6,10 +6,11 @@ a later step) is claimed within a behaviour if all of the following hold.
 1. The sign of the gradient agrees with the signs of the deviations *within individual samples*.
    With g the gradient in a sample, and a and b the deviations of source and target from their
    medians over the behaviour's samples, the agreement is the share of samples in which g has the
-   sign of a·b. The null distribution is obtained by shuffling the sources' states among the
-   behaviour's samples, while each sample keeps its gradients and its targets' states.
-2. The p-value is corrected for multiple tests with the maximum statistic of Westfall and Young over
-   all pairs, lags and groups (the behaviours, and all samples together).
+   sign of a·b; a sample in which a factor is 0 counts half. The null distribution is obtained by
+   shuffling the sources' states among the behaviour's samples, while each sample keeps its
+   gradients and its targets' states.
+2. The p-value of this agreement is at most LEVEL, after correction by the maximum statistic of
+   Westfall and Young over all pairs, lags and groups (the behaviours, and all samples together).
 3. The median gradient over the samples has the sign of the cross-correlation.
 4. For one standard deviation of the source, the median gradient moves the target by at least
    MIN_EFFECT of the target's standard deviation.
@@ -23,8 +24,8 @@ correlations among sources and among targets stay the same. Other shuffles test 
 Shuffling the *gradients* among the samples does not change a gradient that is equal in all samples,
 although such a gradient is the clearest evidence of an influence. Shuffling the *behaviour labels*
 does not change an influence that holds in all behaviours: it tests whether the behaviour is
-special, not whether there is an influence. Shuffling the *pairs* is a valid test of a whole matrix,
-for which it is used below, but cannot give a p-value for one pair.
+special, not whether there is an influence. Permuting the *ICs* is a valid test of a whole matrix
+(see below), but cannot give a p-value for one pair.
 
 A mere correlation is not claimed. If the states are correlated by a common cause, gradients that
 are zero or of unrelated sign agree with the deviations in half of the samples, with or without the
@@ -36,8 +37,9 @@ For a whole matrix, the statistic is the share of pairs of different ICs in whic
 gradient has the sign of the cross-correlation. The null distribution is obtained by permuting the
 ICs of one matrix and flipping some of their signs, in rows and columns alike. Order and sign of ICs
 are arbitrary, so if gradients were unrelated to correlations, all these arrangements would be
-equally likely. ICs are shuffled rather than samples, because the entries of a row share a source,
-and because with shuffled samples a few pairs would suffice to make a whole matrix significant.
+equally likely. Whole ICs are permuted rather than single entries, because the entries of a row
+share a source. Samples are not shuffled, because then a few pairs would suffice to make a whole
+matrix significant.
 
 Samples are treated as independent. Samples from the same recorded episode are not entirely
 independent, so use samples from many episodes.

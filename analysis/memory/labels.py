@@ -135,7 +135,7 @@ class Examples:
         return (dx > 0) & (dx <= AHEAD)
 
     def left_view(self, kind: str, k: int) -> np.ndarray:
-        """Return whether a kind of object that was in view k steps ago has left the view since.
+        """Return whether a kind of object that is out of view now was in view k steps ago.
 
         Args:
             kind: name of the kind of object.

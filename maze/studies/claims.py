@@ -64,8 +64,8 @@ CLAIMS = ClaimsTable({
              "71.4 % of 5 239 forks with the cheese outside the region; 84.8 % of 1 000 levels "
              "if trained with R = 7",
              "share of episodes that reach the cheese, mean exact probability of reaching it, "
-             "and share of episodes that first reach the cheese or the region; all on forks with "
-             "the cheese outside the region"),
+             "and shares of episodes in which the cheese or the region is reached first; all on "
+             "forks with the cheese outside the region"),
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
              "rank correlation, over agents trained with different R, of R and the share of "
