@@ -77,7 +77,7 @@ def parser() -> Parser:
                             "scripts use for this recording by default; record.py uses it only "
                             "for swaps")
     flags.add_argument("--positions", action="store_true",
-                       help="also record the player's position in cells: columns player_x and "
+                       help="also record the player's position in squares: columns player_x and "
                             "player_y")
     flags.add_argument("--no_videos", action="store_true", help="do not write sample_*.mp4 videos")
     flags.add_argument("--overwrite", action="store_true",

@@ -1,4 +1,4 @@
-"""Permanent edits of an agent, which project directions out of a layer's output.
+"""Permanent edits of an agent, which weaken, remove or reverse directions in a layer's output.
 
 An edit is a permanent forward hook on its layer, so every forward pass of the agent includes it,
 and patches and activation caches see the edited output.

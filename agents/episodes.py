@@ -60,7 +60,7 @@ class Episode:
         dones: bool (L,).
         level_complete: whether the game counts the level as solved.
         person_views: L larger images of the level, each uint8 (512, 512, C); empty if not kept.
-        positions: x and y of the player in cells, float32 (L, 2), or (L, 0) if not kept; NaN in
+        positions: x and y of the player in squares, float32 (L, 2), or (L, 0) if not kept; NaN in
             the last row.
     """
 
@@ -155,7 +155,6 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         options: how to act, how to edit the levels, and which data to keep.
         watch: optional callback, called before every step.
     """
-    batch_size = min(FRAMES_PER_BATCH, num_slots)
     num_slots = min(num_slots, len(levels))
     slots = LevelSlots(config, num_slots, options.keep_person_views, options.edit,
                        options.edit_every_step)
@@ -190,8 +189,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             entering = hidden[active]
             if options.alter_state is not None:
                 entering = options.alter_state(entering, info)
-            output = _run_in_batches(policy, compute, slots.frames[active], entering, info,
-                                     batch_size)
+            output = _run_in_batches(policy, compute, slots.frames[active], entering, info)
             hidden[active] = output.hidden_states
             logits = output.logits
             if options.alter_logits is not None:
@@ -228,19 +226,19 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
 
 
 def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
-                    info: BatchInfo, batch_size: int) -> PolicyOutput:
-    """Run one step on frames (N, H, W, C) and states (N, D) in batches of equal size.
+                    info: BatchInfo) -> PolicyOutput:
+    """Run one step on frames (N, H, W, C) and states (N, D) in batches of FRAMES_PER_BATCH.
 
     The last batch is padded with empty rows.
     """
     number = len(frames)
-    missing = -number % batch_size
+    missing = -number % FRAMES_PER_BATCH
     frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), frames.dtype)])
     hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])
     info = info.padded(missing)
     outputs = []
-    for begin in range(0, len(frames), batch_size):
-        rows = slice(begin, begin + batch_size)
+    for begin in range(0, len(frames), FRAMES_PER_BATCH):
+        rows = slice(begin, begin + FRAMES_PER_BATCH)
         with batch_info(policy, info[rows]):
             outputs.append(run_policy(policy, compute, frames[rows], hidden[rows]))
     return PolicyOutput(*(torch.cat([getattr(output, name) for output in outputs])[:number]

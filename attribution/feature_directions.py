@@ -282,12 +282,14 @@ class Examples:
     """Example observations of each feature.
 
     Attributes:
-        observations: number of the observation at each position, int32 (F, R, C); for a thumbnail
-            (F, N), from left to right and then downwards. -1 for none.
-        strengths: strength of the feature at each position, float32, with the same shape.
-        boxes: box around each position, int32, with the same shape and a last dimension of 4: top,
-            left, bottom, right in pixels of the frame, with exclusive ends. Every box has the size
-            of a cell and is centred on its position; it may lie partly outside the frame.
+        observations: index of the observation that is shown at each of R x C positions in the
+            layer, int32 (F, R, C); for a thumbnail, in each of its N places, row by row (F, N).
+            -1 for none.
+        strengths: strength of the feature there, float32, with the same shape.
+        boxes: box around the position in the observation, int32, with the same shape and a last
+            dimension of 4: top, left, bottom, right in pixels of the frame, with exclusive ends.
+            Every box has the size of a cell and is centred on its position; it may lie partly
+            outside the frame.
     """
 
     observations: np.ndarray

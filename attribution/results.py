@@ -149,7 +149,7 @@ class LayerFeatures:
 
     @property
     def facts(self) -> dict:
-        """Properties of the features: the entry "found", see the module docstring."""
+        """Entry "found" of the settings: facts about the layer, the fit and the features."""
         return self.settings[_FACTS]
 
     @property

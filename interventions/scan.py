@@ -2,8 +2,9 @@
 
 The activations of a part are replaced by 0 (``zero``), by their mean over reference frames
 (``mean``), or by the activations in a paired frame (``interchange``). The last kind is activation
-patching; applied cell by cell, it is the causal trace of Meng et al. 2022, "Locating and editing
-factual associations in GPT". ``estimate`` computes first-order estimates of the same effects.
+patching; applied cell by cell, it resembles the causal tracing of Meng et al. 2022, "Locating and
+editing factual associations in GPT", with a paired frame instead of a noisy input. ``estimate``
+computes first-order estimates of the same effects.
 
 Letters in shape comments: N frames, P patched passes, S parts, L levels, C H W a map, U units,
 D hidden units, A actions.

@@ -11,7 +11,7 @@ Layout of ``analysis/scan/``::
                            and its first-order estimate, see ``interventions.scan.estimate``
     agreement/<layer>.csv  rank correlation of effects and estimates, see ``agreement``
     circuits/<layer>.csv   faithfulness of circuits, see ``circuits.circuit_table``; only for
-                           interchange, and for layers that no later module bypasses
+                           interchange, and for layers that no skip connection bypasses
     strongest.csv          effects of the strongest parts on the levels for testing, see Scan.test
     report.md, scan.png    report and figure
     circuits.png           faithfulness by size of the circuit, for these layers

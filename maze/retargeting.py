@@ -166,7 +166,7 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
         arm: name of the arm.
         layer: name of the patched layer.
         targets: measurements of the targets, see ``TARGET_COLUMNS``.
-        parts: means, from ``means_by_part``.
+        parts: means over groups of targets, from ``means_by_part``.
         tested: comparison with controls, from ``compare_controls``; empty without controls.
     """
     lines = [
@@ -200,7 +200,7 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
     Args:
         path: file to write.
         arm: name of the arm, for the title.
-        parts: means, from ``means_by_part``.
+        parts: means over groups of targets, from ``means_by_part``.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")
     outcomes = [name for name in ("path", "exact") if (parts["outcome"] == name).any()]

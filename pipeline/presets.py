@@ -1,4 +1,4 @@
-"""Presets of the whole experiment: the only reader of ``hyperparams/pipeline.yml``."""
+"""Presets of ``run_pipeline.py``. Only this module reads ``hyperparams/pipeline.yml``."""
 
 from __future__ import annotations
 

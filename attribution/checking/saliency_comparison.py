@@ -1,17 +1,17 @@
 """Comparison of saliency through the simulator with attributions: which kind of map predicts the
 real game correctly more often?
 
-A simulation starts at the latent vector that is encoded from the recorded frame and the frames
+A simulation starts at the bottleneck vector that is encoded from the recorded frame and the frames
 before it; step 0 of the simulation shows the recorded frame. The output is read at step 0 or
 ``lag`` steps later, and differentiated with respect to the image of step 0. The predictions of both
 kinds of map are tested in the real game, by hiding an object or a part of the frame from the agent.
 
 Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
-frame; rank correlation with the maps of agents with randomised weights; and agreement with objects
-hidden in the real game. A map predicts that the output changes, when an object is hidden, with the
-sign opposite to that of the map in the object's pixels. The share of correctly predicted signs per
-frame, over all kinds of object, is also tested with ``stats.effects``: each map against 0.5, and
-saliency through the simulator against attributions in the same frames. Controls are the maps of
+frame; rank correlation with the maps of agents with randomised weights; and the share of objects
+whose effect on the output, when they are hidden in the real game, has the sign that the map
+predicts. The predicted sign is opposite to that of the sum of the map over the object. The share
+per frame, over all kinds of object, is also tested with ``stats.effects``: each map against 0.5,
+and saliency through the simulator against attributions in the same frames. Controls are the maps of
 other frames, by a cyclic shift.
 
 Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
