@@ -92,8 +92,8 @@ def test_episode_depends_on_its_number_and_level_alone():
     levels = list(enumerate(config.draw_levels(6, 0)))
     together = {e.number: e for e in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 6)}
     (alone,) = play_episodes(tiny_policy(), FLOAT32, config, levels[4:5], 0, 1)
-    assert np.array_equal(alone.actions, together[4].actions)
-    assert np.array_equal(alone.frames, together[4].frames)
+    for name in ("actions", "frames", "hidden_states", "log_probs", "values"):
+        assert np.array_equal(getattr(alone, name), getattr(together[4], name)), name
     (other,) = play_episodes(tiny_policy(), FLOAT32, config, levels[4:5], 1, 1)
     assert not np.array_equal(other.actions[:10], alone.actions[:10])
 
