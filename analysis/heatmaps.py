@@ -124,7 +124,8 @@ class Names:
 def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[ColourScale],
                   columns: int, title: str, seriation: Seriation | None = None,
                   tree: bool = False) -> Figure:
-    """Draw several matrices with the same rows and columns.
+    """Draw several matrices with the same rows and columns. Only the left panels name the rows, and
+    only the lowest ones the columns.
 
     Args:
         panels: matrices, row by row.
@@ -150,8 +151,16 @@ def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[Colo
         for axes in grid[:, 0]:
             _draw_tree(axes, seriation[1])
     places = grid[:, trees:]
-    for axes, panel, scale in zip(places.flat, panels, itertools.cycle(scales)):
-        _draw_panel(axes, panel, names, scale, order, place)
+    for number, (axes, panel, scale) in enumerate(zip(places.flat, panels,
+                                                      itertools.cycle(scales))):
+        _draw_panel(axes, panel, scale, order, place)
+        if number % columns == 0:  # text is slow to draw, and all panels have the same rows
+            axes.set_yticks(range(len(order)), [names.rows[i] for i in order], fontsize=6)
+            axes.set_ylabel(names.row_label, fontsize=8)
+        if number + columns >= len(panels):
+            axes.set_xticks(range(len(place)), [names.columns[i] for i in place], fontsize=6,
+                            rotation=90)
+            axes.set_xlabel(names.column_label, fontsize=8)
     for axes in places.flat[len(panels):]:
         axes.axis("off")
     for number, scale in enumerate(scales):
@@ -166,15 +175,12 @@ def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[Colo
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Heatmap, names: Names, scale: ColourScale, order: np.ndarray,
+def _draw_panel(axes: Axes, panel: Heatmap, scale: ColourScale, order: np.ndarray,
                 place: np.ndarray) -> None:
     shown = panel.matrix[order][:, place]
     axes.imshow(shown, cmap=scale.colours, norm=scale.norm, interpolation="nearest", aspect="auto")
-    axes.set_xticks(range(len(place)), [names.columns[i] for i in place], fontsize=6, rotation=90)
-    axes.set_yticks(range(len(order)), [names.rows[i] for i in order], fontsize=6)
+    axes.set(xticks=[], yticks=[])
     axes.tick_params(length=2, pad=1)
-    axes.set_xlabel(names.column_label, fontsize=8)
-    axes.set_ylabel(names.row_label, fontsize=8)
     axes.set_title(panel.title, fontsize=9)
     if panel.marked is not None:
         y, x = np.nonzero(panel.marked[order][:, place])

@@ -439,8 +439,9 @@ def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
             assert axes.get_title().split(" (")[0].split(", ")[0] == f"k = {lag}"
             np.testing.assert_array_equal(axes.images[0].get_array(),
                                           folder.read(average, group, lag)[order][:, order])
-        assert [label.get_text() for label in panels[0].get_yticklabels()] == [
-            str(i) for i in order]
+        for labels in panels[0].get_yticklabels(), panels[-1].get_xticklabels():
+            assert [label.get_text() for label in labels] == [str(i) for i in order]
+        assert not panels[1].get_yticklabels()  # the first panel of the row names its rows, too
     plots = compared / "analysis" / "cross_corr_and_causation_plots"
     settings = json.loads((plots / "settings.json").read_text())
     assert settings["lags"] == list(range(5)) and settings["lags_left_out"] == [5, 6, 7, 8, 9, 10]
