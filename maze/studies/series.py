@@ -146,13 +146,14 @@ def report(table: pd.DataFrame, correlation: tuple[float, float, float], axis: s
     measures = list(dict.fromkeys(table["measure"]))
     rows = [(f"{number:.15g}", agent, *(_cells(part, measures)))
             for (number, agent), part in table.groupby(["number", "agent"])]
-    num_levels, num_agents = table["num_levels"].max(), len(rows)
+    num_levels = table.loc[table["measure"] == SUCCESS, "num_levels"].iloc[0]
     return "\n".join([
         f"# Agents by {axis}", "",
-        f"{num_levels} mazes with the cheese outside the region that was left out. Shares have "
-        "Wilson's 95 % interval; means have a bootstrap interval over levels.", "",
-        *markdown_table((axis, "agent", *measures), rows), "",
-        f"Rank correlation of the number and \"{SUCCESS}\" over {num_agents} agents: "
+        f"All agents played the same {num_levels} levels, in which the cheese lies outside the "
+        "region of maze.behaviour. Shares have Wilson's 95 % interval; means have a bootstrap "
+        "interval over levels.", "",
+        *markdown_table((axis, "agent", *measures), rows),
+        f"Rank correlation of {axis} and \"{SUCCESS}\" over {len(rows)} agents: "
         f"{format_interval(*correlation, '.2f')}; the interval is a bootstrap over levels, and "
         "does not cover the variation between training seeds.", ""])
 
