@@ -293,7 +293,7 @@ def record_arguments(agent_path: Path, logdir: Path, num_episodes: int, *more: s
             "--precision", "float32", "--device", "cpu", *more]
 
 
-STEPS_PER_UPDATE = 8 * 64  # of the parameter set "tiny"
+STEPS_PER_UPDATE = 8 * 32  # of the parameter set "tiny"
 
 
 def train_arguments(logdir: Path, num_updates: int, *more: str) -> list[str]:

@@ -51,7 +51,7 @@ def train_agent(argv: list[str], recurrent: bool = True) -> int:
     agent of which one has no environment."""
     of_file = train.load_agent_config
     train.load_agent_config = lambda name: tiny_config(
-        architecture="nature", n_steps=24, learning_rate=1e-4, recurrent=recurrent)
+        n_steps=24, learning_rate=1e-4, recurrent=recurrent)
     try:
         return train.main(argv)
     finally:

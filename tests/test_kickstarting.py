@@ -70,19 +70,19 @@ def test_update_steps_down_the_weighted_sum_of_both_losses():
     config = tiny_config(recurrent=False, mini_batch_per_epoch=1, normalize_adv=False,
                          grad_clip_norm=1e9, kickstart_coef=4.0, kickstart_until=0.5,
                          kickstart_value_coef=0.6)
-    policy = tiny_policy(recurrent=False)
-    worker, rollout = play(policy)
-    worker.play(64, rollout)
+    policy = tiny_policy(recurrent=False, architecture="nature")
+    worker, rollout = play(policy, n_steps=32)
+    worker.play(32, rollout)
     guidance = Teacher(a_teacher(), 8, FLOAT32).follow(rollout.frames, rollout.masks, config, 0.125)
     images = rollout.frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
-    output = policy(images, torch.zeros(512, 0), torch.ones(512))
+    output = policy(images, torch.zeros(256, 0), torch.ones(256))
     expected_distillation = -(guidance.log_probs.flatten(0, 1).exp() * output.log_probs).sum(1)
     distance = 0.5 * (output.values - guidance.values.flatten()) ** 2
     extra = torch.autograd.grad(3.0 * expected_distillation.mean() + 0.45 * distance.mean(),
                                 list(policy.parameters()))
     steps = []
     for given in (guidance, None):
-        twin = tiny_policy(recurrent=False)
+        twin = tiny_policy(recurrent=False, architecture="nature")
         summary = update(twin, torch.optim.SGD(twin.parameters(), lr=0.1), rollout, config,
                          FLOAT32, torch.Generator().manual_seed(0), given)
         steps.append([a.detach() - b.detach()

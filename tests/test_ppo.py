@@ -60,10 +60,10 @@ def test_every_index_is_used_once_an_epoch_within_the_memory_limit(recurrent):
     config = tiny_config(recurrent=recurrent, mini_batch_size=64)
     steps = list(minibatches(config, torch.Generator().manual_seed(0)))
     assert len(steps) == config.mini_batch_per_epoch
-    units = 8 if recurrent else 8 * 64
+    units = 8 if recurrent else 8 * 32
     parts = [part for step in steps for part in step]
     assert sorted(torch.cat(parts).tolist()) == list(range(units))
-    frames = 64 if recurrent else 1
+    frames = 32 if recurrent else 1
     assert max(len(part) * frames for part in parts) == 64
 
 
@@ -74,10 +74,10 @@ def test_accumulation_does_not_change_the_update(recurrent):
     for mini_batch_size in (4096, 64):
         config = tiny_config(recurrent=recurrent, mini_batch_size=mini_batch_size,
                              mini_batch_per_epoch=2)
-        policy = tiny_policy(recurrent=recurrent)
+        policy = tiny_policy(recurrent=recurrent, architecture="nature")
         worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
-        rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
-        worker.play(64, rollout, normalize=True)
+        rollout = Rollout(32, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
+        worker.play(32, rollout, normalize=True)
         before = torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
         summary = update(policy, optimizer, rollout, config, FLOAT32,
@@ -120,20 +120,20 @@ def test_update_is_one_clipped_step_down_the_specified_loss(normalize_adv):
     config = tiny_config(recurrent=False, mini_batch_per_epoch=1, gamma=0.9, lmbda=0.7,
                          entropy_coef=0.3, value_coef=0.8, normalize_adv=normalize_adv,
                          grad_clip_norm=0.05)
-    policy = tiny_policy(recurrent=False)
+    policy = tiny_policy(recurrent=False, architecture="nature")
     worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
-    rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
-    worker.play(64, rollout)
+    rollout = Rollout(32, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
+    worker.play(32, rollout)
 
     advantage = advantages(rollout.rewards, rollout.values, rollout.ended, 0.9, 0.7)
     returns = advantage + rollout.values[:-1]
     if normalize_adv:
         advantage = (advantage - advantage.mean()) / advantage.std()
     images = rollout.frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
-    output = policy(images, torch.zeros(512, 0), torch.ones(512))
+    output = policy(images, torch.zeros(256, 0), torch.ones(256))
     log_probs = output.log_probs
     # Before the first step the ratio is 1 and nothing is clipped.
-    surrogate = (torch.exp(log_probs[range(512), rollout.actions.flatten()]
+    surrogate = (torch.exp(log_probs[range(256), rollout.actions.flatten()]
                            - rollout.log_probs.flatten()) * advantage.flatten()).mean()
     value_loss = 0.5 * ((output.values - returns.flatten()) ** 2).mean()
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()

@@ -168,7 +168,7 @@ def test_an_edit_on_which_procgen_would_end_the_process_is_refused():
 
 
 def settings_of(**changes):
-    config = tiny_config(architecture="nature", n_steps=32)
+    config = tiny_config()
     return TrainSettings("t", "tiny", EnvConfig("maze", "easy", 0, 60), config, 0,
                          2 * STEPS_AN_UPDATE, 1, 1, "", "float32", 2, **changes)
 

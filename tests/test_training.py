@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -134,7 +135,7 @@ def test_what_a_run_cannot_go_on_from_is_refused_in_a_sentence(name, undisturbed
 
 @pytest.mark.parametrize(("number", "changes"), [
     (signal.SIGTERM, {}), (signal.SIGINT, {}),
-    (signal.SIGUSR2, {"recurrent": False, "architecture": "clear"})])
+    (signal.SIGUSR2, {"recurrent": False})])
 def test_signal_saves_and_stops(number, changes, tmp_path):
     whole = TrainingRun(tmp_path / "whole", _settings(3 * SHORT_UPDATE, **changes), FLOAT32)
     assert whole.train() == 0
@@ -184,13 +185,15 @@ def moments(optimizer, module):
             for name, parameter in module.named_parameters()}
 
 
-def test_published_scripts_go_on_from_our_agent_files(undisturbed, tmp_path):
-    content = weights_of(undisturbed)
+def test_published_scripts_go_on_from_our_agent_files(tmp_path):
+    run = TrainingRun(tmp_path / "run", _settings(SHORT_UPDATE, architecture="impala"), FLOAT32)
+    assert run.train() == 0
+    content = weights_of(run.folder)
     theirs = module_of_layout(LAYOUT)
     optimizer = torch.optim.Adam(theirs.parameters())
     theirs.load_state_dict(content["model_state_dict"])
     optimizer.load_state_dict(content["optimizer_state_dict"])
-    resumed = TrainingRun(undisturbed, _settings(8 * STEPS_PER_UPDATE), FLOAT32)
+    resumed = TrainingRun(run.folder, run.settings, FLOAT32)
     expected = moments(resumed.optimizer, resumed.policy)
     assert moments(optimizer, theirs).keys() == expected.keys()
     for name, moment in moments(optimizer, theirs).items():
@@ -219,7 +222,8 @@ def published_checkpoint(path):
 
 def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     path = published_checkpoint(tmp_path / "model_1.pth")
-    settings = dataclasses.replace(_settings(SHORT_UPDATE, str(path)), keep_optimizer=True)
+    published = functools.partial(_settings, SHORT_UPDATE, str(path), architecture="impala")
+    settings = dataclasses.replace(published(), keep_optimizer=True)
     run = TrainingRun(tmp_path / "run", settings, FLOAT32)
     parameters = dict(run.policy.named_parameters())
     for key in LAYOUT:
@@ -234,7 +238,7 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     taken = run.optimizer.state[parameters["init_hx"]]["step"]
     assert taken > 0 and run.optimizer.state[parameters["fc_value.bias"]]["step"] == 28584 + taken
 
-    without = TrainingRun(tmp_path / "other", _settings(SHORT_UPDATE, str(path)), FLOAT32)
+    without = TrainingRun(tmp_path / "other", published(), FLOAT32)
     assert not without.optimizer.state
 
 
@@ -244,7 +248,8 @@ def test_an_optimiser_that_does_not_fit_is_refused(tmp_path):
     optimizer = content["optimizer_state_dict"]
     state = optimizer["state"]
     state[31], state[35] = state[35], state[31]
-    settings = dataclasses.replace(_settings(SHORT_UPDATE, str(path)), keep_optimizer=True)
+    settings = dataclasses.replace(
+        _settings(SHORT_UPDATE, str(path), architecture="impala"), keep_optimizer=True)
     for saved, message in ((optimizer, "does not fit the tensor 'embedder.fc.bias'"),
                            ({}, "has no optimiser state for its 40 parameters")):
         torch.save({**content, "optimizer_state_dict": saved}, path)
@@ -260,8 +265,8 @@ def test_validation_plays_the_levels_outside_the_training_range(tmp_path):
     assert run.val_collector.env.config.levels.start == 15
 
 
-def test_feed_forward_nature_and_clear_agents_train(tmp_path):
-    for name, changes in (("ff", {"recurrent": False}), ("nature", {"architecture": "nature"}),
+def test_feed_forward_impala_and_clear_agents_train(tmp_path):
+    for name, changes in (("ff", {"recurrent": False}), ("impala", {"architecture": "impala"}),
                           ("clear", {"architecture": "clear", "recurrent": False})):
         settings = _settings(num_timesteps=SHORT_UPDATE, **changes)
         run = TrainingRun(tmp_path / name, settings, FLOAT32)
@@ -369,7 +374,7 @@ def test_two_runs_are_drawn_beside_each_other(undisturbed, tmp_path):
 def test_ppo_learns(tmp_path):
     """After half a minute on one level the return is far above that of the untrained agent."""
     env = EnvConfig("starpilot", "easy", start_level=0, num_levels=1)
-    config = tiny_config(architecture="nature", n_envs=32, epoch=3)
+    config = tiny_config(n_envs=32, n_steps=64, epoch=3)
     settings = TrainSettings("t", "tiny", env, config, 0, 24 * 32 * 64, 1, 1000, "", "float32", 2)
     run = TrainingRun(tmp_path, settings, FLOAT32)
 
