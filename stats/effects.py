@@ -262,8 +262,9 @@ def claims_summary(table: pd.DataFrame) -> str:
     if tested.empty:
         return (f"none of {len(effects)} effects can be claimed, because a claim needs at least "
                 f"{MIN_CONTROLS_TO_CLAIM} controls")
+    num = tested["label"].nunique()
     return (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
-            f"({tested['label'].nunique()} alterations, {tested['outcome'].nunique()} outcomes) "
+            f"({num} alteration{'s' * (num > 1)}, {tested['outcome'].nunique()} outcomes) "
             "are claimed")
 
 
