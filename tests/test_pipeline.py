@@ -333,7 +333,7 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
 
 
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
-    pytest.param("train_agent", "agent/**/model_512.pth", 1, signal.SIGKILL,
+    pytest.param("train_agent", "agent/**/model_256.pth", 1, signal.SIGKILL,
                  marks=pytest.mark.slow),
     ("record", "rollouts/data/episode_*", 3, signal.SIGTERM)])
 def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finished, stage, pattern,
@@ -375,7 +375,7 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
 
 
 def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(output):
-    (agent,) = output.glob("agent/**/model_1024.pth")
+    (agent,) = output.glob("agent/**/model_512.pth")
     content = agent.read_bytes()
     process = started(output, "train_agent")
     wait_for(lambda: list(output.glob("agent/**/log.csv")), process)
@@ -392,7 +392,7 @@ def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(outp
             except BlockingIOError:
                 assert time.monotonic() < end, "the stage runs on"
                 time.sleep(0.1)
-    assert not list(output.glob("agent/**/model_1024.pth")), "the stage ran to its end"
+    assert not list(output.glob("agent/**/model_512.pth")), "the stage ran to its end"
 
 
 def test_only_from_and_force_choose_stages(run, finished):

@@ -140,8 +140,8 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     ask(environment, "scancel", train)  # which goes on with the process, and asks it to stop
     wait(lambda: watch.state(train) == "CANCELLED", watch.said)
     assert (record("train_agent").status, record("train_agent").exit_status) == ("stopped", 143)
-    assert list(output.glob("agent/**/model_512.pth")), "the update was not finished and saved"
-    assert not list(output.glob("agent/**/model_1024.pth"))
+    assert list(output.glob("agent/**/model_256.pth")), "the update was not finished and saved"
+    assert not list(output.glob("agent/**/model_512.pth"))
     assert re.search(r"^train_agent +stopped", pipeline(output, "--status"), re.MULTILINE)
     watch.until_done()  # what waited for it has gone, and the report was written
     assert (output / "report" / "index.html").exists()
