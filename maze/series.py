@@ -21,7 +21,6 @@ from maze.studies.series import (
     read_levels,
     report,
     series_table,
-    trend,
 )
 
 
@@ -32,7 +31,6 @@ def parser() -> Parser:
     flags.add_argument("--numbers", type=float, nargs="+", required=True, metavar="N",
                        help="cheese region or training steps of each agent, in the same order")
     flags.add_argument("--by", choices=tuple(AXES), default=REGION, help="what the numbers are")
-    flags.add_argument("--seed", type=int, default=0, help="seed of the bootstrap over levels")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "series",
                        help="folder to write to")
     return flags
@@ -45,19 +43,16 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--numbers needs a number for each folder of --studies, and at least two "
                         "different ones")
     levels = read_levels(args.studies)
-    table = series_table(args.numbers, args.studies, levels, args.seed)
-    correlation = trend(args.numbers, levels, args.seed)
-    store = ResultStore(args.output_dir, SERIES_FILES)
-    with store.replace({"by": args.by, "numbers": args.numbers, "seed": args.seed,
-                        "studies": [str(folder) for folder in args.studies],
-                        TREND: correlation}) as folder:
+    table = series_table(args.numbers, args.studies, levels)
+    with ResultStore(args.output_dir, SERIES_FILES).replace({
+            "by": args.by, "numbers": args.numbers,
+            "studies": [str(folder) for folder in args.studies]}) as folder:
         written = ResultStore(folder, SERIES_FILES)
         write_table(written.file_of("series"), table)
         draw_series(written.file_of("figure"), table, AXES[args.by])
-        written.file_of("report").write_text(report(table, correlation, AXES[args.by]))
-    print(f"rank correlation over {len(levels)} agents: {correlation[0]:.2f}",
-          f"wrote {store.file_of('report')}, {store.file_of('figure').name} and "
-          f"{store.file_of('series').name}", sep="\n")
+        written.file_of("report").write_text(report(table, AXES[args.by]))
+    print(f"{TREND} over {len(levels)} agents: {table['value'].iloc[-1]:.2f}",
+          f"wrote report.md, series.png and series.csv to {args.output_dir}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
         assert series.main([*given, "1", "5", "10", *output]) == 0
     [legend] = figures["series.png"].legends
     assert len(legend.texts) == 3
-    assert "over 3 agents: 1.00" in capsys.readouterr().out
+    assert "rank correlation over 3 agents: 1.00" in capsys.readouterr().out
     table_of = pd.read_csv(column / claims.SERIES / "series.csv").set_index(["measure", "number"])
     success = table_of.loc["gets the cheese"]
     np.testing.assert_allclose(success["value"], shares, rtol=1e-5)

@@ -50,7 +50,7 @@ STUDIES = (BEHAVIOUR, STEERING, FIELDS, SOURCES, LAYERS, ALL_LAYERS, TOP_RIGHT, 
 # Files that each study writes last, or instead of its results.
 _LAST = {**dict.fromkeys(STUDIES, ("report.md",)), CHANNELS: ("channels.csv",),
          **dict.fromkeys((RETARGETING, ALL_RETARGETING), ("*/targets.csv", NOTHING_NAME)),
-         SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
+         SCRUBBING: ("scrubbing.csv", NOTHING_NAME), SERIES: ("report.md",)}
 P_CHEESE, P_CORNER, P_OTHER = "p_cheese", "p_corner", "p_other"
 LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",
           "log_odds": "log-odds of cheese against corner"}
@@ -233,8 +233,6 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
     reasons = {3: "no agents with this recipe and other regions have been trained"}
     if not findings:
         reasons[1] = "it has not been evaluated"
-    if (folder.path / SERIES).exists():
-        findings += series.read_findings(folder.path / SERIES)
     for study, rows in _ROWS.items():
         for row, read in rows.items():
             if not folder.has(study):
@@ -461,6 +459,7 @@ def _probes(folder: StudiesFolder) -> Iterator[Finding]:
 
 # Functions that yield the findings of a row of the table, by study and row.
 _ROWS: dict[str, dict[int, Callable[[StudiesFolder], Iterator[Finding]]]] = {
+    SERIES: {3: lambda folder: iter(series.read_findings(folder.path / SERIES))},
     BEHAVIOUR: {row: functools.partial(_behaviour, row) for row in (2, 4, 5)},
     STEERING: {6: functools.partial(_own, "-1", (P_CHEESE, P_CORNER, P_OTHER)),
                7: functools.partial(_own, "+1", ("log_odds", P_CHEESE))},

@@ -5,8 +5,8 @@ Every agent has a folder with a ``behaviour`` study on the same levels, and poss
 study. A result folder contains::
 
     settings.json      numbers and folders of the agents
-    series.csv         a row per agent and measure
-    report.md          table and rank correlations
+    series.csv         a row per agent and measure, and the rank correlation, see series_table
+    report.md          the same as a table
     series.png         the measures against the number
 
 Claim 3 of the table of claims is computed from such a folder.
@@ -14,7 +14,7 @@ Claim 3 of the table of claims is computed from such a folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,8 @@ REGION, STEPS = "region", "steps"
 AXES = {REGION: "R (side of the cheese region in training)", STEPS: "training steps"}
 VECTOR_EFFECT = "change of P(cheese), cheese vector subtracted"
 TREND = "rank correlation"
+_ENDS = ["value", "low_95", "high_95"]
+_SEED = 0  # of the bootstrap over levels
 _COLUMNS = {"number": float, "agent": str, "measure": str, "value": float, "low_95": float,
             "high_95": float, "num_levels": int}
 SERIES_FILES = Schema(
@@ -76,39 +78,38 @@ def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
 
 
 def series_table(numbers: Sequence[float], folders: Sequence[Path],
-                 levels: Sequence[pd.DataFrame], seed: int) -> pd.DataFrame:
-    """Measure each agent; see the module docstring for ``series.csv``.
+                 levels: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Measure each agent, and compute the rank correlation with the number.
 
     Args:
         numbers: the number of each agent.
         folders: folder of studies of each agent.
         levels: tables of episodes from :func:`read_levels`.
-        seed: seed of the bootstrap over levels.
 
     Returns:
-        A row per agent and measure; a measure that an agent's studies do not have is left out.
+        The table ``series.csv``. A measure that an agent's studies do not have is left out. The
+        last row is TREND, see :func:`trend`; its ``number`` is NaN.
     """
-    rows = []
+    rows: list[tuple] = []
     for number, folder, table in zip(numbers, folders, levels, strict=True):
         exact = table[EXACT_CHEESE].dropna()
-        measures = {SUCCESS: (*share(table[GOT].sum(), len(table)), len(table)),
-                    EXACT_LABEL: (*mean_interval(exact, seed), len(exact))}
+        rows.append((number, folder.name, SUCCESS, *share(table[GOT].sum(), len(table)),
+                     len(table)))
+        if len(exact):
+            rows.append((number, folder.name, EXACT_LABEL, *mean_interval(exact, _SEED),
+                         len(exact)))
         store = ResultStore(folder / "steering", STEERING_FILES)
-        effects = store.read("effects") if store.has("effects") else None
-        if effects is not None:
+        if store.has("effects"):
+            effects = store.read("effects")
             own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")
                           & ~effects["control"].astype(bool)]
-            for row in own.itertuples():
-                measures[VECTOR_EFFECT] = (row.effect, row.low_95, row.high_95,
-                                           len(store.settings()["levels"]))
-        rows += [{"number": number, "agent": folder.name, "measure": measure,
-                  **dict(zip(("value", "low_95", "high_95", "num_levels"), values))}
-                 for measure, values in measures.items() if values[-1]]
+            rows += [(number, folder.name, VECTOR_EFFECT, row.effect, row.low_95, row.high_95,
+                      len(store.settings()["levels"])) for row in own.itertuples()]
+    rows.append((np.nan, "all", TREND, *trend(numbers, levels), len(levels[0])))
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
-def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame],
-          seed: int) -> tuple[float, float, float]:
+def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
     """Compute the rank correlation, over agents, of the number and the share of episodes that reach
     the cheese.
 
@@ -116,7 +117,7 @@ def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame],
     seeds.
 
     Args:
-        numbers, levels, seed: see :func:`series_table`.
+        numbers, levels: see :func:`series_table`.
 
     Returns:
         The correlation and the ends of its 95 % interval.
@@ -130,40 +131,39 @@ def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame],
         with np.errstate(invalid="ignore"):
             return b @ a / np.sqrt((a**2).sum() * (b**2).sum(axis=1))
 
-    bootstrap = ClusterBootstrap(np.arange(got.shape[1]), seed)
+    bootstrap = ClusterBootstrap(np.arange(got.shape[1]), _SEED)
     low, high = bootstrap.interval_of(correlation)
     return float(correlation(np.ones((1, got.shape[1])))[0]), float(low), float(high)
 
 
-def report(table: pd.DataFrame, correlation: tuple[float, float, float], axis: str) -> str:
+def report(table: pd.DataFrame, axis: str) -> str:
     """Return the report as Markdown.
 
     Args:
         table: table from :func:`series_table`.
-        correlation: result of :func:`trend`.
         axis: name of the number, from AXES.
     """
-    measures = list(dict.fromkeys(table["measure"]))
-    rows = [(f"{number:.15g}", agent, *(_cells(part, measures)))
-            for (number, agent), part in table.groupby(["number", "agent"])]
-    num_levels = table.loc[table["measure"] == SUCCESS, "num_levels"].iloc[0]
+    agents, [correlation] = table[table["measure"] != TREND], _of(table, TREND).itertuples()
+    cells = agents.assign(text=[format_interval(row.value, row.low_95, row.high_95, ".3f")
+                                for row in agents.itertuples()])
+    wide = cells.pivot(index=["number", "agent"], columns="measure", values="text").fillna("")
+    wide = wide[agents["measure"].unique()]
     return "\n".join([
         f"# Agents by {axis}", "",
-        f"All agents played the same {num_levels} levels, in which the cheese lies outside the "
-        "region of maze.behaviour. Shares have Wilson's 95 % interval; means have a bootstrap "
-        "interval over levels.", "",
-        *markdown_table((axis, "agent", *measures), rows),
-        f"Rank correlation of the first column and \"{SUCCESS}\" over {len(rows)} agents: "
-        f"{format_interval(*correlation, '.2f')}; the interval is a bootstrap over levels, and "
-        "does not cover the variation between training seeds.", ""])
+        f"All agents played the same {correlation.num_levels} levels, in which the cheese lies "
+        "outside the region of maze.behaviour. Shares have Wilson's 95 % interval; means have a "
+        "bootstrap interval over levels.", "",
+        *markdown_table((axis, "agent", *wide), [
+            (f"{number:.15g}", agent, *row) for (number, agent), row in zip(wide.index,
+                                                                            wide.to_numpy())]),
+        f"Rank correlation of the first column and \"{SUCCESS}\" over {len(wide)} agents: "
+        f"{format_interval(correlation.value, correlation.low_95, correlation.high_95, '.2f')}; "
+        "the interval is a bootstrap over levels, and does not cover the variation between "
+        "training seeds.", ""])
 
 
-def _cells(part: pd.DataFrame, measures: Sequence[str]) -> Iterator[str]:
-    rows = part.set_index("measure")
-    for measure in measures:
-        value, low, high = (rows.loc[measure, ["value", "low_95", "high_95"]]
-                            if measure in rows.index else (np.nan,) * 3)
-        yield "" if np.isnan(value) else format_interval(value, low, high, ".3f")
+def _of(table: pd.DataFrame, *measures: str) -> pd.DataFrame:
+    return table[table["measure"].isin(measures)]
 
 
 def draw_series(path: Path, table: pd.DataFrame, axis: str) -> None:
@@ -176,9 +176,10 @@ def draw_series(path: Path, table: pd.DataFrame, axis: str) -> None:
     """
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for color, (measure, rows) in zip(COLOURS, table.groupby("measure", sort=False)):
+    agents = table[table["measure"] != TREND]
+    for color, (measure, rows) in zip(COLOURS, agents.groupby("measure", sort=False)):
         rows = rows.sort_values("number")
-        value, low, high = rows[["value", "low_95", "high_95"]].to_numpy().T
+        value, low, high = rows[_ENDS].to_numpy().T
         axes.errorbar(rows["number"].to_numpy(), value, np.stack([value - low, high - value]),
                       color=color, marker="o", capsize=3, label=measure)
     axes.axhline(0, color="black", linewidth=0.8)
@@ -197,15 +198,13 @@ def read_findings(path: Path) -> list[Finding]:
         UserError: if a file of the folder is missing or damaged.
     """
     store = ResultStore(path, SERIES_FILES)
-    settings, table = store.settings(), store.read("series")
-    if settings["by"] != REGION:
+    if store.settings()["by"] != REGION:
         return []
-    value, low, high = settings[TREND]
-    num_agents = table["agent"].nunique()
-    findings = [Finding("agents", f"{TREND} of R and the share of {num_agents} agents", value, low,
-                        high, int(table["num_levels"].max()), row=3, shown=True)]
-    for row in table[table["measure"].isin((SUCCESS, EXACT_LABEL))].itertuples():
-        findings.append(Finding("forks", f"{row.measure}, R = {row.number:.0f}", row.value,
-                                row.low_95, row.high_95, row.num_levels, row=3,
-                                shown=True))
-    return findings
+    table = store.read("series")
+    rows = _of(table, TREND, SUCCESS, EXACT_LABEL).sort_values(
+        "number", na_position="first", kind="stable")
+    num_agents = table["number"].notna().groupby(table["agent"]).any().sum()
+    return [Finding("agents" if row.measure == TREND else "forks",
+                    f"{TREND} of R and the share of {num_agents} agents" if row.measure == TREND
+                    else f"{row.measure}, R = {row.number:.0f}", row.value, row.low_95, row.high_95,
+                    row.num_levels, row=3, shown=True) for row in rows.itertuples()]
