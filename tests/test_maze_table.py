@@ -119,8 +119,8 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
 
     assert series.main([*given, "1", "2", *output]) == 2
     assert "a number for each folder" in capsys.readouterr().err
-    rows.iloc[1:].to_csv(folders[0] / "behaviour" / "episodes.csv", index=False)
-    rows.iloc[:-1].to_csv(folders[1] / "behaviour" / "episodes.csv", index=False)
+    rows.assign(seed=rows["seed"] + 1).to_csv(folders[1] / "behaviour" / "episodes.csv",
+                                              index=False)
     assert series.main([*given, "1", "5", "10", *output]) == 2
     assert "different levels" in capsys.readouterr().err
 

@@ -101,8 +101,7 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
         store = ResultStore(folder / "steering", STEERING_FILES)
         if store.has("effects"):
             effects = store.read("effects")
-            own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")
-                          & ~effects["control"].astype(bool)]
+            own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")]
             rows += [(number, folder.name, VECTOR_EFFECT, row.effect, row.low_95, row.high_95,
                       len(store.settings()["levels"])) for row in own.itertuples()]
     rows.append((np.nan, "all", TREND, *trend(numbers, levels), len(levels[0])))
