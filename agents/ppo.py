@@ -10,7 +10,7 @@ train together), B environments or frames of a minibatch, H W C a frame, D hidde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from agents.acting import draw_actions, embed_frames, reset_hidden, run_policy
 from agents.config import AgentConfig
 from agents.kickstarting import KICKSTART_METRICS, Guidance, kickstart_losses
 from agents.networks import Policy, PolicyOutput
+from common.cuda_graph import GraphedFunction
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from envs.procgen_env import EnvConfig, LevelEdit, ProcgenVectorEnv
@@ -87,6 +88,9 @@ class Collector:
         self.statistics = EpisodeStatistics(num_envs)
         self.normalizer = RewardNormalizer(num_envs)
         self.observation = self.env.observe()
+        self._act: Callable[..., tuple[Tensor, ...]] = self._run_policy
+        if compute.device.type == "cuda":
+            self._act = GraphedFunction(self._run_policy, compute.device)
 
     def play(self, n_steps: int, rollout: Rollout | None = None, normalize: bool = False) -> None:
         """Take ``n_steps`` steps in every environment.
@@ -99,17 +103,18 @@ class Collector:
             rollout.hidden.copy_(self.hidden)
         earned = torch.zeros(2, n_steps, len(self.hidden))  # rewards and ends of episodes
         for t in range(n_steps):
-            frames, first, output = self._run_policy()
-            self.hidden = output.hidden_states
+            frames, first = self._observed()
             draws = torch.rand(self.num_envs, generator=self.generator)[self.own]
-            actions = draw_actions(output.log_probs, draws.to(self.compute.device))
+            actions, log_probs, values, self.hidden = self._act(
+                frames=frames, first=first, hidden=self.hidden,
+                draws=draws.to(self.compute.device))
             self.env.act(actions.to("cpu", torch.int32).numpy())
             if rollout is not None:  # stored while the environments step
                 rollout.frames[t] = frames
                 rollout.masks[t] = 1 - first.float()
                 rollout.actions[t] = actions
-                rollout.log_probs[t] = output.log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
-                rollout.values[t] = output.values
+                rollout.log_probs[t] = log_probs
+                rollout.values[t] = values
             self.observation = self.env.observe()
             earned[0, t] = torch.from_numpy(self.observation.rewards)
             earned[1, t] = torch.from_numpy(self.observation.first)
@@ -122,14 +127,33 @@ class Collector:
                 rollout.rewards[t] = torch.from_numpy(rewards[self.own])
                 rollout.ended[t] = torch.from_numpy(ended[self.own])
         if rollout is not None:
-            rollout.values[n_steps] = self._run_policy()[2].values
+            frames, first = self._observed()
+            rollout.values[n_steps] = self._act(frames=frames, first=first, hidden=self.hidden,
+                                                draws=torch.zeros_like(values))[2]
 
-    def _run_policy(self) -> tuple[Tensor, Tensor, PolicyOutput]:
-        """Return frames and episode starts on the device, and the outputs of the policy."""
-        frames = torch.from_numpy(self.observation.frames).to(self.compute.device)
-        first = torch.from_numpy(self.observation.first).to(self.compute.device)
-        hidden_in = reset_hidden(self.policy, self.hidden, first)
-        return frames, first, run_policy(self.policy, self.compute, frames, hidden_in)
+    def _observed(self) -> tuple[Tensor, Tensor]:
+        """Return the frames (N, H, W, C) and the starts of episodes (N,), on the device."""
+        return (torch.from_numpy(self.observation.frames).to(self.compute.device),
+                torch.from_numpy(self.observation.first).to(self.compute.device))
+
+    def _run_policy(self, frames: Tensor, first: Tensor, hidden: Tensor, draws: Tensor
+                    ) -> tuple[Tensor, ...]:
+        """Run the policy for one step, and draw actions.
+
+        Args:
+            frames, first: observations from :meth:`_observed`.
+            hidden: states that leave the last step (N, D).
+            draws: uniform random numbers in [0, 1), (N,).
+
+        Returns:
+            Actions (N,), their log-probabilities (N,), values (N,), and the states that leave the
+            step (N, D).
+        """
+        output = run_policy(self.policy, self.compute, frames,
+                            reset_hidden(self.policy, hidden, first))
+        actions = draw_actions(output.log_probs, draws)
+        log_probs = output.log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
+        return actions, log_probs, output.values, output.hidden_states
 
 
 def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmbda: float,

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from agents.agent_file import load_agent
 from agents.replay import recorded_game
 from common.config import SETTINGS_NAME, save_settings
+from common.cuda_graph import GraphedFunction
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
@@ -36,7 +37,6 @@ from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.batches import AlignedBatch, BatchOrder, BatchReader, align, as_frames, true_camera
 from generative.config import SimulatorConfig
-from generative.cuda_graph import GraphedStep
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import (
     PixelWeights,
@@ -138,7 +138,9 @@ class SimulatorTraining:
             shares = count_colours(self.dataset, split.train, settings.seed)
             self._pixel_weights = PixelWeights(shares.to(compute.device), training.image_rarity)
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
-        self._graph = GraphedStep(self._generator) if is_graph else None
+        self._run_step: Callable[..., tuple[Tensor, ...]] = self._step
+        if is_graph:
+            self._run_step = GraphedFunction(self._step, compute.device, self._generator)
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # metrics of the batches since the last row
         if saved and published:
@@ -372,7 +374,7 @@ class SimulatorTraining:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        values = self._graph(self._step, windows) if self._graph else self._step(windows)
+        [values] = self._run_step(**windows.tensors())
         metrics = dict(zip(self._metric_names, values))
         norm = float(metrics["gradient_norm"])
         if not math.isfinite(norm):
@@ -386,9 +388,10 @@ class SimulatorTraining:
                                                  in self._parameters], 1 - decay)
         return metrics
 
-    def _step(self, windows: Windows) -> Tensor:
-        """Take one optimiser step and return the metrics (number of ``_metric_names``,)."""
-        num = self._order.batch_size
+    def _step(self, **tensors: Tensor) -> tuple[Tensor]:
+        """Take one optimiser step on the tensors of ``Windows``; returns the metrics (number of
+        ``_metric_names``,)."""
+        windows, num = Windows(**tensors), self._order.batch_size
         losses, metrics = self._forward(align(windows, self.settings.simulator), self._generator,
                                         num)
         self.optimizer.zero_grad(set_to_none=True)
@@ -397,7 +400,7 @@ class SimulatorTraining:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters,
                                               self.settings.training.gradient_norm_limit)
         self.optimizer.step()
-        return torch.stack([norm, *(metrics[name] for name in self._metric_names[1:])])
+        return (torch.stack([norm, *(metrics[name] for name in self._metric_names[1:])]),)
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ from conftest import FLOAT32, tiny_config, tiny_policy
 
 from agents.networks import PolicyOutput
 from agents.ppo import Collector, Rollout, advantages, minibatches, ppo_losses, update
+from common.devices import Compute
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from envs.rewards import EpisodeStatistics, RewardNormalizer
 
@@ -113,6 +114,28 @@ def test_rollout_holds_what_the_environments_did():
         hidden = torch.where(rollout.ended[-1:].T > 0, policy.init_hx, worker.hidden)
         last = policy(images, hidden, torch.ones(4)).values
     torch.testing.assert_close(rollout.values[150], last, atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_gpu_that_repeats_steps_acts_as_with_single_ones(recurrent, bfloat16, monkeypatch):
+    """The weights change after the steps were captured."""
+    compute = Compute(torch.device("cuda", 0), bfloat16)
+    rollouts = []
+    for graphed in (True, False):
+        if not graphed:
+            monkeypatch.setattr("agents.ppo.GraphedFunction", lambda function, device: function)
+        policy = compute.place(tiny_policy(recurrent=recurrent))
+        worker = Collector(EnvConfig("fruitbot", "easy"), policy, compute, 16, 5, 2)
+        for _ in range(2):
+            rollout = Rollout(32, 16, (64, 64, 3), policy.hidden_state_size, compute.device)
+            worker.play(32, rollout)
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter *= 1.1
+        rollouts.append(rollout)
+    torch.testing.assert_close(vars(rollouts[0]), vars(rollouts[1]))
 
 
 @pytest.mark.parametrize("normalize_adv", [True, False])
