@@ -22,6 +22,8 @@ from attribution.checking.object_removal import OBJECTS_AT_STAKE
 from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from attribution.results import AttributionStore, read_features
+from attribution.training_levels import LEVEL_SERIES
+from attribution.training_levels import read_findings as read_level_findings
 from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
 from common.errors import UserError
 from common.results import ResultStore, Table
@@ -66,7 +68,9 @@ CLAIMS = ClaimsTable({
              "agent with the hazard invisible"),
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
              "over 14 models",
-             "object score by number of training levels"),
+             "Spearman's rank correlation over agents of the number of training levels and the "
+             "object score (see R11), and other measures of the agents. The agents are not those "
+             "of the columns"),
     10: Claim("If trained on 100 levels, the value is a clock, and features look at the "
               "background",
               "share of V's variance explained by the number of steps left in the level; share "
@@ -82,11 +86,13 @@ CLAIMS = ClaimsTable({
 }, "python -m attribution.table", (
     "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares of levels, "
     "otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 (one "
-    "standard deviation to either side) and R6 (range over features). In R7, numbers are changes "
+    "standard deviation to either side), R6 (range over features) and R9 (Bonett and Wright, over "
+    "agents). In R7, numbers are changes "
     "caused by an edit or by invisible hazards. *Reference* is the number of the original agent, "
     "or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
-    "attribution are not tested. R7 *holds* if the change is claimed: its interval excludes 0, and "
+    "attribution are not tested. R9 *holds* if the interval of the correlation with the object "
+    "score lies above 0. R7 *holds* if the change is claimed: its interval excludes 0, and "
     "both p (McNemar's test, Holm's correction over edits and causes) and (1 + n) / (K + 1) are at "
     "most 0.05, where n of the K random edits cause at least as large a change. The other rows are "
     "not tested."),
@@ -95,7 +101,7 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",
            7: "failure_causes has not been run with an edited agent",
            8: "failure_causes has not been run with an edited agent and --invisible",
-           9: "fewer than six agents have been trained on different numbers of levels",
+           9: "python -m attribution.series has not been run",
            11: "python -m attribution.objects has not been run",
            12: "the settings of the attributions lack the unit of rewards; run python -m "
                "attribution.attribute again with the same flags to add it"}
@@ -109,11 +115,11 @@ class AgentStudies:
     """Results of all studies of one agent.
 
     Args:
-        path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks`` and
-            ``causes``; the last three may be missing.
+        path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks``,
+            ``causes`` and ``levels`` (a series of other agents); the last four may be missing.
 
     Attributes:
-        attributions, checks, objects, causes: stores of the results.
+        attributions, checks, objects, causes, levels: stores of the results.
         features: features of the attributed layers, by short name of the layer.
 
     Raises:
@@ -126,6 +132,7 @@ class AgentStudies:
         self.checks = ResultStore(path / "checks", CHECK_FILES)
         self.objects = ResultStore(path / "objects", OBJECT_FILES)
         self.causes = ResultStore(path / "causes", FAILURES)
+        self.levels = ResultStore(path / "levels", LEVEL_SERIES)
         self.features = {layer: read_features(path / "features", layer)
                          for layer in self.attributions.layers()
                          if (path / "features" / layer).is_dir()}
@@ -287,8 +294,13 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
                       shown=name == layer)
 
 
+def _by_levels(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    if studies.levels.settings_file.exists():
+        yield from read_level_findings(studies.levels.path, layer)
+
+
 # By row of the table, the function that yields the findings of one agent, given the layer to show
-# and the seed of the bootstraps. Row 9 has no function, because it needs many agents.
+# and the seed of the bootstraps.
 _ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
     1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
-    8: _blind, 10: _clock, 11: _object_scores, 12: _odd_frames}
+    8: _blind, 9: _by_levels, 10: _clock, 11: _object_scores, 12: _odd_frames}

@@ -15,8 +15,8 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
                        help="one folder of studies per agent, such as analysis/attribution, with "
-                            "the subfolders attribution/, features/, objects/, checks/ and "
-                            "causes/")
+                            "the subfolders attribution/, features/, objects/, checks/, "
+                            "causes/ and levels/")
     flags.add_argument("--labels", nargs="+", metavar="NAME",
                        help="names of the agents; if not given, the names of the folders")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",

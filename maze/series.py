@@ -11,17 +11,16 @@ from pathlib import Path
 from common.cli import Parser
 from common.errors import UserError, script_main
 from common.results import ResultStore
-from common.tables import write_table
 from maze.studies.series import (
     AXES,
+    MEASURES,
     REGION,
     SERIES_FILES,
-    TREND,
-    draw_series,
+    STEPS,
     read_levels,
-    report,
     series_table,
 )
+from stats.series import write_series
 
 
 def parser() -> Parser:
@@ -44,14 +43,15 @@ def main(argv: list[str] | None = None) -> None:
                         "different ones")
     levels = read_levels(args.studies)
     table = series_table(args.numbers, args.studies, levels)
-    with ResultStore(args.output_dir, SERIES_FILES).replace({
-            "by": args.by, "numbers": args.numbers,
-            "studies": [str(folder) for folder in args.studies]}) as folder:
-        written = ResultStore(folder, SERIES_FILES)
-        write_table(written.file_of("series"), table)
-        draw_series(written.file_of("figure"), table, AXES[args.by])
-        written.file_of("report").write_text(report(table, AXES[args.by]))
-    print(f"{TREND} over {len(levels)} agents: {table['value'].iloc[-1]:.2f}",
+    notes = (f"All agents played the same {len(levels[0])} levels, in which the cheese lies "
+             "outside the region of maze.behaviour. Shares have Wilson's 95 % interval; means have "
+             "a bootstrap interval over levels. The interval of the rank correlation is a "
+             "bootstrap over levels, and does not cover the variation between training seeds.")
+    write_series(ResultStore(args.output_dir, SERIES_FILES), {
+        "by": args.by, "numbers": args.numbers,
+        "studies": [str(folder) for folder in args.studies]}, table, AXES[args.by],
+        {"": MEASURES}, notes, logarithmic=args.by == STEPS)
+    print(f"rank correlation over {len(levels)} agents: {table['value'].iloc[-1]:.2f}",
           f"wrote report.md, series.png and series.csv to {args.output_dir}", sep="\n")
 
 

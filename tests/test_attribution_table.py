@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import figures_drawn
 from scipy.stats import spearmanr
 
-from attribution import table
+from attribution import series, table
+from attribution.checking.object_scores import OBJECT_FILES
 from attribution.claims import CLAIMS
 from attribution.results import FEATURES, AttributionStore, finish_features, read_features
 from attribution.trajectories import Trajectories, advantages_of
@@ -167,3 +169,53 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     assert "| no saw: blindness for saw | 0.400 | 0.200 to 0.600 |" in lines[7]
     assert "| object score, block2 | 0.800 | 0.700 to 0.900 | 0.500 |" in lines[10]
     assert set(found.index.get_level_values("row")) == set(CLAIMS.claims) - {9}
+
+
+def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
+    """Scores rise with the number of levels at one layer, and not at the other."""
+    path, _, _ = studies
+    folders, numbers, unseen = [], (10, 10, 100, 100, 1000, 1000), (0.5, 0.6, 0.7, 0.6, 0.8, 0.9)
+    for place, (number, share) in enumerate(zip(numbers, unseen)):
+        folders.append(tmp_path / f"agent_{place}")
+        for name, rate, levels in (("training", 0.95, number), ("unseen", share, 10**6)):
+            save_json(folders[-1] / f"{name}.json", {
+                "success_rate": rate, "success_interval": [rate - 0.04, rate + 0.03],
+                "num_episodes": 200, "env": {"num_levels": levels}})
+        store = ResultStore(folders[-1] / "objects", OBJECT_FILES)
+        store.open({"num_observations": 64})
+        for layer, score in (("block2", 0.6 + 0.01 * place), ("block3", 0.9 - share / 10)):
+            store.write("names", layer, value={
+                "score": score, "score_low_95": score - 0.1, "score_high_95": score + 0.1,
+                "features": [{"name": "coin"}, {"name": None}]})
+    given = ["--studies", *map(str, folders)]
+    with figures_drawn() as figures:
+        assert series.main([*given, "--output_dir", str(path / "levels")]) == 0
+    assert [axes.get_title() for axes in figures["series.png"].axes] == [
+        "success", "object score", "share of features named"]
+    found = pd.read_csv(path / "levels" / "series.csv").set_index(["agent", "measure"])
+    gap = found.loc["agent_3", "generalisation gap"]
+    assert (gap["number"], gap["num_levels"]) == (100, 200)
+    np.testing.assert_allclose(gap[["value", "low_95", "high_95"]].astype(float), [
+        0.35, 0.35 - np.hypot(0.04, 0.03), 0.35 + np.hypot(0.03, 0.04)], rtol=1e-4)
+    assert found.loc["agent_0", "share of features named, block3"]["value"] == 0.5
+    rank = spearmanr(numbers, range(6)).statistic
+    for layer, holds, expected in (("block2", True, rank),
+                                   ("block3", False, -spearmanr(numbers, unseen).statistic)):
+        findings, _ = made(path, tmp_path, "--layers", layer)
+        row = findings.loc[9, f"rank correlation of training levels and object score, {layer}, "
+                              "6 agents"]
+        assert row["value"] == pytest.approx(expected, rel=1e-5) and row["holds"] == holds
+        assert findings.loc[9]["holds"].notna().sum() == 1
+    ends = np.tanh(np.arctanh(rank) + np.array([-1, 1]) * 1.959964 * np.sqrt(
+        (1 + rank**2 / 2) / 3))
+    np.testing.assert_allclose(found.loc["all agents", "object score, block2"][
+        ["low_95", "high_95"]].astype(float), ends, rtol=1e-4)
+
+    assert series.main([*given[:6], "--output_dir", str(tmp_path / "few")]) == 2
+    assert "at least 6 agents" in capsys.readouterr().err
+    (folders[2] / "objects" / "block3" / "names.json").unlink()
+    assert series.main([*given, "--output_dir", str(tmp_path / "few")]) == 2
+    assert "agent_2: no number for 'object score, block3'" in capsys.readouterr().err
+    (folders[1] / "unseen.json").unlink()
+    assert series.main([*given, "--output_dir", str(tmp_path / "few")]) == 2
+    assert "unseen.json is missing" in capsys.readouterr().err

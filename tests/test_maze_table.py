@@ -95,11 +95,11 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
     output = ["--output_dir", str(column / claims.SERIES)]
     with figures_drawn() as figures:
         assert series.main([*given, "1", "5", "10", *output]) == 0
-    [legend] = figures["series.png"].legends
-    assert len(legend.texts) == 3
+    [panel] = figures["series.png"].axes
+    assert len(panel.get_legend().texts) == 3
     assert "rank correlation over 3 agents: 1.00" in capsys.readouterr().out
     table_of = pd.read_csv(column / claims.SERIES / "series.csv").set_index(["measure", "number"])
-    success = table_of.loc["gets the cheese"]
+    success = table_of.loc["gets the cheese"].query("agent != 'all agents'")
     np.testing.assert_allclose(success["value"], shares, rtol=1e-5)
     assert (success["num_levels"] == len(outside)).all() and list(success.index) == [1, 5, 10]
     steered = pd.read_csv(studies / claims.STEERING / "effects.csv")

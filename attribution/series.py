@@ -1,0 +1,66 @@
+"""Compare agents that were trained on different numbers of levels: success on training levels and
+on unseen levels, object scores of features, and a check of attributions.
+
+Each agent has a folder with training.json (evaluate.py --training_levels --output), unseen.json
+(evaluate.py --output), and the folders objects and, optionally, checks of the studies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attribution.training_levels import (
+    AXIS,
+    DELETION,
+    GAP,
+    LEVEL_SERIES,
+    MIN_AGENTS,
+    NAMED,
+    SCORE,
+    TRAINING,
+    UNSEEN,
+    level_series,
+)
+from common.cli import Parser
+from common.errors import UserError, script_main
+from common.results import ResultStore
+from stats.series import is_correlation, write_series
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
+                       help="folder of each agent")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/levels"),
+                       help="folder to write to; attribution.table shows the folder 'levels' of an "
+                            "agent's studies in row R9")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if len(args.studies) < MIN_AGENTS:
+        raise UserError(f"a rank correlation over agents needs at least {MIN_AGENTS} agents; give "
+                        "more folders to --studies")
+    table = level_series(args.studies)
+    measures = list(dict.fromkeys(table["measure"]))
+    panels = {"success": [TRAINING, UNSEEN, GAP], **{
+        kind: [name for name in measures if name.startswith(f"{kind}, ")]
+        for kind in (SCORE, NAMED, DELETION)}}
+    panels = {title: names for title, names in panels.items() if names}
+    notes = ("Brackets hold 95 % intervals: Wilson's for shares of levels, Newcombe's for the gap "
+             "(success on training levels minus success on unseen levels), a bootstrap over "
+             "episodes for object scores and deletion (in standard deviations of the value, over "
+             "random order). Intervals of rank correlations cover the variation between agents.")
+    write_series(ResultStore(args.output_dir, LEVEL_SERIES), {
+        "studies": [str(folder) for folder in args.studies]}, table, AXIS, panels, notes,
+        logarithmic=True)
+    for row in table[is_correlation(table)].itertuples():
+        print(f"{row.measure}: rank correlation with the {AXIS} {row.value:.2f} "
+              f"({row.low_95:.2f} to {row.high_95:.2f})")
+    print(f"wrote report.md, series.png and series.csv to {args.output_dir}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,120 @@
+"""Measures of agents that were trained on different numbers of levels.
+
+An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with and without
+``--training_levels``, and the folders ``objects`` and, optionally, ``checks`` of its studies.
+``stats.series`` describes the files of a series. Claim R9 of the table of claims is computed from a
+series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.outputs import VALUE
+from attribution.checking.agent_checks import CHECK_FILES
+from attribution.checking.object_scores import OBJECT_FILES, read_names
+from common.errors import UserError
+from common.files import read_description
+from common.results import ResultStore
+from stats.claims import Finding
+from stats.series import ALL, is_correlation, rank_correlation, series_of, series_schema
+
+AXIS = "number of training levels"
+TRAINING, UNSEEN, GAP = ("success on training levels", "success on unseen levels",
+                         "generalisation gap")
+SCORE, NAMED, DELETION = "object score", "share of features named", "area gained by deletion"
+MIN_AGENTS = 6
+LEVEL_SERIES = series_schema("python -m attribution.series")
+
+
+def level_series(folders: Sequence[Path]) -> pd.DataFrame:
+    """Return the table ``series.csv`` of agents with folders of studies.
+
+    Raises:
+        UserError: if an evaluation or the object scores of an agent are missing or damaged, or
+            agents differ in their layers or checks.
+    """
+    agents = series_of(row for folder in folders for row in _measures(folder))
+    correlations = []
+    for measure, rows in agents.groupby("measure", sort=False):
+        if len(rows) != len(folders):
+            missing = {folder.name for folder in folders} - set(rows["agent"])
+            raise UserError(f"{', '.join(sorted(missing))}: no number for '{measure}', which other "
+                            "agents have")
+        numbers, values = rows["number"].to_numpy(), rows["value"].to_numpy()
+        correlations.append((np.nan, ALL, measure, *rank_correlation(numbers, values), len(rows)))
+    return pd.concat([agents, series_of(correlations)], ignore_index=True)
+
+
+def _measures(folder: Path) -> Iterator[tuple]:
+    """Yield the rows of one agent."""
+    training, unseen = (_evaluation(folder / name) for name in ("training.json", "unseen.json"))
+    number = training["env"]["num_levels"]
+    if not number or unseen["env"]["num_levels"] == number:
+        raise UserError(f"{folder}: training.json must be of the training levels "
+                        "(--training_levels) and unseen.json of others")
+
+    agent = number, folder.name
+    shares = [(result["success_rate"], *result["success_interval"])
+              for result in (training, unseen)]
+    for measure, ends, result in zip((TRAINING, UNSEEN), shares, (training, unseen)):
+        yield *agent, measure, *ends, result["num_episodes"]
+    yield *agent, GAP, *newcombe_difference(*shares), unseen["num_episodes"]
+    objects = ResultStore(folder / "objects", OBJECT_FILES)
+    for layer in objects.keys("names"):
+        names = read_names(objects, layer)
+        if names["score"] is None:
+            raise UserError(f"{objects.path}: a feature of the layer '{layer}' has no object "
+                            "score; record more episodes")
+        yield (*agent, f"{SCORE}, {layer}", names["score"], names["score_low_95"],
+               names["score_high_95"], objects.settings()["num_observations"])
+        named = [feature["name"] is not None for feature in names["features"]]
+        yield *agent, f"{NAMED}, {layer}", np.mean(named), np.nan, np.nan, len(named)
+    checks = ResultStore(folder / "checks", CHECK_FILES)
+    if checks.has("deletion_table"):
+        table = checks.read("deletion_table")
+        for check in table[(table["kind"] == "deletion") & (table["other"] == "random")
+                           & (table["output"] == VALUE)].itertuples():
+            yield (*agent, f"{DELETION}, {check.layer}", check.better, check.low_95,
+                   check.high_95, checks.settings()["num_frames"])
+
+
+def _evaluation(path: Path) -> dict:
+    """Read a file of ``evaluate.py --output``."""
+    result = read_description(path)
+    if not {"success_rate", "success_interval", "num_episodes", "env"} <= result.keys():
+        raise UserError(f"{path} is missing or incomplete; write it with evaluate.py --output")
+    return result
+
+
+def newcombe_difference(first: tuple[float, float, float], second: tuple[float, float, float]
+                        ) -> tuple[float, float, float]:
+    """Return the difference of two independent shares and the ends of its 95 % interval by Newcombe
+    (1998), method 10.
+
+    Args:
+        first, second: shares with the ends of their Wilson intervals.
+    """
+    difference = first[0] - second[0]
+    below = np.hypot(first[0] - first[1], second[2] - second[0])
+    above = np.hypot(first[2] - first[0], second[0] - second[1])
+    return difference, float(difference - below), float(difference + above)
+
+
+def read_findings(path: Path, layer: str) -> Iterator[Finding]:
+    """Yield the findings of a series for row R9 of the table of claims.
+
+    Args:
+        path: folder of the series.
+        layer: short name of the layer whose object score is judged.
+    """
+    table = ResultStore(path, LEVEL_SERIES).read("series")
+    for row in table[is_correlation(table)].itertuples():
+        judged = row.measure == f"{SCORE}, {layer}"
+        yield Finding("agents", f"rank correlation of training levels and {row.measure}, "
+                      f"{row.num_levels} agents", row.value, row.low_95, row.high_95,
+                      row.num_levels, shown=True, holds=bool(row.low_95 > 0) if judged else None)

@@ -1,0 +1,132 @@
+"""Series of agents that differ in one number, such as the number of training levels.
+
+A result folder contains::
+
+    settings.json      folders of the agents' studies, and further settings
+    series.csv         a row per agent and measure, and a row per rank correlation over agents
+    report.md          the same as tables
+    series.png         the measures against the number
+
+Letters in shape comments: A agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import norm, spearmanr
+
+from common.palette import COLOURS, DPI
+from common.results import Entry, File, ResultStore, Schema, Table, Text
+from common.tables import markdown_table, write_table
+from stats.report import format_interval
+
+COLUMNS = {"number": float, "agent": str, "measure": str, "value": float, "low_95": float,
+           "high_95": float, "num_levels": int}
+ALL = "all agents"  # agent of a rank correlation, whose number is NaN
+_ENDS = ["value", "low_95", "high_95"]
+
+
+def series_schema(script: str) -> Schema:
+    """Return the schema of the folder of a series that a script writes."""
+    return Schema("series of agents", script, results={
+        "series": Entry("series.csv", Table(COLUMNS)), "report": Entry("report.md", Text()),
+        "figure": Entry("series.png", File())})
+
+
+def series_of(rows: Iterable[tuple]) -> pd.DataFrame:
+    """Return the table ``series.csv`` with the given rows, whose values are in the order of
+    COLUMNS."""
+    return pd.DataFrame(list(rows), columns=list(COLUMNS))
+
+
+def is_correlation(table: pd.DataFrame) -> pd.Series:
+    """Return which rows of a series are rank correlations, bool."""
+    return table["agent"] == ALL
+
+
+def rank_correlation(numbers: np.ndarray, values: np.ndarray) -> tuple[float, float, float]:
+    """Compute Spearman's rank correlation over agents.
+
+    Args:
+        numbers: the number of each agent (A,), at least four.
+        values: a measure of each agent (A,).
+
+    Returns:
+        The correlation and the ends of its 95 % interval by Bonett and Wright (2000), "Sample size
+        requirements for estimating Pearson, Kendall and Spearman correlations", which covers the
+        variation between agents. NaN if all numbers or all values are equal.
+    """
+    if len(set(numbers)) < 2 or len(set(values)) < 2:
+        return np.nan, np.nan, np.nan
+    found = float(spearmanr(numbers, values).statistic)
+    half = norm.ppf(0.975) * np.sqrt((1 + found**2 / 2) / (len(numbers) - 3))
+    with np.errstate(divide="ignore"):  # a correlation of 1 has the interval 1 to 1
+        low, high = np.tanh(np.arctanh(found) + half * np.array([-1, 1]))
+    return found, float(low), float(high)
+
+
+def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: str,
+                 panels: Mapping[str, list[str]], notes: str, logarithmic: bool) -> None:
+    """Write the folder of a series, and replace an earlier one.
+
+    Args:
+        store: folder to write.
+        settings: settings of the series.
+        table: table ``series.csv``.
+        axis: name of the number.
+        panels: measures of each table of the report and of each panel of the figure, by title.
+        notes: description of levels and intervals.
+        logarithmic: whether the figure has a logarithmic axis of numbers.
+    """
+    with store.replace(settings) as folder:
+        written = ResultStore(folder, store.schema)
+        write_table(written.file_of("series"), table)
+        _draw(written.file_of("figure"), table, axis, panels, logarithmic)
+        written.file_of("report").write_text(_report(table, axis, panels, notes))
+
+
+def _report(table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]], notes: str) -> str:
+    """Return the report as Markdown; see :func:`write_series`."""
+    lines = [f"# Agents by {axis}", "", notes, ""]
+    text = table.assign(text=[format_interval(row.value, row.low_95, row.high_95, ".3f")
+                              if np.isfinite(row.low_95) else f"{row.value:.3f}"
+                              for row in table.itertuples()])
+    agents, correlations = text[~is_correlation(table)], text[is_correlation(table)]
+    for title, measures in panels.items():
+        wide = agents.pivot(index=["number", "agent"], columns="measure", values="text").fillna("")
+        wide = wide[[measure for measure in measures if measure in wide]]
+        lines += [*([f"## {title.capitalize()}", ""] if title else []),
+                  *markdown_table((axis, "agent", *wide), [
+                      (f"{number:.15g}", agent, *row)
+                      for (number, agent), row in zip(wide.index, wide.to_numpy())])]
+    number = agents["agent"].nunique()
+    return "\n".join([*lines, *markdown_table(
+        ("measure", f"rank correlation with {axis}, {number} agents"),
+        [(row.measure, row.text) for row in correlations.itertuples()])])
+
+
+def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]],
+          logarithmic: bool) -> None:
+    """Draw each measure, with its intervals, against the number of the agent, and a line through
+    the means over agents with the same number; see :func:`write_series`."""
+    agents = table[~is_correlation(table)]
+    figure = Figure(figsize=(1.2 + 4.4 * len(panels), 4.4), layout="constrained")
+    for axes, (title, measures) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+        for color, measure in zip(COLOURS, measures):
+            rows = agents[agents["measure"] == measure].sort_values("number")
+            value, low, high = rows[_ENDS].to_numpy().T
+            axes.errorbar(rows["number"].to_numpy(), value, np.stack([value - low, high - value]),
+                          color=color, marker="o", linestyle="", capsize=3, label=measure)
+            means = rows.groupby("number")["value"].mean()
+            axes.plot(means.index.to_numpy(), means.to_numpy(), color=color)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xscale("log" if logarithmic else "linear")
+        axes.set(xlabel=axis, title=title)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    figure.savefig(path, dpi=DPI)
