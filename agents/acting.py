@@ -28,8 +28,16 @@ _OTHER_GAMES = "other_games"
 
 
 def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
-    """Replace the hidden states (N, D) of environments that start an episode (``first``, bool (N,))
-    by the agent's initial state; returns the states that enter the step (N, D)."""
+    """Reset the hidden states of environments that start an episode to the initial state.
+
+    Args:
+        policy: the agent.
+        hidden: states that left the previous step (N, D).
+        first: whether each environment starts an episode, bool (N,).
+
+    Returns:
+        States that enter the step (N, D).
+    """
     return torch.where(first.unsqueeze(-1), policy.initial_state().detach(), hidden)
 
 
@@ -80,7 +88,7 @@ class ActionNoise:
         enabled: whether record.py applies the noise by default.
         scale: factor by which the logits are multiplied first.
         lowest, highest: bounds to which the logits are then clamped; None for no bound.
-        fixed_logits: new logits of single actions, by number of the action; they are set last.
+        fixed_logits: logits of some actions, by action number; they are set after clamping.
     """
 
     enabled: bool

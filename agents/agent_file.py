@@ -203,7 +203,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
         if "embedder.block1.conv.weight" in state:
             keys = [f"embedder.block{k}.res1.conv1.weight" for k in (1, 2, 3)]
             c1, c2, c3 = (state[key].shape[1] for key in keys)
-            for key, c in zip(keys, (c1, c2, c3)):  # prevents huge networks from small files
+            for key, c in zip(keys, (c1, c2, c3)):  # a small file must not build a huge network
                 _check_shape(state, key, (c, c, 3, 3), path)
             embedder: Embedder = ImpalaEmbedder(size, (c1, c2, c3))
         elif "embedder.conv1a.weight" in state:
@@ -299,7 +299,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Return the digest of an agent's weights and edits; it does not depend on the agent's file."""
+    """Return the digest of an agent's weights and edits, which is independent of its file."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)

@@ -26,8 +26,9 @@ _DEPENDENT = 1e-5  # singular values below this fraction of the largest count as
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """Edit of a layer's output a, which becomes a' = a - s P a at every cell. P is the projection
-    onto the span of the directions.
+    """Linear edit of a layer's output: a' = a - s P a at every cell.
+
+    P is the orthogonal projection onto the span of the directions.
 
     A direction for a layer with C channels has C or 2 C entries, called slots. With 2 C slots, the
     first C stand for max(a, 0) and the last C for max(-a, 0). In this case P acts on the slots, and
@@ -64,8 +65,7 @@ class Edit:
         return rows[sizes > _DEPENDENT * sizes[0]].T.float()
 
     def signed(self, channels: int) -> bool:
-        """Return whether the directions have separate slots for the positive and the negative parts
-        of ``channels`` channels."""
+        """Return whether the directions have two slots for each of ``channels`` channels."""
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:

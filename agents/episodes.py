@@ -253,8 +253,8 @@ class Evaluation:
         num_episodes: number of episodes.
         success_rate, success_interval: fraction of levels that the game counts as solved, and its
             Wilson interval (Wilson 1927).
-        mean_return, return_interval: mean sum of raw rewards, and its normal interval (None for a
-            single episode).
+        mean_return, return_interval: mean sum of raw rewards, with an interval by the normal
+            approximation (None for a single episode).
         mean_length: mean number of environment steps.
     """
 
@@ -307,8 +307,7 @@ def small_film(episode: Episode, max_steps: int) -> np.ndarray:
 
 
 def small_picture(view: np.ndarray, action: int) -> np.ndarray:
-    """Resize a 512-pixel view (512, 512, 3) and mark the action in it, uint8 (FILM_SIZE, FILM_SIZE,
-    3)."""
+    """Resize a view (512, 512, 3) to (FILM_SIZE, FILM_SIZE, 3) and mark the action in it."""
     image = Image.fromarray(view).resize((FILM_SIZE, FILM_SIZE), Image.Resampling.BOX)
     return mark_action(np.asarray(image), action)
 

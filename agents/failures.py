@@ -5,8 +5,8 @@ episode is the hazard whose removal lets the episode continue after its last act
 is therefore repeated in copies of the level, each without the hazards of one kind near the player:
 if the episode continues in a copy, that kind is the cause.
 
-The state of a level is read only every few steps, which is much cheaper than at every step. The
-state before a failure is restored by replaying the actions since the last state that was read.
+Reading the state of a level is slow, so it is read only every few steps. The state before a failure
+is restored by replaying the actions since the last state that was read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stats.effects import Outcome
 TIMEOUT = "timeout"
 MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, but no single kind does
 OTHER = "other"  # removing all kinds of hazard does not prevent the failure
-ENDED = "ended"  # the hazards of the game are not known
+ENDED = "ended"  # unknown cause, because the hazards of the game are not known
 FAILS_BY = "fails_by_"  # prefix of the outcomes of ``failure_outcomes``
 NEAR = 3.0  # distance from the player in cells within which hazards are removed
 STEPS_PER_STATE = 16  # steps of an episode between two states that are read
@@ -41,7 +41,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 
 
 def failure_outcomes(game: str) -> tuple[Outcome, ...]:
-    """Return one outcome per cause in ``causes_of``: whether an episode fails by this cause."""
+    """Return one outcome per cause in ``causes_of``: whether an episode fails due to this cause."""
     return tuple(Outcome(f"{FAILS_BY}{cause}", f"failures by {cause}", probability=True)
                  for cause in causes_of(game))
 
@@ -65,8 +65,7 @@ class FailureAttributor(StateView):
         self._hazards = hazards_of(config.env_name)
 
     def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
-        """Return the state before the last action of an episode, by replaying all actions but the
-        last from an earlier state.
+        """Replay all actions of an episode except the last, and return the resulting state.
 
         Args:
             state: state of the level before the first of the actions.
@@ -109,8 +108,7 @@ class FailureAttributor(StateView):
 
     def _saves(self, kinds: Sequence[GameObject], state: LevelState, before: bytes,
                action: int) -> bool:
-        """Return whether the step no longer ends the episode, or solves the level, if all nearby
-        hazards of the given kinds are removed.
+        """Return whether removing all nearby hazards of the given kinds prevents the failure.
 
         Args:
             kinds: kinds of hazard.
@@ -124,8 +122,7 @@ class FailureAttributor(StateView):
             self._step_from(without, action) in ((False, False), (True, True)))
 
     def _step_from(self, state: bytes, action: int) -> tuple[bool, bool]:
-        """Take a step from a state; return whether it ends the episode, and whether it solves the
-        level."""
+        """Take a step; return whether it ends the episode, and whether it solves the level."""
         self.set(state)
         return self.step(action)
 
@@ -136,8 +133,9 @@ class FailureAttributor(StateView):
 
 
 class StateSampler:
-    """``watch`` callback of ``play_episodes`` that reads the states of levels at some steps, keeps
-    the last state of each episode, and estimates the number of steps with hazards in view.
+    """``watch`` callback of ``play_episodes`` that reads the level state at some steps.
+
+    It keeps the last state of each episode, and estimates the number of steps with hazards in view.
 
     Args:
         game: name of the game.

@@ -86,7 +86,7 @@ class _BoundPatch:
         self._sums = torch.zeros(3, dtype=torch.float64, device=policy.device)
 
     def __call__(self, output: Tensor, info: BatchInfo | None, state: Tensor | None) -> Tensor:
-        """Patch an output (…, *shape); returns a new tensor if anything changes.
+        """Return the patched output (…, *shape); the input tensor is not modified.
 
         Args:
             info: batch metadata of the B rows of the output; None if the forward pass has none.

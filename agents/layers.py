@@ -118,8 +118,10 @@ def all_layers(policy: Policy) -> tuple[Layer, ...]:
 
 
 def find_layer(policy: Policy, name: str) -> Layer:
-    """Find a layer by its name, the name of an enclosing module (which selects its last layer), or
-    the published name with the suffix ``_out``.
+    """Find a layer by its name.
+
+    The name of an enclosing module selects its last layer. The published names, which have the
+    suffix ``_out``, are accepted, too.
 
     Raises:
         UserError: if there is no such layer; the message names the nearest one.
@@ -135,8 +137,9 @@ def find_layer(policy: Policy, name: str) -> Layer:
 
 
 def layers_named(policy: Policy, name: str) -> tuple[Layer, ...]:
-    """Return the layers with a name: one layer, or for ``all`` every layer except the heads and
-    ``hidden_state``, which repeats the output of the preceding layer.
+    """Return the layer with a name, or for ``all`` every layer except heads and ``hidden_state``.
+
+    ``hidden_state`` is left out because its output equals that of the preceding layer.
 
     Raises:
         UserError: see ``find_layer``.

@@ -56,7 +56,10 @@ class ResidualUnit(nn.Module):
 
 
 class HalvingMaxPool(nn.MaxPool2d):
-    """Max-pool 3x3, stride 2, padding 1, for even sizes; see :func:`agents.pooling.halve`."""
+    """Max-pool 3x3, stride 2, padding 1, for images of even height and width.
+
+    See :func:`agents.pooling.halve`.
+    """
 
     def __init__(self):
         super().__init__(kernel_size=3, stride=2, padding=1)
@@ -214,8 +217,7 @@ class HiddenState(nn.Module):
     """Identity on the hidden state that leaves a step, so that a hook can read and change it."""
 
     def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
-        """Return the state that leaves the step (…, D); hooks also receive the state that enters
-        it (B, D)."""
+        """Return ``leaving`` (…, D); ``entering`` (B, D) is an input for the hooks only."""
         return leaving
 
 
@@ -288,9 +290,11 @@ class Policy(nn.Module):
         return self.initial_state().detach().expand(num, -1).clone()
 
     def to_state(self, numbers: Tensor) -> Tensor:
-        """Map real numbers (…, D) smoothly to the range of hidden states: (-1, 1) for a GRU, above
-        0 for an embedding, which ends in a ReLU. Use it as the output function of networks that
-        predict hidden states."""
+        """Output activation for networks that predict hidden states.
+
+        It maps real numbers (…, D) smoothly to the range of hidden states: (-1, 1) for a GRU, and
+        (0, inf) for an embedding, which ends in a ReLU.
+        """
         return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -327,8 +331,13 @@ class Policy(nn.Module):
         return self._heads(self.hidden_state(hidden, after))
 
     def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
-        """Run one step on images in [0, 1] (N, C, H, W), states (N, D) and masks (N,), which are 0
-        where an episode begins and 1 elsewhere."""
+        """Run one step.
+
+        Args:
+            images: images in [0, 1] (N, C, H, W).
+            hidden: states that leave the previous step (N, D).
+            masks: 0 where an episode begins and 1 elsewhere (N,).
+        """
         embeddings = self.embed(images).float()
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])

@@ -30,14 +30,14 @@ ANSWERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "jumping_right": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("upright")],
 }
 _NUMBERS = range(NUM_ACTIONS)
-# Numbers of actions by name and by direction; an action such as "upleft" has two directions.
+# Action numbers by name and by direction; an action such as "upleft" has two directions.
 _ALONE = {**{name: [number] for number, name in enumerate(ACTION_NAMES)},
           "other": list(_NUMBERS[len(ACTION_NAMES):])}
 _DIRECTIONS = {
     **{name: [number for number in _NUMBERS if ACTION_DIRECTIONS[number][axis] == sign]
        for name, axis, sign in (("left", 0, -1), ("right", 0, 1), ("up", 1, 1), ("down", 1, -1))},
     STILL: [number for number in _NUMBERS if ACTION_DIRECTIONS[number] == (0, 0)]}
-# Actions of each output, by the output's name. The output is the logarithm of their total
+# Action numbers of each output, by its name. The output is the logarithm of their total
 # probability. Direction "left" is called "any_left", because there is also an action "left".
 _LOG_PROBS = {
     **{f"log_prob_{name}": numbers for name, numbers in _ALONE.items()},

@@ -63,7 +63,7 @@ class Collector:
         policy: the agent.
         compute: device and precision.
         num_envs: total number of environments, which the processes share.
-        seed: seed of the levels and actions, whose draws do not depend on the number of processes.
+        seed: seed of levels and actions; the draws do not depend on the number of processes.
         num_threads: number of threads that step the environments.
         edit: optional edit of new levels.
         world: the group of training processes.

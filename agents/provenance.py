@@ -38,8 +38,8 @@ def agent_sha256(path: Path) -> str:
 
 
 def agent_digests(path: Path) -> frozenset[str]:
-    """Return the digests by which results may identify an agent, including the checksum of its file
-    and the checksums of earlier files with the same weights.
+    """Return the digest of an agent, and the checksums of its file and of earlier files with the
+    same weights; results may identify the agent by any of them.
 
     Raises:
         UserError: if the file is missing, damaged or not an agent file.
@@ -67,7 +67,7 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
         logger.warning("it is not known whether %s with this agent: there is no digest to compare",
                        made)
     elif found not in (agent_digests(agent) if isinstance(agent, Path) else {agent}):
-        raise UserError(f"{made} with another agent than {name}; {way_out}")
+        raise UserError(f"{made} with an agent other than {name}; {way_out}")
 
 
 def file_sha256(paths: Iterable[Path]) -> str:

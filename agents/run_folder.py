@@ -20,7 +20,8 @@ from envs.rewards import EpisodeStatistics
 LOG_NAME = "log.csv"
 CARD_NAME = "model_card.md"
 # Columns of log.csv, which has one row per update. Rewards are raw game rewards, lengths are in
-# environment steps, times in seconds. Statistics are over the last 40 episodes; empty if none.
+# environment steps, times in seconds. Statistics are over the last 40 episodes; their cells are
+# empty before the first episode has ended.
 COLUMNS = (
     "timesteps", "wall_time", "num_episodes", "num_episodes_val",
     "max_episode_rewards", "mean_episode_rewards", "min_episode_rewards",
@@ -101,8 +102,7 @@ def read_log(folder: Path) -> pd.DataFrame:
 
 
 def newest_run(folder: Path) -> Path:
-    """Return ``folder`` if it is the folder of a run, or else the newest run in its folders
-    ``seed_*``.
+    """Return ``folder`` if it is a run, otherwise the newest run in its subfolders ``seed_*``.
 
     Raises:
         UserError: if the folder contains no run.

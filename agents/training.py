@@ -54,9 +54,9 @@ class TrainingRun:
     """Training run in a folder.
 
     Args:
-        folder: the run's folder. If it holds a resumable run, that run is resumed. Otherwise the
-            run is new; if another run uses the folder, the attribute ``folder`` has a number
-            appended.
+        folder: the run's folder. If it holds a resumable run, that run is resumed; otherwise a new
+            run starts. If the folder belongs to another run, the new run gets a folder with a
+            number appended to the name, see the attribute ``folder``.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
         compute: device and precision.
@@ -77,8 +77,8 @@ class TrainingRun:
         for size, level_edit in ((settings.cheese_region, edit),
                                  (settings.val_cheese_region, val_edit)):
             if bool(size) != (level_edit is not None):
-                raise ValueError("give an edit of levels if the settings have a cheese region, and "
-                                 "only then")
+                raise ValueError("a level edit must be given if, and only if, the settings have "
+                                 "a cheese region")
         agent = settings.agent
         if agent.n_envs % world.world_size:
             raise UserError(f"{world.world_size} processes cannot share the {agent.n_envs} "
@@ -143,7 +143,7 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Load the teacher; returns None if its losses have weight 0 for the rest of the run.
+        """Load the teacher, or return None if its losses have weight 0 for the rest of the run.
 
         Args:
             state: contents of the resume file; None for a new run.
@@ -188,7 +188,7 @@ class TrainingRun:
                 "train": _collector_state(self.collector), "val": val}
 
     def _checked(self, state: dict, where: str) -> dict:
-        """Check the contents of a resume file; returns the entries that a run reads.
+        """Check the contents of a resume file, and return the entries that a run reads.
 
         Args:
             state: contents of the file.
@@ -270,7 +270,7 @@ class TrainingRun:
         return 0 if self.finished else 128 + stopped
 
     def _one_update(self) -> str:
-        """Collect a rollout, validate if due, and update the policy; returns a progress message."""
+        """Collect a rollout, validate if due, update the policy, and return a progress message."""
         settings, agent = self.settings, self.settings.agent
         progress = self.timesteps / settings.num_timesteps
         learning_rate = agent.learning_rate * max(0.0, 1 - progress)
@@ -298,7 +298,7 @@ class TrainingRun:
         return self._log(metrics)
 
     def _log(self, metrics: dict[str, float]) -> str:
-        """Append a row to the log; returns a message for the progress bar."""
+        """Append a row to the log, and return a message for the progress bar."""
         values = self.world.gather(self.rollout.values[:-1], self.settings.agent.n_envs, dim=1)
         train, val = self.collector.statistics, self.val_collector.statistics
         row = {"timesteps": self.timesteps, "wall_time": self.wall_time,
@@ -317,7 +317,7 @@ class TrainingRun:
         return ", ".join(parts)
 
     def save(self) -> Path:
-        """Write the resume file and then an agent file; returns the path of the agent file.
+        """Write the resume file and then an agent file, and return the path of the agent file.
 
         The order matters: a run resumes from the resume file and then writes a missing agent file.
         """
@@ -343,7 +343,7 @@ class TrainingRun:
 
     @property
     def _is_save_due(self) -> bool:
-        """Whether enough work is unsaved to write the resume file.
+        """Whether the last save is so long ago that the resume file should be written.
 
         torchrun kills processes that keep running for long after a stop signal. Distributed runs
         therefore spend up to 1 % of their time on saving: if updates are long, they save after

@@ -15,7 +15,7 @@ from envs.objects import GameObject, objects_of, places_in_view
 VELOCITY = ("velocity_x", "velocity_y")
 ON_GROUND = "on_ground"
 _GROUND_CELLS = {"coinrun": (15, 16), "ninja": (20,)}  # cells that support the player, by game
-_COINRUN_ON_BOX = 4  # position of "the player was stopped by a box below it" in CoinRun's tail
+_COINRUN_ON_BOX = 4  # word of CoinRun's tail: whether a box below stopped the player
 _CONTACT = 0.01  # distance in cells at which these games look for ground
 
 
@@ -27,8 +27,8 @@ def label_names(game: str) -> tuple[str, ...]:
 
 
 def labelled_kinds(game: str) -> tuple[GameObject, ...]:
-    """Return the kinds of object that have labels: all kinds of the game except the player; empty
-    if the game has no table of objects."""
+    """Return the kinds of object that have labels: all kinds in the game's table except the player.
+    Empty if the game has no table."""
     return tuple(kind for kind in objects_of(game) if not kind.is_player)
 
 

@@ -1,7 +1,7 @@
 """Read and write the serialised state of a Procgen level; keep game-specific fields as bytes.
 
 ``get_state`` of an environment returns little-endian ``bytes`` without padding. Integers and
-booleans are int32; a text is its int32 length followed by its characters. The order is::
+booleans are int32; a string is its int32 length followed by its characters. The order is::
 
     head                version (0), name of the game
     options             options of rendering and level generation
@@ -17,7 +17,7 @@ booleans are int32; a text is its int32 length followed by its characters. The o
     grid                width, height, their product, then the cells
     tail                fields of the individual game, then the end mark 0xCAFECAFE
 
-Texts vary in length, so offsets are not fixed. A state that Procgen cannot read or render crashes
+Strings vary in length, so offsets are not fixed. A state that Procgen cannot read or render crashes
 the whole process without an exception, so only states that :meth:`LevelState.parse` accepts are
 passed to ``set_state``.
 """
@@ -83,7 +83,8 @@ _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
 _THEMES = {"maze": 1}  # games in which every image has fewer than _MAX_THEMES themes
 _MAX_TILES = 100  # background tiles in the view
-_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of entities, in cells and per step; Procgen hangs above
+# Limits of entities: radius in cells, and growth per step. Procgen hangs above them.
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
@@ -138,7 +139,7 @@ class LevelState:
         walk = _Walk(data)
         version, name_bytes = walk.integer("version"), walk.text("name of the game")
         if version != 0:
-            raise walk.error(f"it has version {version}; version 0 is known")
+            raise walk.error(f"it has version {version}, but only version 0 is supported")
         name = name_bytes.decode("ascii", "replace")
         if name not in _TAILS:
             raise walk.error(f"there is no game {name[:40]!r}")
@@ -186,8 +187,11 @@ class LevelState:
         raise KeyError(name)
 
     def fields(self) -> dict[str, object]:
-        """Return all fields by name, in the order of the bytes: numbers, and text for the game's
-        name and the generators. The grid is a list of rows, the lowest first."""
+        """Return all fields by name, in the order of the bytes.
+
+        Values are numbers, or strings for the game's name and the generators. The grid is a list of
+        rows, the lowest first.
+        """
         fields: dict[str, object] = {"version": 0, "game": self.game}
         for block in ("options", "levels", "level_generator", "game_generator", "step",
                       "grid_size", "entities", "drawing", "picture_generator", "world"):
@@ -277,7 +281,7 @@ class _Walk:
         return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
-        """Skip ``size`` bytes; returns the offset of the first skipped byte.
+        """Skip ``size`` bytes, and return the offset of the first skipped byte.
 
         Raises:
             UserError: if the size is negative, or fewer bytes are left.
@@ -308,8 +312,8 @@ class _Walk:
         end = self._end_of_generator(begin)
         if end is None:
             if self._end_of_generator(begin + _FORK_OPTIONS * _INT.itemsize):
-                raise self.error(f"it has {_FORK_OPTIONS} more options than Procgen's, as the fork "
-                                 "of Langosco et al. writes them")
+                raise self.error(f"it has {_FORK_OPTIONS} additional options, as in the fork of "
+                                 "Langosco et al.")
             raise self.error(f"it has no {what} at byte {begin}")
         if self.integer(what) not in ((1,) if needed else (0, 1)):
             raise self.error(f"the {what} is not seeded")
@@ -317,7 +321,7 @@ class _Walk:
         return self.data[begin:end]
 
     def _end_of_generator(self, begin: int) -> int | None:
-        """Return the end offset of the generator that starts at ``begin``, or None without one."""
+        """Return the end of the generator that starts at ``begin``; None if none starts there."""
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]

@@ -59,8 +59,7 @@ class GameObject:
 
     @property
     def changes_place(self) -> bool:
-        """Whether objects of this kind move through the level: kinds with ``mobile`` or
-        ``moving``."""
+        """Whether objects of this kind move through the level (``mobile`` or ``moving``)."""
         return self.mobile or self.moving is not None
 
 
@@ -89,11 +88,11 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
     call the function again to hide these pieces.
 
     Raises:
-        UserError: if the kind consists of cells, which cannot act while invisible.
+        UserError: if the kind consists of cells, which would lose their effect if made invisible.
     """
     if kind.cells:
-        raise UserError(f"{kind.name} of {state.game} consists of cells, which cannot act while "
-                        "they are invisible")
+        raise UserError(f"{kind.name} of {state.game} consists of cells, which would lose their "
+                        "effect if made invisible")
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
@@ -137,8 +136,13 @@ def in_view(state: LevelState, kind: GameObject) -> bool:
 
 
 def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
-    """Return the centres of the objects of a kind, without their trails, that lie in the view of
-    the last frame, even if they are occluded: float (objects, 2), x and y in cells."""
+    """Return the centres of the objects of a kind in the view of the last frame.
+
+    Occluded objects are included, trails are not.
+
+    Returns:
+        Centres x and y in cells, float (objects, 2).
+    """
     view = _view(state)
     seen = state.entities[_entities_of(state, kind) & _reaches(state.entities, *view)]
     rows, columns = np.nonzero(np.isin(state.grid, kind.cells) & _cells_reach(state, *view))
@@ -160,8 +164,10 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """Extend a mask of entities of a kind by their trails. A trail belongs to the nearest entity of
-    ``kind.entity_types``, and is marked if this entity is marked.
+    """Extend a mask of entities of a kind by their trails.
+
+    A trail belongs to the nearest entity of ``kind.entity_types``, and is marked if this entity is
+    marked.
 
     Args:
         kind: kind of object, with the entity types of objects and trails.
@@ -211,8 +217,12 @@ def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]
 
 
 def _without_cells(state: LevelState, kind: GameObject, within: np.ndarray | None) -> LevelState:
-    """Empty those cells of a kind that are marked in ``within``, bool (h, w). If it is None, empty
-    all cells of the kind, including the cell value that Procgen draws outside the grid."""
+    """Empty the cells of a kind.
+
+    Args:
+        within: mask of the cells that may be emptied, bool (h, w). If None, all cells of the kind
+            are emptied, including the cell value that Procgen draws outside the grid.
+    """
     if not kind.cells:
         return state
     gone = np.isin(state.grid, kind.cells)

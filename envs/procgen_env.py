@@ -70,7 +70,7 @@ class EnvConfig:
         if self.start_level < 0 or self.num_levels < 0:
             raise UserError("start_level and num_levels must not be negative")
         if self.start_level and not self.num_levels:
-            raise UserError("start_level needs num_levels, because num_levels 0 selects all levels")
+            raise UserError("start_level needs num_levels above 0, because 0 selects all levels")
         if self.start_level + self.num_levels > MAX_LEVEL:
             raise UserError(f"start_level + num_levels must not exceed {MAX_LEVEL}")
 
@@ -112,7 +112,7 @@ class EnvConfig:
             return self
         start = self.start_level + self.num_levels
         if start == MAX_LEVEL:
-            raise UserError("start_level and num_levels leave no unseen level above them")
+            raise UserError("no unseen levels are left above start_level + num_levels")
         return dataclasses.replace(self, start_level=start, num_levels=MAX_LEVEL - start)
 
 
@@ -237,7 +237,7 @@ class LevelSlots:
         self.frames[slot] = env.observe()[1]["rgb"][0]
 
     def step(self, slot: int, action: int) -> tuple[float, bool]:
-        """Take one step; returns the reward and whether it ended the episode.
+        """Take one step, and return the reward and whether the step ended the episode.
 
         At the end of the episode ``frames[slot]`` is black and the slot is stopped, because the
         frame that Procgen renders then belongs to the next episode.
@@ -315,8 +315,10 @@ class StateView:
         return self._env.observe()[1]["rgb"][0]
 
     def step(self, action: int) -> tuple[bool, bool]:
-        """Take a step; returns whether it ended the episode, and whether the level then counts as
-        solved. After the end of an episode the environment shows another level."""
+        """Take a step, and return whether it ended the episode, and whether it solved the level.
+
+        After the end of an episode the environment shows another level.
+        """
         self._env.observe()
         self._env.act(np.array([action], dtype=np.int32))
         ended = bool(self._env.observe()[2][0])

@@ -49,7 +49,7 @@ class RewardNormalizer:
                 if self.largest else None)
 
     def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Normalise rewards (N,); ``first`` (N,) marks where an episode has just ended."""
+        """Normalise rewards (N,), given a mask of the episodes that have just ended (N,)."""
         self.returns = self.returns * self.DISCOUNT + rewards
         self._update(self.returns)
         self.returns[first] = 0.0

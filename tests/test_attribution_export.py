@@ -46,7 +46,7 @@ def foreign(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("flag", "words"), [
-    ("agent_file", "was recorded with another agent than"),
+    ("agent_file", "was recorded with an agent other than"),
     ("data_dir", "are of another recording: its checksum is"),
     ("features_dir", f"to the layer '{MAP}' are of features with the checksum"),
     ("attribution_dir", "trajectory_00001.npz"),

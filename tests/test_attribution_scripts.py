@@ -257,7 +257,7 @@ def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data
 
 
 @pytest.mark.parametrize(("file", "changes", "words"), [
-    ("data/recording.json", {"agent_sha256": "f" * 64}, "was recorded with another agent than"),
+    ("data/recording.json", {"agent_sha256": "f" * 64}, "was recorded with an agent other than"),
     ("data/recording.json", {"swap": {"name": "1_to_2"}}, "swapped directions"),
     ("found/block3/settings.json", {"agent_sha256": "f" * 64}, "to the agent ffffffffffff"),
     ("found/block3/settings.json", {"layer": "relu9"}, "to the layer relu9"),

@@ -118,7 +118,7 @@ def test_data_of_another_agent_is_refused(name, other_agent, recording, matrices
     script, argv = commands(other_agent, recording, matrices, simulator_file, tmp_path)[name]
     assert script.main(argv) == 2
     said = capsys.readouterr().err
-    assert "another agent than" in said or "is not the agent of this simulator" in said, said
+    assert "an agent other than" in said or "is not the agent of this simulator" in said, said
 
 
 def test_hidden_states_of_two_agents_are_not_analysed_together(recording, other_agent, tmp_path,
@@ -134,4 +134,4 @@ def test_hidden_states_of_two_agents_are_not_analysed_together(recording, other_
         "--interpreting_params_name", "tiny", "--data_dir", str(recording / "data"),
         "--generated_data_dir", str(tmp_path / "samples"), "--num_episodes", "12",
         "--num_generated_samples", "2", "--save_dir", str(tmp_path / "analysis")]) == 2
-    assert "with another agent than" in capsys.readouterr().err
+    assert "with an agent other than" in capsys.readouterr().err
