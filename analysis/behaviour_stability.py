@@ -227,8 +227,8 @@ def _analysis(num_draws: int) -> SampleAnalysis:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     if args.num_draws < 2 or not 0 < args.share < 1:
-        raise UserError("--num_draws must be at least 2, because draws are compared, and --share "
-                        f"between 0 and 1, not {args.num_draws} and {args.share}")
+        raise UserError("--num_draws must be at least 2 and --share between 0 and 1, not "
+                        f"{args.num_draws} and {args.share}")
     run = SampleRun(_analysis(args.num_draws), args, parameters)
     results = run.results
     results.check_new(args.overwrite)

@@ -1,7 +1,7 @@
 """Behaviours: clusters of the agent's and the environment's states and of their changes.
 
-A behaviour is a cluster of steps. A sample shows the behaviour that is most common among the first
-VOTING_STEPS steps of the sample.
+A behaviour is a cluster of steps. The behaviour of a sample is the most common cluster among the
+first VOTING_STEPS steps of the sample.
 
 Layout of ``analysis/combined_agent_env_hx_analysis_precomp/``, as published except for the files
 marked *; N is the number of simulated samples, and rows are the steps of sample 0, then of sample
@@ -132,7 +132,7 @@ def most_common(labels: np.ndarray) -> np.ndarray:
 
 
 def compute(run: SampleRun) -> None:
-    """Read the samples of a run, and find and store their behaviours; see ``analyse``.
+    """Find the behaviours of the samples of a run, and store them; see ``analyse``.
 
     Raises:
         UserError: see ``read_features`` and ``analyse``.
@@ -339,8 +339,8 @@ def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
 
 def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
                 actions: np.ndarray, voting: np.ndarray) -> None:
-    """Draw the frames of some samples, one sample per row, each marked with the action that led to
-    it.
+    """Draw the frames of some samples, one sample per row. Each frame is marked with the action
+    that led to it.
 
     Args:
         figure: figure to draw into.
@@ -386,7 +386,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     coordinates = results.read("tsne", None if is_published else num_states)
     tsne = Plane(coordinates, TSNE_NAMES[:coordinates.shape[1]], title)
     if is_published and len(coordinates) != num_states:
-        # Published results leave out some first steps of each sample and do not store how many.
+        # Published results omit the first steps of each sample, and do not store how many.
         print("can draw only the clusters on the map: "
               f"{results.file('tsne')} has {len(coordinates)} rows for {num_states} steps",
               flush=True)

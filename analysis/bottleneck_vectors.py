@@ -176,7 +176,7 @@ def compute(run: SampleRun) -> None:
     later ones.
 
     Raises:
-        UserError: if samples are missing, damaged or too few, or if the random samples are those of
+        UserError: if samples are missing, damaged or too few, or if the random samples come from
             another simulator.
     """
     numbers, random_samples = run.numbers, random_samples_of(run.args, run.parameters)

@@ -136,7 +136,7 @@ class BehaviourPages:
             frames that illustrate the component are chosen from these steps.
         num_films: number of samples of each behaviour that are shown.
         names: names that the user gave to behaviours, by behaviour number.
-        plots: folder with the figures of the comparison; pages link to those that exist.
+        plots: folder with the figures of the comparison; pages link to the figures that exist.
         seed: seed of the choice of samples that are shown.
 
     Raises:
@@ -273,9 +273,9 @@ class BehaviourPages:
             "Gradients are those of the learned simulator, not of the game, and hold for small "
             "changes around the simulated states. The influence of a component on an output in the "
             "same step is its readout weight and needs no simulator. An influence may pass through "
-            "other components. An influence that is not claimed may still exist: small effects, "
-            "and effects in small behaviours, do not exceed chance. Gradients with and without "
-            "paths through the environment are two separate sets of tests. Samples are treated as "
+            "other components. An influence that is not claimed may still exist: the tests miss "
+            "small effects, and effects in behaviours with few samples. Gradients with and without "
+            "paths through the environment are tested separately. Samples are treated as "
             "independent, although some start in the same recorded episode. " + (
                 "Influences on the agent's outputs are computed from its readout weights alone, in "
                 "the same step." if settings["answers_from"] != "saliency" else
@@ -301,8 +301,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Keep the first row of each sample, for at most _SHOWN_OF_COMPONENT samples, in the given
-        order; ``rows`` are indices into the M * T steps."""
+        """Keep the first row of each sample, in the given order, for at most _SHOWN_OF_COMPONENT
+        samples; ``rows`` are indices into the M * T steps."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 

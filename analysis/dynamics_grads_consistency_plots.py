@@ -30,9 +30,9 @@ def parser() -> Parser:
     flags.add_argument("--only_with_env_grads", action="store_true",
                        help="use only the gradients that include paths through the environment")
     flags.add_argument("--agent_file", type=Path,
-                       help="agent file, needed only if the samples have no saliency of the "
-                            "agent's outputs: influences on the outputs are then computed from its "
-                            "readout weights, or left out without this flag")
+                       help="agent file; if the samples have no saliency of the agent's "
+                            "outputs, influences on the outputs are computed from the readout "
+                            "weights in this file, or left out if it is not given")
     flags.add_argument("--num_shuffles", type=count, default=2000,
                        help="number of shuffles for the null distribution; the smallest possible "
                             "p-value is 1 / (shuffles + 1)")

@@ -62,7 +62,7 @@ ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env
 
 def compute(run: SampleRun) -> None:
     """Standardise the states of all steps and find their principal components. Cluster the
-    principal components that explain 95 % of the variance, and compute their t-SNE map.
+    principal coordinates that explain 95 % of the variance, and compute their t-SNE map.
 
     Raises:
         UserError: if samples are missing, damaged or too few.

@@ -95,13 +95,18 @@ def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame
 
     Returns:
         A row per feature. The start of a feature is the optimised start with the largest score
-        minus penalty, for the first weight of ``--penalty``. The columns are some of ``features``
-        and of the table of starts; ``dreamed``, whether the feature is active in the simulated
-        rollout at the step of the objective; and ``dream_activation``. If the real game was played,
-        also: ``active``, 1 if the feature is active in the real game near the start, otherwise 0;
-        ``activation``, its activation there; ``recorded_active``, 1 if it is active after the best
-        recorded start, otherwise 0; and ``others_active``, the share of the other features' starts
-        near which it is active.
+        minus penalty, for the first weight of ``--penalty``. In addition to columns of
+        ``features`` and of the table of starts, the columns are:
+
+        - ``dreamed``, ``dream_activation``: whether the feature is active in the simulated rollout
+          at the step of the objective, and its activation there
+
+        and, if the real game was played:
+
+        - ``active``, ``activation``: whether the feature is active in the real game near the start
+          (1 or 0), and its activation there
+        - ``recorded_active``: whether it is active after the best recorded start (1 or 0)
+        - ``others_active``: share of the other features' starts near which it is active
     """
     context = search.context
     starts = search.store.read("starts", form=Table(_START_COLUMNS))
@@ -144,11 +149,16 @@ _START_COLUMNS: dict[str, type] = {
 
 def active_in_game(context: SearchContext, search: FinishedSearch, sae: Dictionary,
                    rows: np.ndarray) -> np.ndarray:
-    """Replay the recording up to recorded starts, let the agent continue up to the step of the
-    objective, and compute the activations of all features (starts, F).
+    """Compute the activations of all features in the real game after recorded starts.
+
+    The recording is replayed up to each start, and the agent continues up to the step of the
+    objective.
 
     Args:
         rows: rows of the recorded starts, int (starts,).
+
+    Returns:
+        Activations (starts, features).
     """
     assert search.recording is not None
     unique, place = np.unique(rows, return_inverse=True)

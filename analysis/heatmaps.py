@@ -124,8 +124,8 @@ class Names:
 def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[ColourScale],
                   columns: int, title: str, seriation: Seriation | None = None,
                   tree: bool = False) -> Figure:
-    """Draw several matrices with the same rows and columns. Only the left panels name the rows, and
-    only the lowest ones the columns.
+    """Draw several matrices with the same rows and columns. Row names are written only at the left
+    panels, and column names only at the lowest panels.
 
     Args:
         panels: matrices, row by row.

@@ -19,7 +19,8 @@ from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from generative.sample_files import SampleArrays
 
 MOST_LISTED = 10  # largest number of influences in one list on a page
-STEADY = 0.9  # "on average" is added if fewer of the samples have the sign of the median gradient
+# "on average" is added if a smaller share of the samples has the sign of the median gradient.
+STEADY = 0.9
 
 
 def target_words(target: str) -> str:
@@ -136,8 +137,8 @@ class BehaviourInfluences:
         return len(self.best(variant)) if self.testable else 0
 
     def best(self, variant: str) -> pd.DataFrame:
-        """Return all influences on targets other than the source. Claimed influences come first;
-        within claimed and other influences, the order is by descending agreement, then effect."""
+        """Return all influences on targets other than the source: claimed ones first, then the
+        others, both sorted by descending agreement, then effect."""
         rows = self._table[(self._table["env_grads"] == variant)
                            & (self._table["source"] != self._table["target"])]
         return rows.sort_values(["claimed", "agreement", "effect"], ascending=False, kind="stable")

@@ -2,8 +2,7 @@
 with the ground, and the cause of failure of each episode. The recording is replayed in the real
 game, and every frame is compared with the recorded one.
 
-A killed run resumes after the last episode. With shards, each labels a disjoint subset of the
-episodes.
+A killed run resumes after the last episode. Each shard labels a disjoint subset of the episodes.
 """
 
 from __future__ import annotations

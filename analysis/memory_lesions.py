@@ -75,7 +75,7 @@ WORDING = Wording(
     "Size of the change of the hidden state per step")
 NAMES = ("reset_once", "swap_once", "delay_once", "freeze", "reset_always", "swap_always",
          "delay_always")
-REFERENCE_SHARE = 0.25  # share of the levels for the mean embedding and the deviations of units
+REFERENCE_SHARE = 0.25  # share of the levels that serve as reference, see ``read_windows``
 
 
 def parser() -> Parser:
@@ -159,7 +159,7 @@ def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
     conditions = [Condition(name, label, name, value=lesion)
                   for name, (label, lesion) in lesions.items()]
     copy = Condition("copy", "swapped with a copy at every step", conditions[-1].pattern,
-                     value=Lesion(COPY))  # a control that every lesion could have
+                     value=Lesion(COPY))  # compared with the controls of the last lesion
     controls = [Condition(f"control_{k:03d}_{name}", f"control {k} of {label}", name, control=True,
                           value=dataclasses.replace(lesion, control=k))
                 for name, (label, lesion) in lesions.items() for k in range(num_controls)]
@@ -318,7 +318,7 @@ class ClosedLoop:
     @functools.cached_property
     def _intact(self) -> tuple[Donors, Tensor, np.ndarray]:
         """Donors and standard deviations of the units, from the states of the intact agent; and
-        the first step of a lesion in each episode, a random one before its end (N,)."""
+        the random first step of the lesion in each episode (N,)."""
         arrays = self.store.read("states")
         states = torch.from_numpy(arrays["states"]).to(self.compute.device)
         seeds = np.array([level for _, level in self.levels])

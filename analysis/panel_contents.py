@@ -91,8 +91,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         max_states: maximum number of recorded states to show, evenly spaced.
         recordings: recordings whose frames the samples start from, by name of the sample folder;
             folders without one are shown without recorded frames.
-        features: results of analysis/sparse_features.py, and of analysis/feature_dreams.py for
-            these features; the second are None if no starts were searched. None shows no features.
+        features: results of analysis/sparse_features.py, and of analysis/feature_dreams.py for the
+            same features (None if no starts were optimised). If None, no features are shown.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same
@@ -322,8 +322,8 @@ def _features(store: ResultStore, dreams: ResultStore | None,
     """Read the ablated sparse features, strongest first.
 
     Raises:
-        UserError: if they are of another agent than the samples, or ``dreams`` is of other
-            features.
+        UserError: if the features belong to another agent than the samples, or ``dreams`` belongs
+            to other features.
     """
     check_agent(store.settings().get("agent_sha256"),
                 sources[0].samples.description().get("agent_sha256"),

@@ -20,9 +20,9 @@ Layout::
                                         ``Feature`` (without ``examples``), strongest first
     data/feature_007.js                 ``examples`` of sparse feature 7: a strip, or null
 
-Data files are scripts (see ``common/page_files.py``). A strip is a WebP file, encoded by
-``letters``, with images side by side: those of all steps, or examples. Samples and saliency types
-are numbered from 0.
+Data files are scripts (see ``common/page_files.py``). A strip is a WebP file with images side by
+side, encoded as text by ``letters``; the images are those of all steps of a sample, or examples.
+Samples and saliency types are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
 
@@ -119,8 +119,7 @@ class Dream:
 
     Attributes:
         step: simulated step at which the feature is read, from 0.
-        score: activation before TopK at this step, as its distance from the mean over recorded
-            starts, in standard deviations.
+        score: z-score of the pre-TopK activation at this step, relative to the recorded starts.
         recorded_score: score of the best recorded start.
         dreamed: whether the feature is active in the simulated rollout.
         active: whether it is active in the real game near the start; None if this was not tested.
@@ -153,8 +152,8 @@ class Feature:
         success_controls: smallest and largest change by random directions.
         claimed: whether this change is claimed.
         dream: start that was optimised for the feature, or None.
-        examples: frames in which the feature is most active, uint8 (n, H, W, C); None if it never
-            is.
+        examples: the n frames in which the feature is most active, uint8 (n, H, W, C); None if it
+            is never active.
     """
 
     number: int

@@ -255,8 +255,8 @@ def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFr
 
 def outcomes_under(store: ResultStore, conditions: list[Condition]
                    ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
-    """Read the outcomes _OUTCOMES of the unaltered runs (N, K) and of each condition (A, N, K), and
-    the size of each condition's change."""
+    """Read the K outcomes _OUTCOMES on N levels, unaltered (N, K) and under each of A conditions
+    (A, N, K), and the size of each condition's change."""
     columns = [place for place, outcome in enumerate(chosen_outcomes(False))
                if outcome in _OUTCOMES]
     unaltered = read_runs(store, BASELINE.name)

@@ -1,5 +1,5 @@
-"""Steps shared by the analyses of states: standardisation, PCA, clusters and a t-SNE map; and the
-scripts of the analyses of simulated samples.
+"""Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and builders
+of the scripts that analyse simulated samples.
 
 Letters in shape comments: N states, D units, P principal components, d coordinates that are
 clustered or mapped, c dimensions of a t-SNE map.

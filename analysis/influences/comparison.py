@@ -69,8 +69,8 @@ TABLE_COLUMNS = {
                  "deviations of source and target from their medians",
     "p": "p-value of the agreement",
     "p_corrected": "p-value corrected for all pairs, lags and groups",
-    "effect": "standard deviations in these samples by which the target moves per standard "
-              "deviation of the source, according to the median gradient",
+    "effect": "change of the target per standard deviation of the source, according to the median "
+              "gradient, in standard deviations within the group",
     "explained": "median gradient times variance of the source, as a share of the covariance",
     "claimed": "whether the influence is claimed"}
 MATRIX_COLUMNS = {

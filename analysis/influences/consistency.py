@@ -71,7 +71,7 @@ Group = int | str
 
 
 def file_stem(group: Group) -> str:
-    """Return the name of a group in the names of figures and pages, such as ``behaviour_03``."""
+    """Return the stem of a group's file names, such as ``behaviour_03``."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 

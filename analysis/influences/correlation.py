@@ -59,8 +59,8 @@ CORRELATION_FILES = Schema(
 
 
 def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the rows with the lowest values, and of the rows with the highest, both
-    in ascending order of the value.
+    """Return the indices of the rows with the lowest and with the highest values, both in ascending
+    order of the value.
 
     Args:
         values: value of each row (M,).
@@ -84,7 +84,7 @@ def cosine_similarity(directions: np.ndarray) -> np.ndarray:
 
 
 _PANELS_IN_A_ROW = 5
-_ORDER_NOTE = "components are in the order of all samples' dendrogram"
+_ORDER_NOTE = "components are ordered by the dendrogram of all samples"
 
 
 class Correlations:

@@ -4,8 +4,8 @@ them with.
 A dictionary approximates a state by a centre plus a combination of at most k atoms (unit vectors).
 The coefficients are the activations of its features.
 
-- A TopK sparse autoencoder (Makhzani and Frey 2013; Gao et al. 2024) computes them by a linear
-  encoder, and keeps the k largest outputs. Centre, encoder and atoms are trained together.
+- A TopK sparse autoencoder (Makhzani and Frey 2013; Gao et al. 2024) computes the activations with
+  a linear encoder, and keeps the k largest outputs. Centre, encoder and atoms are trained together.
 - All other dictionaries have fixed atoms, and their coefficients are found by orthogonal matching
   pursuit (Pati et al. 1993): k times, the atom with the largest inner product with the residual is
   added, and all coefficients are refitted by least squares. For orthonormal atoms (units, principal
@@ -82,7 +82,7 @@ class Dictionary:
         return self.decode(self.encode(states))
 
     def on(self, device: torch.device | str) -> Dictionary:
-        """Return the dictionary on a device."""
+        """Move the dictionary to a device."""
         return dataclasses.replace(
             self, atoms=self.atoms.to(device), centre=self.centre.to(device),
             encoder=None if self.encoder is None else self.encoder.to(device),
@@ -94,13 +94,13 @@ class Dictionary:
         return dataclasses.replace(self, encoder=None, bias=None, signed=False)
 
     def arrays(self) -> dict[str, np.ndarray | None]:
-        """Return the arrays of the dictionary, as they are stored."""
+        """Return the arrays to store, by name; the inverse of ``of_arrays``."""
         return {name: value.cpu().numpy() if isinstance(value, Tensor) else
                 None if value is None else np.array(value) for name, value in vars(self).items()}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray]) -> Dictionary:
-        """Return the dictionary with stored arrays."""
+        """Create a dictionary from stored arrays."""
         tensors = {name: torch.from_numpy(arrays[name])
                    for name in ("atoms", "centre", "encoder", "bias") if name in arrays}
         return cls(num_active=int(arrays["num_active"]), signed=bool(arrays["signed"]), **tensors)

@@ -1,4 +1,4 @@
-"""Steps of a recording with labels from the real game: files, writer and reader.
+"""Labels of recorded steps, computed in the real game: file format, writer and reader.
 
 Layout of a folder of labels, which ``analysis/level_labels.py`` writes::
 
@@ -42,7 +42,7 @@ LEVEL_LABELS = Schema("level labels", "analysis/level_labels.py", items={
                  {"episode": int, "level_seed": int, "length": int, "cause": str})),
              "distribution": Entry("distribution.csv", Table({"label": str, "mean": float}))})
 AHEAD = 4.0  # cells to the right of the player in which an object counts as ahead
-RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # actions to the right, and upwards (A,)
+RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # masks of actions to the right, and up (A,)
 LEFT = np.transpose(ACTION_DIRECTIONS)[0] < 0
 
 

@@ -179,8 +179,8 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
         f"{size[0]} lesions on {num_levels} recorded levels. The agent sees the recorded frames; "
         "only its hidden state differs. KL(intact || lesioned) of the policy in nats, with 95 % "
         "intervals over levels; k = 1 is the lesioned step. Bold: claimed by the rule above "
-        f"(`stats.effects`), which claims {claimed} of {len(controls)} effects of the controls, "
-        "random changes of the state of the same size.", "",
+        "(`stats.effects`). Controls are random changes of the state of the same size; the rule "
+        f"claims {claimed} of their {len(controls)} effects.", "",
         *markdown_table(("lesion", *(f"k = {name.removeprefix('kl_')}" for name in outcomes)),
                         rows),
         "After a reset, the policy at step k has seen the last k frames only. Reach: last step at "

@@ -75,7 +75,7 @@ class Donors:
     """Hidden states of whole episodes or windows, from which SWAP and COPY take states.
 
     Args:
-        states: states that enter the steps of each episode, (L, D) each.
+        states: states that enter the L steps of each episode, (L, D) each.
         levels: level seed of each episode.
         first: step that the first state of each episode enters; by default 0.
         seed: seed of the choice of donors.
@@ -208,8 +208,8 @@ class LesionedMemory:
 def rotation(std: Tensor, seed: int) -> Tensor:
     """Draw a random matrix (D, D) that rotates changes of a state (R, D).
 
-    It is multiplied from the right, rotates among the units that vary, and keeps the norm of a
-    change in standard deviations.
+    Changes are multiplied by it from the right. Only units that vary are rotated, and the norm of a
+    change, in standard deviations of the units, is kept.
 
     Args:
         std: standard deviation of each unit (D,).
@@ -258,7 +258,7 @@ def read_states(policy: Policy, compute: Compute, folder: RolloutFolder, episode
     """Run the agent on the frames of a recorded episode, without its terminal frame.
 
     Returns:
-        Embeddings of the frames (L, E), and the states that enter the steps (L, D).
+        Embeddings of the L frames (L, E), and the states that enter the steps (L, D).
     """
     frames = folder.array_files(episode).frames
     images = np.moveaxis(frames.rows(0, frames.shape[0] - 1), 1, -1)

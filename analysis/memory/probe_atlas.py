@@ -57,8 +57,8 @@ STEPS_AHEAD = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 STEPS_SINCE_VIEW = (4, 8, 16)
 NUM_COMPONENTS = 128
 PCA_EXAMPLES = 3000  # maximum number of frames that a PCA is fitted to
-MIN_LEVELS = 3  # levels with and without the property that each part must contain
-RESAMPLINGS = 10_000  # for p-values that remain small after Holm's correction
+MIN_LEVELS = 3  # minimum number of levels with, and without, the property in each part
+RESAMPLINGS = 10_000  # allows p-values that remain small after Holm's correction
 _FRAMES_PER_BATCH = 512
 
 _SCORES = {"label": str, "group": str, "representation": str, "probe": str, "metric": str,

@@ -120,7 +120,7 @@ def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_
 
 def swaps(labels: Sequence[Label], states: np.ndarray, num_controls: int, seed: int
           ) -> Iterator[Condition[Change]]:
-    """Yield swaps to states with more and with less of each label, and their controls.
+    """Yield swaps to states with larger and with smaller values of each label, and their controls.
 
     Args:
         labels: labels of the states.

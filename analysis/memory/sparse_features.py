@@ -14,7 +14,8 @@ measured on the third part, or in the real game on further levels.
 - *Ablation* of a feature subtracts its activation times its atom from the state. Controls subtract
   the same amount along random directions with the covariance of the states.
 
-Letters in shape comments: N states, D units, F features, K labels, A actions, C directions.
+Letters in shape comments: N states, D units, F features, K labels, A actions, C directions, E
+levels.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def binary_labels(examples: Examples) -> pd.DataFrame:
     """Return the labels that features may be named after: 0, 1 or NaN (N, K).
 
     For each kind of object: ``<kind>_in_view``; ``<kind>_ahead``, see ``Examples.ahead``;
-    ``<kind>_left_view``, see ``Examples.left_view`` with EARLIER steps. Furthermore, the
+    ``<kind>_left_view``, see ``Examples.left_view`` with EARLIER steps. Other labels describe the
     player's motion and contact with the ground, jumps in the last SOON steps, end and failure of
     the episode, and the action at this step.
     """
@@ -245,7 +246,8 @@ def name_features(activations: np.ndarray, labels: pd.DataFrame, levels: np.ndar
         - ``label``: label chosen on the second part; NO_LABEL for a feature that is never active
           there, or if there are no labels
         - ``auc``, ``p``, ``p_holm``: AUC of the activation for the label, and its p-values
-        - ``low_95``, ``high_95``: interval of the AUC; NaN if AUC or p-value exclude a name
+        - ``low_95``, ``high_95``: interval of the AUC; NaN if the AUC or the p-value already rules
+          out a name
         - ``named``: whether the feature is named after the label
         - ``base``: share of states with the label
         - ``precision``: share of states with the label among those in which the feature is active
@@ -455,7 +457,7 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
 def top_examples(activations: np.ndarray, episodes: np.ndarray, number: int) -> np.ndarray:
     """Return the rows with the largest activations of a feature, at most ``number``, largest first.
 
-    The best row of each episode comes first, so that the examples differ.
+    The best row of each episode precedes all further rows, so that the examples differ.
 
     Args:
         activations: activations of the feature (N,).
