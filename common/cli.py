@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Formatter that shows the default of each flag with a value, unless the help text names it."""
+    """Formatter that appends the default of a flag to its help text, unless the text has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.nargs == 0 or action.default in (None, "", []) or "(default:" in str(action.help):
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         """Return the names of the flags given on the command line, without "--".
 
         Args:
-            argv: words of the command line; None for those of this process.
+            argv: command-line arguments; None for those of this process.
         """
         words = {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)}
         return {action.dest for action in self._actions if words & set(action.option_strings)}
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         given on the command line; if none is recorded, it is ``defaults``. The choice is logged.
 
         Args:
-            argv: words of the command line; None for those of the process.
+            argv: command-line arguments; None for those of this process.
             data_flags: keys of DATA_FLAGS that are inputs of the script.
 
         Returns:
@@ -111,8 +111,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return the parameter set recorded in the first folder that records one, otherwise BASE_SET;
-    and the reason for the choice.
+    """Return a parameter set, and the reason for the choice.
+
+    It is the set recorded in the first folder that records one, otherwise BASE_SET.
 
     Raises:
         UserError: if the recorded set does not exist; the message names the file.
@@ -136,8 +137,7 @@ def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
 
 
 class OneText(argparse.Action):
-    """argparse action: join the words after a flag, as in ``--sample_ids 0 to 100``, with spaces.
-    """
+    """argparse action: join a flag's arguments with spaces, as in ``--sample_ids 0 to 100``."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, " ".join(values))

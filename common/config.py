@@ -56,7 +56,7 @@ def _of_type(value, kind, what: str):
     """Check the type of a value and return it; integers are converted to float if required.
 
     Args:
-        kind: plain type, dataclass, optional type, tuple, or dict with text keys.
+        kind: plain type, dataclass, optional type, tuple, or dict with string keys.
         what: name of the value, for messages.
 
     Raises:
@@ -87,7 +87,7 @@ def read_yaml(path: Path) -> dict:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        UserError: if the file is missing, is not YAML, does not hold a mapping with text keys, or
+        UserError: if the file is missing, is not YAML, does not hold a mapping with string keys, or
             is nested too deeply.
     """
     if (given := _given.get(path.resolve())) is not None:
@@ -107,7 +107,7 @@ def read_yaml(path: Path) -> dict:
 
 @contextlib.contextmanager
 def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
-    """Make ``read_yaml`` return the given contents in the block, even if the files have changed.
+    """Make ``read_yaml`` return the given contents inside the block, even if the files change.
 
     Args:
         contents: contents by path of the file.

@@ -77,8 +77,9 @@ def keep_freed_memory() -> None:
 
 
 def num_jobs(num_rows: int | None = None) -> int:
-    """Return the number of threads for a library: torch's number of threads, but at most the number
-    of available cores.
+    """Return the number of threads that a library should use.
+
+    It is torch's number of threads, limited to the number of available cores.
 
     Args:
         num_rows: number of rows of the data. With fewer than ROWS_FOR_THREADS rows, the result is
@@ -92,8 +93,8 @@ def num_jobs(num_rows: int | None = None) -> int:
 def give_numba_torchs_threads() -> None:
     """Set numba's number of threads, for calls from this thread, to that of torch.
 
-    By default numba uses all processors. Both libraries share OpenMP's threads, so numba's first
-    call also changes torch's number, which affects the last digits of torch's results.
+    By default numba uses all processors. Both libraries share OpenMP's threads, so the first call
+    of numba would also change torch's number of threads, and thereby the rounding of its results.
     """
     threads = torch.get_num_threads()
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))

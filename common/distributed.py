@@ -200,8 +200,10 @@ class Distributed:
             tensor.copy_(summed.view_as(tensor))
 
     def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
-        """Return the ``SharedSum`` for tensors of the shapes and type of ``like``; None if the
-        ranks have no shared memory or the tensors are on a GPU."""
+        """Return the ``SharedSum`` for tensors like ``like``.
+
+        The result is None if the ranks have no shared memory or the tensors are on a GPU.
+        """
         if self._local_size != self.world_size or like[0].is_cuda:
             return None
         shapes = [tensor.shape for tensor in like]
@@ -269,8 +271,7 @@ class Distributed:
                         "start all of them with the same command, from the same files")
 
     def warn_if_world_size_changed(self, saved_by: int, file: Path) -> None:
-        """Log a warning if a resumed run has another world size, because results are then rounded
-        differently.
+        """Log a warning if a resumed run has another world size, which changes rounding.
 
         Args:
             saved_by: world size of the run that saved the state.
@@ -279,7 +280,7 @@ class Distributed:
         if saved_by != self.world_size:
             logger.warning("%s was saved by %d process%s and is resumed with %d: levels, random "
                            "draws and batches stay the same, but sums are rounded differently, so "
-                           "from here on its numbers differ from those of an uninterrupted run",
+                           "the results will differ slightly from those of an uninterrupted run",
                            file, saved_by, "" if saved_by == 1 else "es", self.world_size)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:

@@ -22,8 +22,10 @@ class NonFiniteLoss(UserError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return a hint for the message about an unknown name: ``" (did you mean 'coinrun'?)"``, or the
-    list of choices if none is similar."""
+    """Return a hint for the message about an unknown name, such as " (did you mean 'coinrun'?)".
+
+    The hint lists all choices if none is similar.
+    """
     choices = sorted(choices)
     name = name.replace("clarity", "attribution")  # former package name
     match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
@@ -76,7 +78,7 @@ def shortened(message: str) -> str:
 
 
 def _is_about_memory(error: Exception) -> bool:
-    """Return whether an error of Python, numpy or torch reports too little memory."""
+    """Return whether an error is an out-of-memory error of Python, numpy or torch."""
     return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             or "DefaultCPUAllocator" in str(error))
 

@@ -30,7 +30,7 @@ from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's error without errno
-MAX_DEPTH = 50  # nesting of JSON and tensors; files of this project have less than ten levels
+MAX_DEPTH = 50  # nesting of JSON and tensors; files of this project have fewer than ten levels
 MAX_ENTRIES = 10_000_000
 MAX_WEIGHT = 1e6
 MAX_REASON = 200  # characters that an error message quotes from a library's message
@@ -61,7 +61,7 @@ def named_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` if the block succeeds.
 
-    The temporary name keeps the suffix, because some writers choose the format by it. On failure
+    The temporary name keeps the suffix, by which some writers choose the format. On failure
     the temporary file is removed and ``path`` remains unchanged.
 
     Args:
@@ -368,7 +368,7 @@ def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     array, is_by_rows = _array_header(path, "")
     if not np.issubdtype(array.dtype, dtype) or len(array.shape) != dimensions or not is_by_rows:
         raise UserError(f"{path} holds {array.dtype} in {len(array.shape)} dimensions, not "
-                        f"{dtype.__name__} in {dimensions}, row by row")
+                        f"{dtype.__name__} in {dimensions} dimensions and C order")
     return array
 
 

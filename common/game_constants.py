@@ -16,8 +16,7 @@ CAMERA_STANDS_STILL = frozenset({
 
 
 def pixels_per_square(game: str, mode: str) -> float | None:
-    """Return the camera's movement in pixels of the agent's frame when the player moves by one
-    square.
+    """Return the camera's movement per square of the player, in pixels of the agent's frame.
 
     Args:
         game: name of the game.

@@ -84,8 +84,7 @@ def open_lock(path: Path, create: bool = True) -> TextIO:
 
 
 class _LockFile:
-    """The locked file in a folder. It is deleted when the last :class:`FolderLock` of the folder is
-    deleted."""
+    """The lock file of a folder, deleted together with the folder's last :class:`FolderLock`."""
 
     def __init__(self, folder: Path):
         self._path = folder / LOCK_NAME

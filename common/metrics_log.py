@@ -83,5 +83,5 @@ def read_metrics(path: Path, columns: tuple[str, ...], may_be_empty: bool = Fals
     kinds = {name: int if name == columns[0] else float for name in columns}
     log = read_table(path, kinds, gaps=columns[1:])
     if log.empty and not may_be_empty:
-        raise UserError(f"{path} has no rows yet: the run has only begun")
+        raise UserError(f"{path} has no rows yet: the run has just started")
     return log

@@ -22,7 +22,8 @@ def check_like(found, expected, where: str) -> None:
 
     Args:
         found: saved value.
-        expected: value with the expected structure. A function in it is called as a ``Check``.
+        expected: value with the expected structure. A function in place of a value is a ``Check``,
+            which is called with the saved value.
         where: name of the value in messages, such as "resume.pth: 'timesteps'".
 
     Raises:
@@ -58,16 +59,27 @@ def check_like(found, expected, where: str) -> None:
 
 
 def check_numbers(found, kind: type, limit: int, where: str) -> None:
-    """Raise UserError unless ``found`` is a list of at most ``limit`` finite numbers of type
-    ``kind``; the message begins with ``where``."""
+    """Raise UserError unless ``found`` is a list of at most ``limit`` finite numbers.
+
+    Args:
+        found: saved value.
+        kind: type of the numbers.
+        limit: maximum length of the list.
+        where: name of the value, with which the message begins.
+    """
     if not isinstance(found, list) or len(found) > limit:
         raise UserError(f"{where} is not a list of at most {limit} numbers")
     check_like(found, [kind()] * len(found), where)
 
 
 def check_generator(found, generator: torch.Generator, where: str) -> None:
-    """Raise UserError unless ``found`` is a valid state for a random generator; the message begins
-    with ``where``."""
+    """Raise UserError unless ``found`` is a valid state of a random generator.
+
+    Args:
+        found: saved value.
+        generator: a generator of the same kind.
+        where: name of the value, with which the message begins.
+    """
     check_like(found, generator.get_state(), where)
     try:
         torch.Generator(generator.device).set_state(found)
@@ -76,11 +88,15 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
 
 
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
-    """Raise UserError unless ``found`` is a valid state for an optimiser; the message begins with
-    ``where``.
+    """Raise UserError unless ``found`` is a valid state of an optimiser.
 
     The saved hyperparameters must equal those of ``optimizer``, except for the learning rate.
     Hyperparameters that older torch versions did not have may be missing.
+
+    Args:
+        found: saved value.
+        optimizer: optimiser that would load the state.
+        where: name of the value, with which the message begins.
     """
     ours = optimizer.state_dict()
     if not isinstance(found, dict) or found.keys() != ours.keys():

@@ -80,8 +80,8 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
                         help=f"process only the I-th of N parts of {what}, counted from 1, so that "
                              "several jobs can share the work")
     parser.add_argument("--join", action="store_true",
-                        help="join the files of all shards, which must have finished, into those "
-                             "of one run, and do nothing else")
+                        help="only join the files of all shards, which must have finished, into "
+                             "those of a single run")
 
 
 # Names that messages use for settings whose keys are not self-explanatory.
@@ -195,9 +195,10 @@ class ShardNotes:
         save_json(path, {**read_description(path), "finished": True})
 
     def settings(self) -> dict:
-        """Return the settings of shard 1, after checking that all shards have finished and have the
-        same settings. Informative settings, such as package versions, may differ; each shard stores
-        their names.
+        """Return the settings of shard 1, after checking all shards.
+
+        All shards must have finished and have the same settings. Informative settings, such as
+        package versions, may differ; each shard stores their names.
 
         Raises:
             UserError: if shards are missing or unfinished, or have different settings; the message

@@ -59,8 +59,8 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
         content: contents of the file, if they have already been read.
 
     Returns:
-        Table with these columns in this order. Numeric types are chosen by pandas; columns of
-        truth values have type bool.
+        Table with these columns in this order. Numeric types are chosen by pandas; boolean
+        columns have type bool.
 
     Raises:
         UserError: if the file is missing or damaged, or a column is missing, repeated or of another
@@ -98,7 +98,7 @@ def _cells_of_lines(content: bytes) -> Iterator[int]:
 
 
 def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
-    """Check the type of a column and return it; truth values are converted to bool.
+    """Check the type of a column and return it; boolean columns get the type bool.
 
     Args:
         kind: ``int``, ``float``, ``bool`` or ``str``.
@@ -110,7 +110,7 @@ def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
             raise UserError(f"{what}has an empty cell")
         return column
     if kind is bool:
-        if not pd.api.types.is_numeric_dtype(column):  # pandas counts truth values as numbers
+        if not pd.api.types.is_numeric_dtype(column):  # pandas counts booleans as numbers
             column = column.astype(str).str.strip().map(_TRUTH)
         if not column.isin((0, 1)).all():
             raise UserError(f"{what}holds a value other than true and false")

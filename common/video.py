@@ -197,12 +197,14 @@ def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
 
 
 def frames_of(image: Image.Image, size: int) -> np.ndarray:
-    """Return the frames in an image that ``strip`` arranged, uint8 (n, size, size, 3), without
-    empty places.
+    """Return the frames in an image from ``strip``, without empty places.
 
     Args:
         image: image with frames of equal size.
         size: height and width of the frames.
+
+    Returns:
+        uint8 (n, size, size, 3).
     """
     pixels, pitch = np.asarray(image.convert("RGB")), size + size // 32
     frames = np.stack([pixels[y:y + size, x:x + size] for y in range(0, image.height, pitch)

@@ -72,8 +72,12 @@ class RewardNormalizer:
                 "largest": self.largest}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError if ``load_state_dict`` cannot load a state; the message begins with
-        ``where`` and names the invalid entry."""
+        """Raise UserError if ``load_state_dict`` cannot load a state.
+
+        Args:
+            state: saved value.
+            where: name of the value, with which the message begins.
+        """
         if isinstance(state, dict):
             state = {"largest": 0.0, **state}  # missing in files of earlier versions
         check_like(state, self.state_dict(), where)
@@ -124,8 +128,12 @@ class EpisodeStatistics:
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError if ``load_state_dict`` cannot load a state; the message begins with
-        ``where`` and names the invalid entry."""
+        """Raise UserError if ``load_state_dict`` cannot load a state.
+
+        Args:
+            state: saved value.
+            where: name of the value, with which the message begins.
+        """
         check_like(state, {
             **self.state_dict(),
             "recent_returns": lambda value, name: check_numbers(value, float, self.WINDOW, name),

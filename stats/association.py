@@ -1,4 +1,4 @@
-"""Association of two quantities that are known for each frame, with 95 % bootstrap intervals.
+"""Association of two quantities measured in each frame, with 95 % bootstrap intervals.
 
 In every function, ``episodes`` is the number of each frame's episode (N,), and ``bootstrap``
 resamples these episodes.

@@ -62,7 +62,7 @@ class Finding:
         num_levels: number of levels or frames.
         base: number without the intervention, or chance level; NaN if neither exists.
         p_holm: p-value corrected within the study; NaN if there is none.
-        altered: number with the intervention; NaN if this is not an effect.
+        altered: number with the intervention; NaN if the number is not an effect.
         p: uncorrected p-value.
         p_control: p-value from the comparison with controls, see ``stats.effects``.
         primary: whether this is the one number that tests its claim. The p-values of an agent's
@@ -134,8 +134,8 @@ def agent_names(folders: Sequence[Path], labels: Sequence[str] | None) -> list[s
     """
     names = list(labels or [folder.resolve().name for folder in folders])
     if len(names) != len(folders) or len(set(names)) < len(names):
-        raise UserError(f"--labels must give {len(folders)} different names to the agents, which "
-                        f"are columns of the table, not {', '.join(names)}")
+        raise UserError(f"--labels must give {len(folders)} different names, one per agent, not "
+                        f"{', '.join(names)}")
     return names
 
 
@@ -173,8 +173,7 @@ class ClaimsTable:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Read ``findings.csv`` from a folder, and report how many claims have numbers and how many
-        tested numbers are claimed."""
+        """Summarise a folder's ``findings.csv``: numbers of measured claims and claimed effects."""
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"
@@ -227,8 +226,7 @@ def _escaped(text: str) -> str:
 
 
 def _headline(claim: Claim, rows: pd.DataFrame) -> str:
-    """Format the cell of one claim and one agent: the measured number and whether the claim
-    holds."""
+    """Format the table cell of a claim and an agent: measured number, and verdict."""
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:
         return "not measured"

@@ -17,11 +17,11 @@ An effect is claimed if its interval excludes 0, ``p_holm`` <= 0.05 and ``p_cont
 requires at least 19 controls. Applying the rule to each control, with the other controls for
 comparison, shows how often the effect of a random intervention is claimed.
 
-A large p does not show that there is no effect. An intervention "does nothing" if the interval lies
+A large p does not show that there is no effect. The verdict is "nothing" if the interval lies
 within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
 the unaltered value otherwise.
 
-Outcomes may be any numbers. Several runs may belong to one level. They are then resampled together,
+Outcomes may be any real numbers. If several runs belong to one level, they are resampled together,
 and the signs of their differences are flipped together.
 
 Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A * K).

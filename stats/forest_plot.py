@@ -34,9 +34,9 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
         rows: table of effects with the column named by ``value``, ``low_95`` and ``high_95``, and,
             if there are controls, ``control_low`` and ``control_high`` (NaN for a row without
             controls). If ``styles`` is None, also ``claimed`` and ``p_holm``.
-        labels: label of each row; empty texts for no labels.
+        labels: label of each row; empty strings for no labels.
         styles: colour, marker and other ``Line2D`` properties of each effect; the interval has the
-            same colour. By default given by ``effect_style``.
+            same colour. By default from ``effect_style``.
         value: name of the column of effects.
     """
     places = np.arange(len(rows))
@@ -69,8 +69,9 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], title: str,
                  controls: str, over_time: pd.DataFrame | None = None) -> None:
-    """Plot the effects on each outcome in a panel of its own; if known, also plot the sizes of the
-    changes, and the divergence of actions over time.
+    """Plot the effects, with one panel per outcome.
+
+    Further panels show the sizes of the changes and the divergence of actions over time, if given.
 
     Args:
         path: figure to write.
@@ -136,7 +137,7 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
             axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
-    axes.set_xlabel(f"step, while at least {MIN_RUNS} unaltered runs last", fontsize=9)
+    axes.set_xlabel(f"step (if at least {MIN_RUNS} unaltered runs reach it)", fontsize=9)
     axes.set_ylabel("share of pairs with different actions", fontsize=9)
     axes.grid(alpha=0.3)
 

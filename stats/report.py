@@ -34,7 +34,7 @@ class Wording:
     Attributes:
         title: title of the report.
         controls: plural name of the controls, such as "random directions".
-        alike: phrase for interventions that are no better than the controls, such as "directions
+        alike: phrase for interventions without an effect beyond the controls, such as "directions
             that are no better than random ones".
         equal: phrase that follows ``controls`` at their first mention, such as " of equal size".
         size: definition of the size of a change, such as "How far a state is moved in a step".
@@ -93,7 +93,7 @@ def bold(text: str, is_bold: bool = True) -> str:
 
 
 def warn_of_few_controls(num_controls: float, controls: str = "controls") -> list[str]:
-    """Return the lines of a warning if there are too few controls for claims; otherwise no lines.
+    """Return the lines of a warning about too few controls for claims; empty if there are enough.
 
     Args:
         num_controls: smallest number of controls of any condition; NaN if there are none.
@@ -235,8 +235,7 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """Format the effect of each intervention, then the range over the controls of each pattern
-    (kind of intervention).
+    """Format the effects of the interventions, and the range over the controls of each pattern.
 
     Args:
         table: effects table of interventions and controls.
@@ -258,7 +257,7 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
 
 
 def _starred(row) -> str:
-    """Format an effect with its interval, in bold if claimed, and with a star if p (Holm) is at
-    most LEVEL but the effect is not claimed."""
+    """Format an effect with its interval: bold if claimed; otherwise with a star if p (Holm) is at
+    most LEVEL."""
     text = format_interval(row.effect, row.low_95, row.high_95, "+.3g")
     return bold(text) if row.claimed else f"{text} *" if row.p_holm <= LEVEL else text

@@ -59,8 +59,9 @@ def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Cond
 def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Outcome],
                   wording: Wording, description: str,
                   over_time: pd.DataFrame | None = None) -> None:
-    """Write the table, report and forest plot of a study: the entries ``effects``, ``report`` and
-    ``figure`` of the store's schema.
+    """Write the table, report and forest plot of a study.
+
+    They are the entries ``effects``, ``report`` and ``figure`` of the store's schema.
 
     Args:
         store: open result folder.

@@ -113,7 +113,7 @@ def test_published_parameter_sets_have_the_published_values(name):
     (["--num_levels", "-1"], "--num_levels: must be a whole number from 0 to"),
     (["--exp_name", "../../x"], "--exp_name: must be the name of a folder, not '../../x'"),
     (["--start_level", "3"], "start_level needs num_levels"),
-    (["--start_level", "9", "--num_levels", str(2**31 - 10)], "leave no unseen level"),
+    (["--start_level", "9", "--num_levels", str(2**31 - 10)], "no unseen levels are left"),
     (["--model_file", "nowhere.pth"], "there is no agent file nowhere.pth"),
     (["--resume", "nowhere"], "no run to resume"),
     pytest.param(["--device", "gpu"], "needs a CUDA GPU", marks=pytest.mark.skipif(
