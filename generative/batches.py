@@ -173,8 +173,9 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
 
 
 def true_phase(batch: AlignedBatch) -> Tensor:
-    """Compute the phase of a camera that follows the player (its position within a square) in the
-    last initial frame.
+    """Compute the phase of a camera that follows the player in the last initial frame.
+
+    The phase is the camera's position within a square.
 
     Returns:
         Cosine and sine of the phase to the right and down (B, 4), see ``generative.camera``; NaN

@@ -94,8 +94,10 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
 
 
 def cell_patterns(like: Tensor) -> Tensor:
-    """Return six orthogonal patterns of 1 and -1 over the cells, with mean 0, whose coefficients
-    encode the camera's velocity (the first two patterns) and phase (the last four).
+    """Return six orthogonal patterns of 1 and -1 over the cells, with mean 0.
+
+    Their coefficients encode the camera's velocity (the first two patterns) and phase (the last
+    four).
 
     Args:
         like: any tensor on the device of the result.
@@ -130,8 +132,11 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
 
 def phase_between(before: Tensor, after: Tensor) -> Tensor:
-    """Compute the change from phase ``before`` to phase ``after``, all (…, 4): cosines and sines of
-    the differences of the angles."""
+    """Compute the change from phase ``before`` to phase ``after``, each (…, 4).
+
+    Returns:
+        Cosines and sines of the differences of the angles (…, 4).
+    """
     (cosine, sine), (next_cosine, next_sine) = (
         phase.unflatten(-1, (2, 2)).unbind(dim=-1) for phase in (before, after))
     return torch.stack([next_cosine * cosine + next_sine * sine,
@@ -139,7 +144,7 @@ def phase_between(before: Tensor, after: Tensor) -> Tensor:
 
 
 def with_second_harmonic(phase: Tensor) -> Tensor:
-    """Append cosines and sines of the doubled angles to phases (…, 4); returns (…, 8)."""
+    """Append the cosines and sines of the doubled angles to phases: (…, 4) to (…, 8)."""
     cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)
     double = torch.stack([cosine.square() - sine.square(), 2 * cosine * sine], dim=-1)
     return torch.cat([phase, double.flatten(-2)], dim=-1)
@@ -147,8 +152,7 @@ def with_second_harmonic(phase: Tensor) -> Tensor:
 
 def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float,
                size: int = GRID) -> Tensor:
-    """Compute maps of the phase at each patch of an image, and of the displacement's fraction of a
-    pixel.
+    """Compute maps of the phase at each patch of an image, and of the subpixel displacement.
 
     Args:
         phase: phase in the last initial frame (N, 4).
@@ -185,8 +189,9 @@ def frame_edges(images: Tensor) -> Tensor:
 
 
 class PhaseEstimator(nn.Module):
-    """Estimator of the camera's phase from the edges in a frame, most of which are borders of
-    squares.
+    """Estimator of the camera's phase from the edges in a frame.
+
+    Most edges are borders of squares, so their positions reveal the phase.
 
     Args:
         pixels_per_square: size of a square in pixels.

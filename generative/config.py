@@ -236,7 +236,7 @@ class TrainingConfig:
         _within(self, 0, 1 - 1e-9, "average_decay")
 
     def lr_at(self, batch: int, num_batches: int) -> float:
-        """Return the learning rate of batch ``batch``, counted from 0, of ``num_batches``."""
+        """Return the learning rate at a batch, counted from 0, of ``num_batches`` batches."""
         if self.lr_decay == "none":
             return self.lr
         if self.lr_decay == "tail":

@@ -56,7 +56,7 @@ class Windows:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields by name; ``positions`` only if they were recorded."""
+        """Return the fields by name; without ``positions`` if they were not recorded."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
@@ -159,7 +159,7 @@ class RolloutDataset:
         if len(wrong) or len(recorded) != num_rows:
             row = min([*wrong[:1], shared, num_rows - 1])
             raise UserError(f"{self._steps_file(row)} does not fit {self.folder.index_file.name}: "
-                            f"the frames differ from row {row} of the index on")
+                            f"from row {row} of the index on, the frames differ")
         is_last = np.isin(np.arange(num_rows), self._first_rows + self._lengths - 1)
         wrong = np.flatnonzero(steps["done"] != is_last)
         if len(wrong):

@@ -226,8 +226,9 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
 
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
-    """Let the agent play in the real game, which is replayed up to each start, and return one
-    outcome per start.
+    """Let the agent play in the real game, and return one outcome per start.
+
+    The recording is replayed up to each start.
 
     Raises:
         UserError: see ``play_from``.

@@ -30,7 +30,7 @@ MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = 
     "mse", "psnr", "ssim", "psnr_remembered", "psnr_revealed", "ssim_remembered", "psnr_moving")
 PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # only in the table
 REMEMBERED_SHARE = "remembered_share"
-# Prefixes of measures of a kind of object, whose name follows.
+# Prefixes of the measures of objects; the name of the kind of object follows.
 OBJECT_ERROR, OBJECT_SHOWN, KEPT = "object_", "shown_", "kept_"
 OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
     "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
@@ -46,8 +46,12 @@ def to_8_bits(images: Tensor) -> Tensor:
 
 
 def psnr(squared_error):
-    """Compute the peak signal-to-noise ratio, in dB, from mean squared errors (array or tensor) of
-    values from 0 to 1. Errors below ``MIN_SQUARED_ERROR`` are raised to it."""
+    """Compute the peak signal-to-noise ratio, in dB, of images in [0, 1].
+
+    Args:
+        squared_error: mean squared errors, array or tensor; raised to ``MIN_SQUARED_ERROR`` if they
+            are smaller.
+    """
     floored = squared_error.clip(min=MIN_SQUARED_ERROR)
     return -10 * (floored.log10() if isinstance(floored, Tensor) else np.log10(floored))
 
@@ -117,8 +121,7 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
 
 
 def region_masks(in_memory: Tensor | None, moving: Tensor | None) -> dict[str, Tensor]:
-    """Return masks of the regions that are measured separately: remembered pixels, newly revealed
-    pixels, and moving objects.
+    """Return masks of remembered pixels, newly revealed pixels, and moving objects.
 
     Args:
         in_memory: pixels of places in view in the initial frames, see ``remembered_mask``, bool
@@ -248,8 +251,10 @@ class OtherAgent(FrozenAgent):
 
     @torch.no_grad()
     def states_entering(self, windows: np.ndarray) -> Tensor:
-        """Compute the hidden states (B, D) that the agent has before the first simulated step of
-        windows (B,) if it has seen all earlier frames of their episodes."""
+        """Compute the agent's hidden states (B, D) before the first simulated step of windows (B,).
+
+        The agent has then seen all earlier frames of the episodes.
+        """
         entering = []
         for place in map(self._dataset.place, windows.tolist()):
             if place.episode not in self._entering:
@@ -274,8 +279,8 @@ class ObjectFrames:
     Attributes:
         kinds: names of K kinds of object.
         of: function that maps numbers of windows (B,) to the label frames of the simulated steps,
-            each rendered without one kind of object, uint8 (T, B, K, C, H, W); unchanged from the
-            terminal step on.
+            each rendered without one kind of object, uint8 (T, B, K, C, H, W). From the terminal
+            step on, the frames are unchanged.
         moving: whether each kind moves through the level.
     """
 
@@ -306,8 +311,16 @@ class FidelityCard:
     objects: ObjectFrames | None = None
 
     def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
-        """Return the mask of remembered pixels, bool (T, B, H, W), of windows (B,) with label
-        frames (T, B, C, H, W); None if the camera's motion is not known."""
+        """Return the mask of remembered pixels in windows, see ``remembered_mask``.
+
+        Args:
+            windows: numbers of the windows (B,).
+            labels: label frames (T, B, C, H, W).
+            num_init_steps: number of initial frames I.
+
+        Returns:
+            Mask, bool (T, B, H, W); None if the camera's motion is not known.
+        """
         if self.scale == 0:
             return torch.ones_like(labels[:, :, 0], dtype=torch.bool)
         positions = None if self.positions is None else self.positions(windows)

@@ -147,8 +147,10 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
-    """Plot, for each kind of object that was in view, the share of objects that the simulator shows
-    (top) and the squared error on their pixels (bottom).
+    """Plot how well the simulator draws each kind of object that was in view.
+
+    The top row shows the share of objects that are shown, the bottom row the squared error on their
+    pixels.
 
     Args:
         table: table from ``loss_over_time.table_of``.
@@ -171,8 +173,10 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 
 
 def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
-    """Plot the fidelity card: one panel per measure over simulated steps, and the shares of objects
-    kept at the last step.
+    """Plot the fidelity card.
+
+    It has one panel per measure over simulated steps, and one with the shares of objects kept at
+    the last step.
 
     Args:
         table: table from ``loss_over_time.table_of``.
@@ -189,8 +193,10 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw a bar chart of the share of objects in view at the start that are still shown at the
-    last step, by kind of object, for the simulators and the mean frame."""
+    """Draw a bar chart of kept objects, by kind of object, for the simulators and the mean frame.
+
+    An object is kept if it is in view at the start and still shown at the last step.
+    """
     rows = table[table["kind"].str.startswith(KEPT)]
     rows = rows[rows["step"] == rows["step"].max()]
     if not len(rows):

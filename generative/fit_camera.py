@@ -4,7 +4,7 @@ Predicting the camera's motion takes a small part of a simulator's computations.
 runs the simulator on many windows, with the recorded motion of the camera, and stores the inputs of
 the camera's networks: the start, the image of the canvas, and the memory near the player in each
 step. Then it trains these networks on the stored inputs; all other networks stay unchanged. Run it
-after a training run, or between two parts of one.
+after a training run, or between two sessions of one.
 
     python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt
@@ -54,7 +54,7 @@ class CameraWindows:
         vectors: bottleneck vectors (N, V).
         costs: costs of motions between the initial frames (N, I - 1, NUM_MOTIONS).
         edges: edges in the initial frames (N, I, 2, 63).
-        carried: velocity and phase that the vectors carry, minus the encoder's estimate (N, 6).
+        carried: velocity and phase that the vectors encode, minus the encoder's estimate (N, 6).
         world: images of the canvas (N, C, 64, 64).
         near: memory near the player (N, T, 5 · memory_channels).
         actions: actions, int64 (N, T).
@@ -202,8 +202,7 @@ class CameraTraining:
 
     @torch.no_grad()
     def drift(self, windows: CameraWindows) -> tuple[float, float]:
-        """Compute the mean and median distance, in pixels, between the predicted and the recorded
-        total displacement at the last step."""
+        """Compute the mean and median error of the displacement at the last step, in pixels."""
         batch = windows.rows(torch.arange(len(windows.actions)))
         predicted, _ = self.predict(batch, torch.zeros_like(batch.actions, dtype=torch.bool))
         errors = torch.linalg.vector_norm((predicted - batch.camera)[:, -1, 2:], dim=-1)

@@ -108,8 +108,9 @@ def add_samples_flags(parser: Parser) -> None:
 
 def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                     compute: Compute) -> tuple[Projector, dict]:
-    """Return the projector onto the directions that the flags of ``add_direction_flags`` select,
-    and the checksums of the direction files.
+    """Return the projector onto the selected directions, and the checksums of the direction files.
+
+    The directions are selected by the flags of ``add_direction_flags``.
 
     Raises:
         UserError: see ``Projector.load_for``.

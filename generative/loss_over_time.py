@@ -138,9 +138,12 @@ class LossOverTime:
     fidelity: dict[tuple[str, str], np.ndarray] = dataclasses.field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write ``loss_<kind>_<predictor>.npy``, or ``loss_<kind>.npy`` for the simulator,
-        ``agent_values_<predictor>.npy``, and the card as ``fidelity.npz`` with arrays named
-        ``<kind>/<predictor>``."""
+        """Write the losses to a folder.
+
+        The files are ``loss_<kind>_<predictor>.npy`` (``loss_<kind>.npy`` for the simulator),
+        ``agent_values_<predictor>.npy`` and, with the arrays ``<kind>/<predictor>`` of the fidelity
+        card, ``fidelity.npz``.
+        """
         store = ResultStore(folder, LOSS_OVER_TIME)
         for (predictor, kind), loss in self.losses.items():
             if kind == VALUES:
@@ -267,8 +270,11 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                           draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """Return recorded frames of windows (N,), and frames imagined with the recorded actions, uint8
-    (N, T, H, W, C) each."""
+    """Return recorded frames of windows (N,), and frames imagined with the recorded actions.
+
+    Returns:
+        Recorded and imagined frames, uint8 (N, T, H, W, C) each.
+    """
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)

@@ -279,11 +279,11 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def vector_crowding(vectors: Tensor) -> Tensor:
-    """Compute the crowding () of vectors (B, V) on the unit sphere, a uniformity loss (compare Wang
-    and Isola 2020, "Understanding contrastive representation learning").
+    """Compute the crowding () of vectors (B, V) on the unit sphere.
 
-    The crowding is log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 if i ≠ j, and mᵢᵢ = 1. It is
-    smallest when the vectors are spread over the whole sphere.
+    It is a uniformity loss similar to that of Wang and Isola (2020, "Understanding contrastive
+    representation learning"). The crowding is log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 if i
+    ≠ j, and mᵢᵢ = 1. It is smallest when the vectors are spread over the whole sphere.
     """
     unit = functional.normalize(vectors, dim=-1)
     closeness = 2 * unit @ unit.T - 2  # (B, B)
@@ -342,7 +342,13 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
 
 
 def _colours(values: Tensor) -> Tensor:
-    """Return the colour of each pixel (…, H, W), from 0 to 511, of images (…, 3, H, W) with values
-    from 0 to 255."""
+    """Return the colour of each pixel, from 0 to 511.
+
+    Args:
+        values: images (…, 3, H, W) with values from 0 to 255.
+
+    Returns:
+        Colours (…, H, W).
+    """
     red, green, blue = (values * _LEVELS // 256).unbind(dim=-3)
     return (red * _LEVELS + green) * _LEVELS + blue

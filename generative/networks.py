@@ -219,7 +219,7 @@ def norm_layer(size: int, layer_norm: bool) -> nn.Module:
 
 
 class LayerNormGRUCell(nn.Module):
-    """A GRU cell with layer-normalised gates; the layer norms have the only biases."""
+    """A GRU cell with layer-normalised gates; the only biases are those of the layer norms."""
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()

@@ -70,8 +70,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                    compute: Compute) -> tuple[tuple[Target, ...], dict | None]:
-    """Return the targets selected by the flags, and the checksums of the direction files (None if
-    no target is a direction)."""
+    """Return the targets selected by the flags, and the checksums of the direction files.
+
+    The checksums are None if no target is a direction.
+    """
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
     if any(name.startswith(DIRECTION) for name in args.targets):
         projector, matrices = open_directions(args, parameters, simulator, compute)

@@ -144,7 +144,7 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
            for name, tensor in _own_tensors(simulator).items()}
     shapes = {**_unused_shapes(simulator), **{key: tensor.shape for key, tensor in own.items()}}
     problems = [f"there is no tensor '{key}'" for key in own if key not in tensors]
-    problems += [f"the tensor '{key}' belongs to no simulator of these sizes"
+    problems += [f"a simulator of these sizes has no tensor '{key}'"
                  for key in tensors if key not in shapes]
     problems += [f"the tensor '{key}' has the shape {tuple(tensor.shape)}, not "
                  f"{tuple(shapes[key])}" for key, tensor in tensors.items()

@@ -44,8 +44,10 @@ def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
 
 
 def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Return the columns of ``progress.csv``: COLUMNS, and in the spatial architecture also the
-    camera's loss."""
+    """Return the columns of ``progress.csv``.
+
+    They are COLUMNS and, in the spatial architecture, the camera's loss.
+    """
     measures = measures_of(config)
     return (*COLUMNS[:-2 * len(MEASURES)], *measures,
             *(f"held_out_{name}" for name in measures))
@@ -98,8 +100,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
-    """Delete checkpoints, except the ``keep_newest`` newest ones and the first one in every
-    interval of ``keep_hours`` hours."""
+    """Delete old checkpoints.
+
+    Args:
+        folder: folder of the run.
+        keep_newest: number of newest checkpoints to keep.
+        keep_hours: interval in hours; the first checkpoint in every interval is kept, too.
+    """
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
         slot = int(path.stat().st_mtime / (keep_hours * 3600))
@@ -109,8 +116,7 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
 
 
 def newest_simulator_run(folder: Path) -> Path | None:
-    """Return ``folder`` if it is a run folder, otherwise the newest run inside it; None if there is
-    none."""
+    """Return ``folder`` if it is a run, otherwise the newest run inside it; None without one."""
     if (folder / PROGRESS_NAME).is_file():
         return folder
     logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
@@ -137,8 +143,7 @@ def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:
-    """Read the settings of the run that a simulator file belongs to; None for a file without
-    settings.
+    """Read the settings of a simulator file's run; return None for a file without settings.
 
     Raises:
         UserError: if the settings are damaged.
@@ -211,8 +216,7 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
 
 
 def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes: int) -> str:
-    """Return the reason why the evaluated episodes may have been used in training, or "" if they
-    were not.
+    """Return why evaluated episodes may have been used in training, or "" if they were not.
 
     Args:
         run: settings of the simulator's run; None if unknown.
@@ -220,7 +224,7 @@ def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes
         num_episodes: number of episodes in this recording.
     """
     if run is None:
-        return "there is no hyperparameters.yml next to the model file with the split of its data"
+        return "there is no hyperparameters.yml next to the model file, so its split is unknown"
     reasons = {
         f"the simulator was trained on {run.data_dir}, not on {data_dir}":
             Path(run.data_dir).resolve() != Path(data_dir).resolve(),

@@ -158,11 +158,11 @@ class SampleFolder(ResultStore):
         return self.file_of("sample", number)
 
     def description(self) -> dict:
-        """Settings of the samples; empty for published samples, which do not store them."""
+        """Return the settings of the samples; empty for published samples, which lack them."""
         return read_description(self.settings_file)
 
     def numbers(self) -> list[int]:
-        """Numbers of the samples in the folder, in ascending order.
+        """Return the numbers of the samples in the folder, in ascending order.
 
         Raises:
             UserError: if there are no samples.
@@ -182,7 +182,7 @@ class SampleFolder(ResultStore):
                             f"{present[-1]}, see --sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
-        """Read one sample; published samples do not store actions, which are then all -1.
+        """Read one sample; published samples store no actions, so theirs are all -1.
 
         Raises:
             UserError: if a file is missing or damaged, or does not fit the shape of another file;

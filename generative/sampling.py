@@ -1,7 +1,7 @@
 """Simulate rollouts, store them as samples, and run the arms of a comparison in the simulator.
 
-Every random choice depends on the seed and the number of the start alone, so a sample depends
-neither on the number of samples nor, beyond rounding, on the batch that it is simulated in. The
+Every random choice depends only on the seed and the number of the start, so a sample depends
+neither on the number of samples nor, beyond rounding, on the batch in which it is simulated. The
 starts are always divided into the same batches, so a resumed recording is bit-identical to an
 uninterrupted one.
 
@@ -116,7 +116,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Sampler:
-    """Sampler that simulates the samples of a plan.
+    """Simulates the samples of a plan.
 
     The samples of start i, one per manual action, are numbered from ``i * plan.samples_per_start``.
 
@@ -221,11 +221,13 @@ class Sampler:
 @torch.no_grad()
 def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
                   num_steps: int) -> list[SampleArrays]:
-    """Simulate from bottleneck vectors (B, V), with the agent's actions and the most likely
-    latents.
+    """Simulate rollouts with the agent's actions and the most likely latents.
 
     Args:
         simulator: simulator on the device of ``compute``.
+        compute: device and precision.
+        vectors: bottleneck vectors (B, V).
+        num_steps: T, number of steps.
 
     Returns:
         One sample per vector.

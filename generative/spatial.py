@@ -92,8 +92,7 @@ class SpatialState:
     camera: CameraState
 
     def flat(self) -> Tensor:
-        """Flatten the state to (B, H): the channels of each cell, those of each block, then the
-        camera's state."""
+        """Flatten the state to (B, H): channels of the cells, of the blocks, and camera state."""
         grid = torch.cat([self.canvas, self.memory, self.scene], dim=1).float()
         return torch.cat([*(parts.permute(0, 2, 3, 1).flatten(1) for parts in (grid, self.fine)),
                           *vars(self.camera).values()], dim=-1)
@@ -158,7 +157,7 @@ class SpatialEncoder(nn.Module):
             return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1))
         costs = torch.stack([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=1)
         moved = self.motion((costs - costs.amin(dim=(1, 2), keepdim=True)).flatten(1)).float()
-        # Scaled by the constant, so that the start's division gives velocity and phase back.
+        # Scaled by the constant, by which ``SpatialStart`` divides.
         camera = code[:, -1].mean(dim=(1, 2))[:, None] * self._camera(images, costs)
         last = camera @ cell_patterns(code).flatten(1)
         code = code + functional.pad(last.unflatten(1, (1, GRID, GRID)), (0, 0, 0, 0, passed, 0))
@@ -264,8 +263,7 @@ class SpatialStart(nn.Module):
 
 
 class NoEmbedding(nn.Module):
-    """An empty frame embedding, because the spatial architecture has no posterior that needs one.
-    """
+    """Empty frame embedding; the spatial architecture has no posterior that needs one."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return empty embeddings (N, 0) of images (N, C, H, W)."""
@@ -344,8 +342,13 @@ class SpatialCell(nn.Module):
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
-        """Replace velocity and displacement in states (B, H) by ``camera`` (B, 4) in the rows where
-        ``where`` (B,) is True."""
+        """Replace velocity and displacement in some states.
+
+        Args:
+            h: states (B, H).
+            camera: new velocity and displacement (B, 4).
+            where: whether to replace them in each row, bool (B,).
+        """
         known = torch.where(where[:, None], camera, self.camera_state(h))
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
 

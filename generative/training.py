@@ -95,8 +95,8 @@ class SimulatorTraining:
         num_episodes = len(self.dataset.episodes)
         if settings.num_episodes not in (None, num_episodes):
             raise UserError(f"{settings.data_dir} has {num_episodes} episodes, but this run was "
-                            f"started with {settings.num_episodes}, so it would hold out different "
-                            "ones; restore the recording or start a new run")
+                            f"started with {settings.num_episodes}, so other episodes would be "
+                            "held out; restore the recording or start a new run")
         split = self.dataset.split(training.held_out_fraction, settings.seed)
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
@@ -249,8 +249,7 @@ class SimulatorTraining:
         return checkpoints(self.folder)[-1]
 
     def train(self) -> int:
-        """Train until the end of the run or until a signal of
-        :data:`common.signals.STOP_SIGNALS` arrives.
+        """Train until the end, or until one of :data:`common.signals.STOP_SIGNALS` is received.
 
         Returns:
             0 if the run is finished, 128 + the signal's number if any process received a signal. In
@@ -347,8 +346,8 @@ class SimulatorTraining:
         return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
-        """Return a mask of this process's windows in a batch of ``num`` windows: True for windows
-        that are simulated from the prior. None if ``open_loop_share`` is 0."""
+        """Return a mask of this process's windows, of ``num`` in the batch, whose latents are drawn
+        from the prior; None if ``open_loop_share`` is 0."""
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)
@@ -389,8 +388,8 @@ class SimulatorTraining:
         return metrics
 
     def _step(self, **tensors: Tensor) -> tuple[Tensor]:
-        """Take one optimiser step on the tensors of ``Windows``; returns the metrics (number of
-        ``_metric_names``,)."""
+        """Take one optimiser step on the tensors of ``Windows``; return the metrics as a vector,
+        in the order of ``_metric_names``."""
         windows, num = Windows(**tensors), self._order.batch_size
         losses, metrics = self._forward(align(windows, self.settings.simulator), self._generator,
                                         num)
@@ -404,8 +403,7 @@ class SimulatorTraining:
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
-        """Compute a row of the log: means over the batches since the last row, and metrics of one
-        held-out batch."""
+        """Compute a row of the log: means since the last row, and metrics of a held-out batch."""
         number = self.batches // self.settings.training.log_interval
         num = self._held_out.batch_size
         own = self._held_out[number][self.world.local_slice(num)]

@@ -306,7 +306,7 @@ def test_recording_must_not_have_grown(undisturbed, agent_path, tmp_path, capsys
     settings = (folder / "hyperparameters.yml").read_text()
     (folder / "hyperparameters.yml").write_text(
         re.sub("num_episodes: [0-9]+", "num_episodes: 8", settings))
-    assert "started with 8, so it would hold out different ones" in refusal(
+    assert "started with 8, so other episodes would be held out" in refusal(
         train_gen_model.main, ["--agent_file", agent_path, "--resume", folder], capsys)
 
 

@@ -39,8 +39,10 @@ from generative.sample_files import SampleFolder, stack
 
 @dataclasses.dataclass(frozen=True)
 class Specificity:
-    """Similarity of the saliency maps of different functions in one sample. Files and code call it
-    "specificity", although a high similarity means that the maps are unspecific.
+    """Similarity of the saliency maps of different functions in one sample.
+
+    Files and code call it "specificity", although a high similarity means that the maps are
+    unspecific.
 
     Attributes:
         functions: names of the functions in file names, either all with or all without gradients
@@ -109,11 +111,11 @@ class SaliencyFolder(ResultStore):
         return self.file_of("video", number, number, function)
 
     def description(self, number: int, function: str) -> dict:
-        """Settings of the saliency; empty if the saliency is unfinished or published."""
+        """Return the settings of the saliency; empty if it is unfinished or published."""
         return read_description(self.file_of("description", number, function))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
-        """Functions whose saliency is finished, by sample number.
+        """Return the functions whose saliency is finished, by sample number.
 
         Published saliency has no description files. Therefore, if no sample has such a file,
         the functions whose arrays are complete count as finished.
@@ -158,7 +160,7 @@ class SaliencyFolder(ResultStore):
                      self.file_of(field, "", function).name)
 
     def is_finished(self, number: int, function: str, description: dict) -> bool:
-        """Whether the saliency of a function in a sample is finished.
+        """Return whether the saliency of a function in a sample is finished.
 
         Args:
             number: number of the sample.
@@ -177,8 +179,10 @@ class SaliencyFolder(ResultStore):
         return bool(stored)
 
     def forget(self, number: int, function: str) -> None:
-        """Mark the saliency of a function in a sample as unfinished: delete its description, its
-        video and the map similarity that was computed with it."""
+        """Mark the saliency of a function in a sample as unfinished.
+
+        This deletes its description, its video, and the map similarity that was computed with it.
+        """
         self.remove("description", number, function)
         self.remove("video", number, number, function)
         self.remove("specificity", number,

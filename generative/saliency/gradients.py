@@ -162,14 +162,16 @@ class Gradients:
 
 def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
                      number: int) -> Tensor:
-    """Return N copies of a bottleneck vector, all perturbed except the first, as unit vectors
-    (N, V).
+    """Return N copies of a bottleneck vector, all perturbed except the first.
 
     Args:
         vector: bottleneck vector (V,).
         num_copies: N, including the unperturbed vector.
         scale: standard deviation of the noise on every entry of the perturbed copies.
         seed, number: seed of the noise, and number of the sample.
+
+    Returns:
+        Unit vectors (N, V).
     """
     shape = (num_copies - 1, len(vector))
     noise = np.random.default_rng([seed, _COPIES, number]).standard_normal(shape, np.float32)
@@ -266,8 +268,7 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 
 
 def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfig) -> np.ndarray:
-    """Compute the norm of a gradient with respect to each cell of a spatial simulator's states, as
-    maps over the view.
+    """Compute the gradient norm of each cell of a spatial simulator's states, as maps of the view.
 
     Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
     displacement; cells out of view are not drawn. The memory, with the fine memory if there is one,
@@ -295,11 +296,11 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
 
 
 def specificity(gradients: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute Pearson correlation between the gradients of different functions,
-    which is printed as "map similarity" and stored as "specificity".
+    """Compute the mean absolute Pearson correlation between the gradients of different functions.
 
-    At 1, all functions have the same map, up to sign and scale. Maps are specific to their
-    functions only if the map similarity is well below 1.
+    It is printed as "map similarity" and stored as "specificity". At 1, all functions have the same
+    map, up to sign and scale. Maps are specific to their functions only if the map similarity is
+    well below 1.
 
     Args:
         gradients: gradients of F functions with respect to the images (F, T, C, H, W).
@@ -333,8 +334,7 @@ def full_colour(*maps: np.ndarray) -> float:
 
 def coloured(maps: np.ndarray, frames: np.ndarray, full: float,
              positive: tuple[int, int, int] = POSITIVE) -> np.ndarray:
-    """Draw saliency over faint frames: blue where a pixel raises the function, red where it lowers
-    it.
+    """Draw saliency over faint frames: blue pixels raise the function, red pixels lower it.
 
     Args:
         maps: saliency maps (T, H, W).

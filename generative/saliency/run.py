@@ -79,7 +79,7 @@ class SaliencyPlan:
     seed: int
 
     def file_name(self, function: SaliencyFunction) -> str:
-        """Name of the function in file names."""
+        """Return the name of a function in file names."""
         return function.name + (WITHOUT_ENV_GRADS if self.without_env_grads else "")
 
 
@@ -109,7 +109,7 @@ class SampleSaliency:
         self.diverging: set[int] = set()
 
     def description(self, function: SaliencyFunction) -> dict:
-        """Settings stored with the files of a function."""
+        """Return the settings to store with the files of a function."""
         settings = dataclasses.asdict(self.plan)
         del settings["functions"]
         return {"function": function.name, **settings, **self._description,
@@ -198,8 +198,13 @@ class SampleSaliency:
         return SaliencyArrays(**of_sample, processed=processed, processed_states=states)
 
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
-        """Add the numbers of samples whose frames (G, T, H, W, C) differ noticeably from the images
-        of the T' simulated steps (G, T', C, H, W) to ``diverging``."""
+        """Compare simulated with recorded frames, and add the differing samples to ``diverging``.
+
+        Args:
+            numbers: numbers of the samples.
+            images: images of the T' simulated steps (G, T', C, H, W).
+            frames: recorded frames of the samples (G, T, H, W, C).
+        """
         simulated = np.moveaxis(images, 2, -1) * 255
         differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
         self.diverging |= {number for number, largest in zip(numbers, differences.max(axis=1))
@@ -294,8 +299,9 @@ def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: in
 
 def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
                         without_env_grads: bool) -> None:
-    """Measure the map similarity of different functions, store it with each sample's maps as
-    "specificity", and print it.
+    """Measure, store and print the map similarity of different functions.
+
+    It is stored with the maps of each sample as "specificity".
 
     Args:
         numbers: numbers of the samples. All their finished maps with this kind of gradient are

@@ -93,8 +93,9 @@ class Rollouts:
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
             layers: tuple[str, ...] = ()) -> tuple[list[Step], Rollouts]:
-    """Simulate from bottleneck vectors with the most likely latents. All outputs have gradients
-    with respect to the vectors.
+    """Simulate from bottleneck vectors with the most likely latents.
+
+    All outputs have gradients with respect to the vectors.
 
     Args:
         simulator: simulator on the device of ``compute``.
@@ -216,8 +217,13 @@ def linear_target(name: str, weights: Tensor, bias: Tensor, centre: Tensor) -> T
 
 
 def _move_target(name: str, before: int, after: int) -> Target:
-    """Return the target that is the log-probability of action ``before`` at the previous step plus
-    the log-probability of action ``after`` at the step."""
+    """Return the target that is the log-probability of two consecutive actions.
+
+    Args:
+        name: name of the target.
+        before: action at the previous step.
+        after: action at the step of the target.
+    """
     return Target(name, lambda rollouts, step: (rollouts.log_probs[step - 1, :, before]
                                                 + rollouts.log_probs[step, :, after]), first_step=1)
 

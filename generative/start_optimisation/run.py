@@ -68,8 +68,7 @@ _NUMBERS = (
 
 
 def add_search_flags(flags: Parser) -> None:
-    """Add the flags of the simulator and of the search, except those that choose the targets and
-    the output folder."""
+    """Add the flags of simulator and search, except those of the targets and the output folder."""
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=STARTS_AT_A_TIME)
     flags.set_defaults(precision="float32")  # gradients need full precision
@@ -113,7 +112,9 @@ Choice = Callable[[Simulator, Compute], tuple[Sequence[Target], Mapping]]
 
 def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: ParameterSet,
                folder: Path, schema: Schema, choose: Choice) -> FinishedSearch | int:
-    """Search starts for the targets of a script, or resume; write samples, and evaluate them.
+    """Search for starts that reach the targets of a script, or resume the search.
+
+    It writes the optimised starts as samples, and evaluates them.
 
     Args:
         args, explicit, parameters: parsed flags, see ``Parser.read``, with the aims in ``aims``.

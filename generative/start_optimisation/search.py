@@ -246,8 +246,9 @@ class SearchContext:
 
 def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
-    """Optimise start vectors for all objectives and write the missing samples, until all are
-    written or a signal asks to stop.
+    """Optimise start vectors for all objectives, and write the missing samples.
+
+    The function returns early after a stop signal.
 
     Args:
         context: inputs of the searches.
@@ -299,16 +300,24 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
 
 
 def _recorded_frames(context: SearchContext, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the recorded frames (T, B, H, W, C) of the simulated steps and their input actions
-    (T, B), for rows (B,) of the recorded starts."""
+    """Return the recorded frames and input actions of the simulated steps.
+
+    Args:
+        rows: rows of the recorded starts (B,).
+
+    Returns:
+        Frames (T, B, H, W, C) and actions (T, B).
+    """
     windows, first = (context.dataset.batch(context.starts.windows[rows]),
                       context.dataset.num_init_steps - 1)
     return windows.frames[first:].movedim(2, -1).numpy(), windows.actions[first - 1:].numpy()
 
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
-    """Write an image strip with one start per row: the best start of an objective for each penalty,
-    then the recorded starts nearest to the first of these best starts.
+    """Write an image strip with one start per row.
+
+    The rows show the best start of an objective for each penalty, then the recorded starts nearest
+    to the first of these best starts.
 
     Args:
         path: image to write.
