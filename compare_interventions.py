@@ -4,9 +4,9 @@ behaviour.
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with controls: alterations of random directions of equal size, or patches of
 the same kind with random vectors, channels or cells. If patches are given, directions are altered
-only if --directions or --swaps is also given. A killed run resumes after its last alteration;
-directions, patches and controls can be added to a finished run. With --scan, every part of a layer
-is patched in turn.
+only if --directions or --swaps is also given. A killed run resumes after its last finished
+alteration; directions, patches and controls can be added to a finished run. With --scan, every part
+of a layer is patched in turn.
 """
 
 from __future__ import annotations

@@ -211,8 +211,9 @@ def describe_file(path: Path | None, name: str) -> dict[str, str]:
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
-    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``. If the camera's motion is
-    not known, print the reason and return (None, None).
+    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``.
+
+    If the camera's motion is not known, print the reason and return (None, None).
 
     Args:
         dataset: the recorded windows.
@@ -261,8 +262,10 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Return a source of recorded frames that the real game renders without one kind of object. If
-    this is not possible, print the reason and return None."""
+    """Return recorded frames, each rendered by the real game without one kind of object.
+
+    If this is not possible, print the reason and return None.
+    """
     try:
         config = recorded_game(dataset.folder)
     except UserError as error:
@@ -315,9 +318,11 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
 
 
 def print_card(table: pd.DataFrame) -> None:
-    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and the difference in PSNR
-    between recorded and other actions at the last step. If objects were measured, also print the
-    share of initial objects that the simulator still shows.
+    """Print the fidelity card.
+
+    It has PSNR and SSIM of the simulator, the PSNR of all predictors, and the difference in PSNR
+    between recorded and other actions at the last step; if objects were measured, also the share of
+    initial objects that the simulator still shows.
 
     Args:
         table: table from ``generative.loss_over_time.table_of``.

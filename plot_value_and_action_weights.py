@@ -104,10 +104,10 @@ def plot_actions(preferences: np.ndarray, title: str) -> Figure:
         title: second line of the title.
     """
     ics = [str(i) for i in range(preferences.shape[1])]
-    return plot_matrices([Heatmap(preferences, "logit less the mean of all logits")],
+    return plot_matrices([Heatmap(preferences, "logit minus the mean of all logits")],
                          Names(ACTION_LABELS, ics, "action", "IC"),
                          [signed_scale([preferences], f"nats {UNIT}", square=False)], 1,
-                         f"Read-out weights of the policy\n{title}")
+                         f"Readout weights of the policy\n{title}")
 
 
 def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
@@ -132,7 +132,7 @@ def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
         axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
     figure.supxlabel("action", fontsize=9)
     figure.supylabel(f"nats {UNIT}", fontsize=9)
-    figure.suptitle("Read-out weights of the policy: logits less the mean of all logits; blue "
+    figure.suptitle("Readout weights of the policy: logits minus their mean; blue "
                     f"raises, orange lowers\n{title}", fontsize=10)
     return figure
 
@@ -144,7 +144,7 @@ def plot_value(value: np.ndarray, title: str) -> Figure:
     _draw_bars(axes, value)
     axes.set(xlabel="IC", ylabel=f"value (discounted, scaled rewards)\n{UNIT}",
              xticks=range(len(value)))
-    axes.set_title(f"Read-out weights of the value; blue raises, orange lowers\n{title}",
+    axes.set_title(f"Readout weights of the value; blue raises, orange lowers\n{title}",
                    fontsize=10)
     return figure
 

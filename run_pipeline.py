@@ -73,7 +73,7 @@ def parser() -> Parser:
     job.add_argument("--processes", type=count, default=1,
                      help="number of local processes that torchrun starts for the stage")
     job.add_argument("--seconds_to_stop", type=count, default=600,
-                     help="seconds after a stop signal at which torchrun kills the processes")
+                     help="seconds between a stop signal and the kill signal of torchrun")
     job.add_argument("--max_sittings", type=count, default=1,
                      help="maximum number of times that the job is started, if it runs out of "
                           "time")
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """Run the selected stages with the parameters in ``hyperparams``; returns the exit status."""
+    """Run the selected stages with the given parameters, and return the exit status."""
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain
@@ -143,8 +143,9 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
 
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
-    """Submit the stages that are neither done nor submitted, or with --dry_run print the commands;
-    returns the exit status.
+    """Submit the stages that are neither done nor submitted, and return the exit status.
+
+    With --dry_run, only the commands are printed.
 
     Args:
         args: parsed flags.
@@ -171,8 +172,10 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
 
 
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
-    """Run a job's part of a stage, and requeue the job if its time is up before the part is done;
-    returns the exit status."""
+    """Run a job's part of a stage, and return the exit status.
+
+    The job is requeued if its time is up before the part is done.
+    """
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()
     with experiment.opened_by_job(part.name):

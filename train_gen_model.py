@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
           world: Distributed) -> int:
-    """Train as the flags specify; returns the exit status.
+    """Train as the flags specify, and return the exit status.
 
     Args:
         args: parsed flags.

@@ -96,8 +96,9 @@ class Teacher:
 
 
 def remaining_weight(config: AgentConfig, progress: float) -> float:
-    """Return the factor of the loss weights: 1 at the start, falling linearly to 0 at
-    ``kickstart_until``.
+    """Return the factor of the loss weights, which falls linearly from 1 to 0.
+
+    It is 0 from ``kickstart_until`` on.
 
     Args:
         progress: completed fraction of the run.

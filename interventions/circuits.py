@@ -58,8 +58,10 @@ class LayerCircuits:
         return self._outcome(self._paired.run_from(activations), self._numbers)
 
     def greedy_order(self, number: int) -> list[int]:
-        """Choose parts one by one, each with the largest first-order estimate of how much it
-        reduces the squared error of the outcome, given the parts chosen before.
+        """Choose parts greedily, by a first-order estimate.
+
+        Each part has the largest estimated reduction of the outcome's squared error, given the
+        parts chosen before.
 
         Args:
             number: number of parts to choose.
@@ -83,12 +85,14 @@ class LayerCircuits:
 
     @torch.no_grad()
     def errors(self, order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-        """Return the absolute errors of the outcome without a circuit, and with the first parts of
-        an order, float64 (1 + sizes, N).
+        """Return the absolute errors of the outcome without and with circuits.
 
         Args:
-            order: indices of parts.
+            order: indices of parts; a circuit consists of the first of them.
             sizes: sizes of the circuits, ascending.
+
+        Returns:
+            Errors, float64 (1 + sizes, N); the first row is without a circuit.
         """
         activations, outcomes = self._paired.activations.clone(), []
         outcomes.append(self._outcome_of(activations))

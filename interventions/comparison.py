@@ -356,7 +356,7 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
 def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[ConditionSet],
                    settings: Mapping[str, Any], description: str, wording: Wording,
                    overwrite: bool, shard: Shard) -> None:
-    """Play the conditions whose runs are missing in a folder; without shards, write the results.
+    """Play the conditions whose runs are missing; if there are no shards, also write the results.
 
     Args:
         store: result store of the folder.

@@ -53,8 +53,8 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the change by every random set of channels is matched: its size differs by
-            at most a quarter from the size of the patch's change.
+        matched: whether the size of the change by every random set of channels differs by at most a
+            quarter from that of the patch.
     """
 
     patches: tuple[Patch, ...]
@@ -98,8 +98,7 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
 def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
                  seed: int | np.random.SeedSequence
                  ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
-    """Draw random sets with the same number of channels as ``channels`` and a change of about the
-    same size.
+    """Draw random sets of channels that match given channels in number and size of change.
 
     Sets exclude the given channels if there are enough other channels.
 
@@ -141,8 +140,9 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
 
 def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
                   reference: ReferenceSet) -> np.ndarray:
-    """Compute the squared change of each channel in each reference frame if all channels of a layer
-    are patched.
+    """Compute the squared change of each channel in each reference frame.
+
+    All channels of the layer are patched.
 
     Args:
         policy: the agent.
@@ -299,8 +299,9 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
 
 def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
                   seeds: np.random.SeedSequence, reference: ReferenceSet) -> Drawn:
-    """Draw ``number`` controls that set other channels to the value, rescaled to their standard
-    deviations in the reference set.
+    """Draw ``number`` controls that set other channels.
+
+    The value is rescaled to the standard deviations of these channels in the reference set.
 
     Raises:
         UserError: if the value differs between frames, or a channel of the patch never varies.
@@ -361,8 +362,12 @@ def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSeq
 
 
 def _sets(pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return distinct sets of ``size`` entries of a pool (number of sets, size) in random order:
-    all sets, or a random sample if there are too many. The entries of a set are ascending."""
+    """Return distinct sets of ``size`` entries of a pool, in random order.
+
+    Returns:
+        All sets, or a random sample if there are too many (number of sets, size). The entries of a
+        set are ascending.
+    """
     if math.comb(len(pool), size) <= _CANDIDATES:
         return rng.permutation(np.array(list(itertools.combinations(pool, size)), dtype=np.int64
                                         ).reshape(-1, size))

@@ -189,8 +189,9 @@ class OpenedPatches:
 
     @contextlib.contextmanager
     def scope(self, policy: Policy, *before: Patch) -> Iterator[ActivePatches]:
-        """Context manager that applies the patches; on exit, logs a warning for each patch that
-        never acted.
+        """Apply the patches inside the ``with`` block.
+
+        On exit, a warning is logged for each patch that never acted.
 
         Args:
             policy: the agent.
@@ -246,8 +247,10 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
 
 @dataclasses.dataclass(frozen=True)
 class Swap:
-    """Removes the part along some directions from every step's change of the hidden state, and adds
-    the same amounts along other directions, if any.
+    """Swap of directions in the change of the hidden state in every step.
+
+    The part of the change along some directions is removed, and the same amounts are added along
+    other directions, if any.
 
     Attributes:
         name: name for folders, such as ``10_5_to_12_None``.

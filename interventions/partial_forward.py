@@ -153,8 +153,11 @@ def _chain(node: fx.Node) -> tuple[str, ...]:
 
 
 class _Step(nn.Module):
-    """A whole step as one module, so that constants that ``torch.fx`` finds become attributes of
-    this module rather than of the policy."""
+    """Module that runs a whole step of a policy.
+
+    ``torch.fx`` stores constants as attributes of the module that it traces. This module protects
+    the policy from them.
+    """
 
     def __init__(self, policy: Policy):
         super().__init__()
@@ -165,8 +168,7 @@ class _Step(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Tracer in which each layer, including the memory, is one node, and other parameters are
-    constants."""
+    """Tracer whose nodes are the layers, including the memory; other parameters are constants."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, Memory) or not any(module.children())

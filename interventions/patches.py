@@ -308,7 +308,8 @@ class Clamp(Patch):
 
     def bind(self, selection: Selection) -> PatchFn:
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise UserError(f"clamp has a low bound {self.low:g} above its high one {self.high:g}")
+            raise UserError(f"clamp has a lower bound, {self.low:g}, above its upper bound, "
+                            f"{self.high:g}")
         return lambda entries, context: entries.clamp(self.low, self.high)
 
 

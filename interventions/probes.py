@@ -190,7 +190,7 @@ class _Fitted:
         scale: scale of all entries.
         origin, unit: mean and standard deviation of the targets of a regression in the training
             part; 0 and 1 for a classification.
-        model: model of the scaled entries, and scaled targets of a regression.
+        model: model fitted to the scaled entries, with scaled targets in a regression.
         penalty: weight of the L2 penalty; NaN for a network.
         held_out: see ``Probe``.
     """
@@ -210,12 +210,14 @@ class _Fitted:
         return log_probs, _of_target(log_probs, self.model.classes_, target)
 
     def errors(self, entries: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Return squared errors (2, N) of the probe, and of a constant prediction: the mean of the
-        targets in training.
+        """Return squared errors of the probe, and of a constant prediction.
 
         Args:
             entries: activations (N, F).
             target: targets (N,).
+
+        Returns:
+            Errors (2, N); the constant prediction is the mean of the training targets.
         """
         predicted = self.origin + self.unit * self.model.predict(self.scaled(entries))
         return np.stack([target - predicted, target - self.origin]) ** 2
@@ -227,8 +229,9 @@ class _Fitted:
 
 def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
          hidden_units: int, seed: int) -> _Fitted:
-    """Fit models to the training part, with each penalty or after each epoch; return the model with
-    the best score on the penalty part.
+    """Fit models to the training part, and return the best on the penalty part.
+
+    The models differ in their penalties, or for a network in the number of epochs.
 
     Args:
         entries: activations (N, F).
@@ -316,8 +319,10 @@ def _scores(statistics: Mapping[str, Statistic], levels: np.ndarray) -> dict[str
 
 
 def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:
-    """Compute the test scores of a constant prediction: the frequencies of the training labels, or
-    for a regression their mean."""
+    """Compute the test scores of a constant prediction.
+
+    It is the frequencies of the training labels, or in a regression their mean.
+    """
     if regression:
         return {"r2": 0.0}
     classes, counts = np.unique(target[parts.train], return_counts=True)
@@ -328,8 +333,10 @@ def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float
 
 
 def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Select the log-probabilities of the targets (N,) from those of all classes (N, K); log 1e-15
-    for targets that are not among the classes (K,)."""
+    """Select the log-probabilities of the targets (N,) from those of all classes (N, K).
+
+    Targets that are not among ``classes`` (K,) get log 1e-15.
+    """
     place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
     return np.where(classes[place] == target, log_probs[np.arange(len(target)), place],
                     np.log(_SMALLEST))
@@ -342,8 +349,9 @@ def _one_minus_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
 
 def _wins(scores: np.ndarray, positive: np.ndarray,
           level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the pairs in which a positive example of one level has a higher score than a negative
-    example of another level; ties count half.
+    """Count the pairs in which a positive example has a higher score than a negative example.
+
+    Pairs are counted by the levels of their examples; ties count half.
 
     Args:
         scores: scores of the examples (N,).

@@ -264,8 +264,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], frames: ScanFr
 
 def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], outcome: Outcome,
                  chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the outcome, and the norm of the layer's change, with each part patched in each
-    frame, (S, N) each.
+    """Measure the outcome, and the norm of the layer's change, with each part patched.
 
     Args:
         prefix: forward pass of the frames up to the layer.
@@ -273,6 +272,9 @@ def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], out
         parts: parts of the layer.
         outcome: outcome to measure.
         chosen: numbers of the frames (N,).
+
+    Returns:
+        Outcomes and norms (S, N) each.
     """
     shape = len(parts), len(chosen)
     patched = prefix.activations.repeat(len(parts), *(1,) * (prefix.activations.ndim - 1))

@@ -147,8 +147,7 @@ def sample_frames(testbed: Testbed, compute: Compute, seed: int) -> ScanFrames:
 
 def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute: Compute,
              references: tuple[int, int], settings: Mapping[str, Any], overwrite: bool) -> None:
-    """Rank all parts on half of the levels, test the strongest on the other half, and write the
-    results.
+    """Rank all parts on half of the levels, and test the strongest on the other half.
 
     Layers whose results are already in the folder are not scanned again.
 
@@ -248,8 +247,7 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
 
 
 def _rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation of each column (N,) of two arrays (S, N); NaN if all values of
-    a column are equal."""
+    """Return Spearman's correlation of each column of two arrays (S, N): (N,), NaN if constant."""
     first, second = (ranks - ranks.mean(axis=0) for ranks in (
         rankdata(values, axis=0) for values in (first, second)))
     size = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))

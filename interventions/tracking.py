@@ -111,8 +111,9 @@ class Tracker:
                          _ratio(between, np.where(varies, centred, 0))])
 
     def _between(self, order: int, mean: np.ndarray) -> np.ndarray:
-        """Compute the between-group sum of squares (C,) of activations centred per cell, grouped by
-        offset from the object's cell.
+        """Compute the between-group sum of squares (C,) of activations centred per cell.
+
+        The groups are the offsets from the object's cell.
 
         Args:
             order: number of the order of squares; 0 is the true order.
@@ -128,8 +129,7 @@ class Tracker:
 
 
 def _shifted(by_offset: np.ndarray, row: int, column: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the entries of an array by offset that correspond to the cells of a map, if the offset
-    of one given cell is (0, 0).
+    """Return the entries of an array by offset as a map in which a given cell has offset (0, 0).
 
     Args:
         by_offset: array (…, 2 H - 1, 2 W - 1); offset (0, 0) is entry (H - 1, W - 1).

@@ -85,8 +85,8 @@ class SteeringVector:
                           "norms": Array(np.float32, "N")})
         form.check({name: getattr(self, name) for name in form.fields})
         if self.kind not in (PAIRS, CLASS_MEANS, PROBE) or self.scale not in SCALES:
-            raise UserError(f"it is of the kind '{self.kind}' and the scale '{self.scale}', of "
-                            "which at least one is unknown")
+            raise UserError(f"it has an unknown kind, '{self.kind}', or an unknown scale, "
+                            f"'{self.scale}'")
 
     def scaled(self, scale: str, rms: float | None = None) -> SteeringVector:
         """Return the same direction with another norm.
@@ -223,8 +223,7 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
                        frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
                        levels: np.ndarray, about: str,
                        modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
-    """Compute the mean output over a class of states minus the mean over all other states, at
-    several layers.
+    """Compute the mean output over a class of states minus that over all others, at several layers.
 
     Args:
         policy: the agent.

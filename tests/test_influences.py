@@ -220,7 +220,7 @@ def test_small_behaviours_are_not_tested_but_hold_no_nan():
     np.testing.assert_allclose(found[0].gradients, influences.gradients[5], rtol=1e-5)
 
 
-# Read-out weights.
+# Readout weights.
 
 def test_read_out_weights_are_finite_differences_of_logits_and_value():
     policy, projector = tiny_policy(), golden_projector()

@@ -346,7 +346,7 @@ def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(v
     ("vector", np.array([{}], object), r"not a \.npz file of arrays"),
     ("norms", np.zeros(2, np.float32), r"'norms' holds float32 \(2\)"),
     ("text", np.array("{"), "damaged"),
-    ("text", {"scale": "huge"}, "the scale 'huge', of which at least one is unknown"),
+    ("text", {"scale": "huge"}, "an unknown scale, 'huge'"),
     ("text", {"layer": "all"}, "it has no layer")])
 def test_damaged_files_are_refused(vectors, tmp_path, name, array, message):
     path = tmp_path / "v.npz"
