@@ -67,7 +67,7 @@ from envs.objects import GameObject
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
-MIN_LEVELS = 10  # edits are tried on all levels if fewer are failed with the hazard invisible
+MIN_LEVELS = 10  # if fewer levels are failed with the hazard invisible, all levels are used
 
 
 def parser() -> Parser:

@@ -155,7 +155,7 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
     size = sizes.of(edit)
     if not size:
         raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} frames, "
-                        "so it has no controls of its size; edit other features")
+                        "so no control can match its size; edit other features")
     rng = np.random.default_rng(seed)
     controls, seen = [], {edit.directions.numpy().tobytes()}
     for _ in range(_NUM_DRAWN):

@@ -301,9 +301,8 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
                      subdivision: float) -> Examples:
     """Choose, for each feature and position, the observation in which the feature is strongest.
 
-    No observation is shown more than ten times as often as if all had equal shares (rounded up).
-    Where positions with stronger activations exhaust this limit, a position gets its next best
-    observation.
+    Each observation is shown at most ten times as often as if all had equal shares (rounded up). A
+    position whose best observation is already used up by stronger positions gets its next best one.
 
     Args:
         activations: activations of the features (O, F, H, W).

@@ -447,7 +447,8 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
         """Unroll the last steps; a step that does not exist leaves the hidden state unchanged.
 
         Args:
-            points: outputs of the stem at each step, and the entering state (rows, L n + D).
+            points: outputs of the stem at each step, with n units each, and the entering state
+                (rows, L n + D).
             also_read: one array: whether each step exists, bool (rows, L).
         """
         (exists,) = also_read

@@ -139,7 +139,7 @@ def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:
     """
     for name in values or {}:
         if name in _LEFT_OUT:
-            raise UserError(f"'{name}' has no meaning here: {_LEFT_OUT[name]}")
+            raise UserError(f"the keyword '{name}' is not supported: {_LEFT_OUT[name]}")
         if name not in defaults:
             raise UserError(f"there is no keyword '{name}'"
                             f"{nearest(name, defaults) if defaults else ''}")

@@ -324,7 +324,7 @@ class AttributionStore(ResultStore):
         for key, what, accepted in (("agent_sha256", "agent", agents),
                                     ("recording_sha256", "recording", {recording})):
             if settings.get(key) not in accepted:
-                raise UserError(f"the attributions in {self.path} are of another {what}: its "
+                raise UserError(f"the attributions in {self.path} belong to another {what}: its "
                                 f"checksum is {str(settings.get(key))[:12]}, not "
                                 f"{' or '.join(sorted(checksum[:12] for checksum in accepted))}; "
                                 f"compute them again with {ATTRIBUTION_SCRIPT}")
@@ -339,8 +339,8 @@ class AttributionStore(ResultStore):
             checksum = self.read("layer", features.name).get("features_sha256")
             if checksum != features.checksum:
                 raise UserError(f"the attributions in {self.path} to the layer '{features.name}' "
-                                f"are of features with the checksum {str(checksum)[:12]}, but the "
-                                f"given features have {features.checksum[:12]}; give the matching "
+                                f"belong to features with the checksum {str(checksum)[:12]}, but "
+                                f"the given ones have {features.checksum[:12]}; give the matching "
                                 "--features_dir, or compute attributions in another folder")
 
 

@@ -115,7 +115,7 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
     missing = set(episodes) - set(recorded)
     if missing or not recorded:
         raise UserError(f"{folder.path} has {len(recorded)} finished episodes"
-                        + (f", but not {sorted(missing)}" if missing else "")
+                        + (f", but lacks {sorted(missing)}" if missing else "")
                         + "; record episodes with record.py")
     selected = list(episodes) or recorded
     if choose == FAILURES:
@@ -210,7 +210,7 @@ def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
     return np.flatnonzero(steps.ended & ~(rewards.to_numpy() > 0))[:most]
 
 
-GAMMA, LAMBDA = 0.999, 0.95  # values of all published agents
+GAMMA, LAMBDA = 0.999, 0.95  # as in the training of all published agents
 AUTO, RAW = "auto", "raw"
 SLOPES = (0.9, 1.11)  # slopes outside this range mean that values and rewards differ in unit
 MIN_ENDS = 5  # number of rewarded ends of episodes needed to estimate the unit of values

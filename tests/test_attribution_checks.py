@@ -135,7 +135,7 @@ def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, 
 
 
 @pytest.mark.parametrize(("name", "key", "words"), [
-    ("settings.json", "recording_sha256", "are of another recording"),
+    ("settings.json", "recording_sha256", "belong to another recording"),
     ("block3/settings.json", "features_sha256", "give the matching --features_dir")])
 def test_attributions_of_others_are_refused(box_agent, box_run, tmp_path, capsys, name, key, words):
     other = shutil.copytree(box_run / "attribution", tmp_path / "attribution")

@@ -47,8 +47,8 @@ def foreign(run, tmp_path_factory):
 
 @pytest.mark.parametrize(("flag", "words"), [
     ("agent_file", "was recorded with an agent other than"),
-    ("data_dir", "are of another recording: its checksum is"),
-    ("features_dir", f"to the layer '{MAP}' are of features with the checksum"),
+    ("data_dir", "belong to another recording: its checksum is"),
+    ("features_dir", f"to the layer '{MAP}' belong to features with the checksum"),
     ("attribution_dir", "trajectory_00001.npz"),
     ("exp_name", "page holds other data")])
 def test_what_does_not_belong_together_is_refused(flag, words, run, foreign, tmp_path, capsys):

@@ -74,7 +74,7 @@ def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
 
 def test_keywords_without_a_meaning_are_refused_with_the_reason(tmp_path):
     for keywords, words in (
-            ({"attr_max_paths": 2}, "'attr_max_paths' has no meaning here: the sums along"),
+            ({"attr_max_paths": 2}, "'attr_max_paths' is not supported: the sums along"),
             ({"trajectories_kwargs": {"num_step": 3}}, "did you mean 'num_steps'"),
             ({"toString": 1}, "there is no keyword 'toString'")):
         with pytest.raises(UserError, match=words):

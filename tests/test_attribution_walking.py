@@ -89,7 +89,7 @@ def test_failures_come_first_when_they_are_asked_for(folder):
     assert select_episodes(folder) == [0, 1, 2, 3]
     assert select_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
     assert select_episodes(folder, (3, 1)) == [3, 1]
-    with pytest.raises(UserError, match=r"has 4 finished episodes, but not \[7\]"):
+    with pytest.raises(UserError, match=r"has 4 finished episodes, but lacks \[7\]"):
         select_episodes(folder, (7,))
 
 

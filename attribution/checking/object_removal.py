@@ -1,5 +1,5 @@
-"""Objects left out of single frames: does the output change by the amount attributed to their
-cells?
+"""Removal of objects from single frames: does the output change by the amount attributed to the
+objects' cells?
 
 The real game renders the frame again without one kind of object. The agent sees the new frame with
 the same memory (Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis

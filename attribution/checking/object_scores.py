@@ -33,14 +33,15 @@ files of ``analysis/attribution/objects/``.
 
 The score of a feature for a kind of object is the area under the ROC curve with which the feature's
 activation in a cell predicts whether the object's mask touches the cell, over all cells of all
-frames. Many kinds lie in the same part of every frame, and many features are active there whatever
-the frame shows. Cells are therefore weighted. The weight of a touched cell is the share of frames
-in which its position on the grid is not touched; the weight of an untouched cell is the share in
-which its position is touched (overlap weights; Li, Morgan and Zaslavsky 2018). Both classes then
-have the same distribution over the grid, and a position that is always, or never, touched has
-weight 0.
+frames. Many kinds of object lie in the same part of every frame, and many features are active there
+whatever the frame shows. To prevent high scores for such features, cells are weighted. The weight
+of a touched cell is the share of frames in which its position on the grid is not touched; the
+weight of an untouched cell is the share in which its position is touched (overlap weights; Li,
+Morgan and Zaslavsky 2018). Both classes then have the same distribution over the grid, and a
+position that is always, or never, touched has weight 0.
 
-The chance level is the same score with the masks of other frames, by a cyclic shift of the frames.
+The chance level is the same score with the masks of other frames, obtained by shifting the masks
+cyclically along the frames.
 
 A feature *hallucinates* an object in a cell if its activation there exceeds the 99 % quantile over
 all cells of all frames, but the object touches neither the cell nor one of its eight neighbours.
@@ -130,7 +131,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         low[place], high[place] = bootstrap.interval_of(
             functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if one is
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any is
     table = pd.DataFrame({
         "feature": np.repeat(np.arange(len(auc)), len(kinds)), "kind": np.tile(kinds, len(auc)),
         "auc": auc.ravel(), "low_95": low.ravel(), "high_95": high.ravel(),

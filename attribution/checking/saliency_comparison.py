@@ -6,13 +6,16 @@ before it; step 0 of the simulation shows the recorded frame. The output is read
 ``lag`` steps later, and differentiated with respect to the image of step 0. The predictions of both
 kinds of map are tested in the real game, by hiding an object or a part of the frame from the agent.
 
-Every map is scored by three measures in the same frames: deletion and insertion of blocks of the
-frame; rank correlation with the maps of agents with randomised weights; and the share of objects
-whose effect on the output, when they are hidden in the real game, has the sign that the map
-predicts. The predicted sign is opposite to that of the sum of the map over the object. The share
-per frame, over all kinds of object, is also tested with ``stats.effects``: each map against 0.5,
-and saliency through the simulator against attributions in the same frames. Controls are the maps of
-other frames, by a cyclic shift.
+Every map is scored by three measures in the same frames:
+
+- deletion and insertion of blocks of the frame
+- rank correlation with the maps of agents with randomised weights
+- share of objects whose effect on the output, when they are hidden in the real game, has the sign
+  that the map predicts, which is opposite to the sign of the sum of the map over the object
+
+The share per frame, over all kinds of object, is also tested with ``stats.effects``: each map
+against 0.5, and saliency through the simulator against attributions in the same frames. Controls
+are the maps of other frames, obtained by a cyclic shift.
 
 Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
 map, C image channels, D hidden units, L lags, R renderings of a frame, P points of a curve.
@@ -399,9 +402,9 @@ def report(description: str, tables: Mapping[str, pd.DataFrame]) -> str:
         "curves are in standard deviations of the output; a map is better than random orders if "
         "the interval of the difference lies above 0.", "", *_markdown(tables["deletion"]),
         "## Randomised weights", "",
-        "Rank correlation of |map| with that of an agent with more and more randomised weights, "
-        "from the heads downwards (Adebayo et al. 2018). In the simulator, only the agent is "
-        "randomised.", "", *_markdown(tables["randomisation"])])
+        "Rank correlation of |map| between the agent and copies with more and more randomised "
+        "weights, from the heads downwards (Adebayo et al. 2018). In the simulator, only the "
+        "agent is randomised.", "", *_markdown(tables["randomisation"])])
 
 
 def _markdown(table: pd.DataFrame) -> list[str]:
@@ -423,7 +426,7 @@ def plot(tables: Mapping[str, pd.DataFrame], curves: np.ndarray, names: Sequence
     right, *falling, random = figure.subplots(1, 4)
     agreement = tables["agreement"]
     rows = agreement[(agreement["compared_with"] == CHANCE) & ~agreement["control"]].copy()
-    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5  # were differences from 0.5
+    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5  # relative to 0.5 before
     forest_plot(right, rows, [f"{row.map.partition(',')[0]}, {row.lag} later" if row.lag
                               else row.map for row in rows.itertuples()], value="right")
     right.axvline(0.5, color=DARK_GREY, linewidth=0.8)

@@ -122,7 +122,7 @@ def agent_conditions(files: Sequence[Path], labels: Sequence[str],
 
 def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
     """Return the edits that an edited agent has in addition to those of the original agent; none if
-    the two agents differ in their weights or in the original's edits."""
+    the agents' weights differ, or if the edited agent does not begin with the original's edits."""
     first = len(original.edits)
     weights, own = edited.state_dict(), original.state_dict()
     is_extended = weights.keys() == own.keys() and all(
