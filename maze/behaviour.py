@@ -72,9 +72,9 @@ _MODELS = {  # models in the report: title and explanation
           "of the others. Sets: "
           + "; ".join(f"{name}: {', '.join(members)}" for name, members in SETS.items()) + "."),
     ALL: ("Signs over subsets of the features", f"L1 logistic regressions on {NUM_SUBSETS} random "
-          f"subsets of the {len(FEATURES)} features: share of the subsets with a feature in which "
-          "its coefficient is positive, and share in which it is negative (0 in the others). VIF: "
-          "given all other features.")}
+          f"subsets of the {len(FEATURES)} features. Of the subsets that contain a feature: share "
+          "in which its coefficient is positive, and share in which it is negative; otherwise it "
+          "is 0. VIF: given all other features.")}
 _BINS = 10  # bins of exact probabilities
 
 
@@ -181,11 +181,11 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
     """
     lines = ["# Behaviour of the agent in mazes", "", f"{markdown_escaped(what)}.", "",
              *(f"{note}\n" for note in notes), "## How often it gets the cheese", "",
-             "An episode is played to its end, at most 500 steps; whether it got the cheese is the "
-             f"game's own flag. The region is the last {region} rows and columns. Cheese first: "
-             "share of episodes in which the mouse reached the cheese before any other square of "
-             "the region. Shares have Wilson's 95 % interval; means over levels have a bootstrap "
-             "interval.", ""]
+             "Episodes are played to their end, at most 500 steps. The game itself reports whether "
+             f"the cheese was reached. The region is the last {region} rows and columns. Cheese "
+             "first: share of episodes in which the mouse reached the cheese before any other "
+             "square of the region. Shares have Wilson's 95 % interval; means over levels have a "
+             "bootstrap interval.", ""]
     lines += markdown_table(
         ("levels", "episodes", PLAYED_LABEL, EXACT_LABEL, "cheese first", "region first", "neither",
          "P(cheese) at the decision square", "steps"),

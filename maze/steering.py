@@ -401,7 +401,8 @@ def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]],
     for row, (group, result) in zip(panels, measured):
         x = np.array([0.0, *((arm.value or ())[0] for arm in group.conditions)])
         before = np.broadcast_to(result.before, (len(result.after), 1, *result.before.shape))
-        after = np.concatenate([before, result.after], axis=1)[:, x.argsort()]  # (D, 1 + A, N, K)
+        # (sets of vectors, 1 + arms, forks, outcomes)
+        after = np.concatenate([before, result.after], axis=1)[:, x.argsort()]
         x.sort()
         for axes, outcome in zip(row, shown):
             values = after[..., DECISION_OUTCOMES.index(outcome)]

@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     names = [folder.resolve().name for folder in args.studies]
     if len(set(names)) < len(names):
-        raise UserError("the folders of --studies give the columns their names, which must differ: "
-                        f"{', '.join(names)}")
+        raise UserError("the folders of --studies must have different names, which become the "
+                        f"table's columns, not {', '.join(names)}")
     findings, reasons = {}, {}
     for name, folder in zip(names, args.studies):
         findings[name], reasons[name] = findings_of(StudiesFolder(folder))

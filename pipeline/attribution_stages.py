@@ -110,7 +110,8 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
                  (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", *others,
                   "--num_observations", str(config.num_masked), *seed, "--output_dir",
                   f"{OUTPUT}/{OBJECTS}"),
-                 (f"{OBJECTS}/**/*.*",), number_of(f"{OBJECTS}/*/names.json", "layers with names"),
+                 (f"{OBJECTS}/**/*.*",),
+                 number_of(f"{OBJECTS}/*/names.json", "layers with named features"),
                  needs={**recorded, "attribution_features": (f"{FEATURES}/**/*.*",),
                         **({"attribution_activation_features": (f"{OTHERS}/**/*.*",)}
                            if compared else {})},

@@ -300,8 +300,8 @@ class Scheduler:
     def check(self) -> None:
         """Raise UserError if the scheduler is not installed on this machine."""
         if not self.is_here():
-            raise UserError(f"there is no {self.program} on this machine; submit from one that "
-                            f"belongs to a cluster with {self.name}")
+            raise UserError(f"there is no {self.program} on this machine; submit from a machine of "
+                            f"a {self.name} cluster")
 
     def list_jobs(self) -> list[Entry]:
         """Return the jobs of this user that the scheduler still lists.

@@ -18,7 +18,8 @@ COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
 CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")
 EVERYWHERE = "-0.05"  # coefficient at all layers at once
 OFFSETS = ("1", "2", "3", "5")
-ALL_CHANNELS_VALUE = "1"  # value of a cell set in all chosen channels; 5.5 in the strongest alone
+# value to which a cell is set in all chosen channels; in the strongest channel alone, it is 5.5
+ALL_CHANNELS_VALUE = "1"
 EXACT_FORKS = 20  # number of forks with exact probabilities for the vector to the corner
 CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
 REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")

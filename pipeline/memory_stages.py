@@ -37,8 +37,8 @@ LABELS, LESIONED, ATLAS, PUSHES, FEATURES, DREAMS, TABLE = (f"{ROOM}/{name}" for
     "level_labels", "lesions", "probe_atlas", "probe_interventions", "sparse_features",
     "feature_dreams", "table"))
 FEATURE_SAMPLES = f"{DREAMS}/penalty_1"
-PATCHING = f"{ROOM}/patching"  # one subfolder per kind of part
-CELL_LEVELS = 20  # levels on which cells are patched: there are 20 000 of them
+PATCHING = f"{ROOM}/patching"  # one subfolder for channels, and one for cells
+CELL_LEVELS = 20  # number of levels on which cells are patched; few, because cells are many
 PANEL_EPISODES = 100  # largest number of episodes from which the panel's directions are computed
 
 

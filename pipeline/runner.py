@@ -121,7 +121,7 @@ class Pipeline:
         """Run the selected stages that are not up to date; stop after the first that fails.
 
         Yields:
-            Each stage, whether it was run and why, and its exit status, 0 if it was not run.
+            Each stage, its decision, and its exit status, which is 0 if it was not run.
 
         Raises:
             UserError: if a stage would delete a file that no stage has written.

@@ -68,7 +68,7 @@ ATTRIBUTIONS = Section(
     "attribution", "What are the outputs made of?",
     "The value is attributed to the activations of the agent's layers (integrated gradients), and "
     "the channels of each layer are reduced to a few features.",
-    "{attribution_checks} of attributions, at {attribution_features}.",
+    "{attribution_checks} of attributions to {attribution_features}.",
     Files("attribution_checks", (f"{ATTRIBUTION}/checks/deletion.png",),
           "The output as cells are deleted, or inserted, in the order of their attribution."),
     "Look for curves that fall (deletion) or rise (insertion) faster than the random order, and "
@@ -101,8 +101,8 @@ FAILURES = Section(
     "with 20 random edits, at most 7.5 %.",
     (Files("failure_causes", tuple(f"{ATTRIBUTION}/causes/{name}" for name in (
         "report.md", "failures.png", "films/*.mp4")),
-           "What may be claimed; how episodes ended; and a level that only one of two arms fails, "
-           "if there is any."),))
+           "The report with all claims; the last frames of failed episodes; and films of levels "
+           "that only one of two arms fails."),))
 MEMORY = Section(
     "memory", "What is its memory for?",
     "The hidden state is reset, or swapped with that of another level, on recorded frames and in "
@@ -346,9 +346,9 @@ def page_of(preset: AnyPreset) -> Page:
     return Page(
         "what does the agent's hidden state represent?",
         "What does the hidden state of an agent represent, and what causes its behaviour?",
-        "An agent with a memory was trained to play a game, and then a differentiable simulator of "
-        "that game with the agent inside. Each section asks one question, and answers it with "
-        "numbers of this run.",
+        "An agent with memory was trained to play a game. Then a differentiable simulator of the "
+        "game was trained, with the agent inside. Each section asks one question, and answers it "
+        "with numbers of this run.",
         f"Analysed: {_which('agent', preset.agent_file)}, in "
         f"{_which('simulator', preset.model_file)}.",
         (*SECTIONS, *extra), OPENING, preset.agent_file,

@@ -177,13 +177,13 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
 
 
 class Submitter:
-    """Submitter of the stages of an experiment with their dependencies; can print the commands.
+    """Submits the stages of an experiment as jobs with dependencies, or prints the commands.
 
     Args:
         pipeline: the stages and their records.
         command: first words of the command line of every job.
         system: name of the scheduler, "slurm" or "lsf".
-        name: name of the experiment, which job names begin with.
+        name: name of the experiment, the prefix of all job names.
         config: resource requests.
     """
 

@@ -183,8 +183,8 @@ def path_probability(field: Field, target: Square) -> float:
     """Compute the published *normalised path probability* of a square.
 
     This is the geometric mean of the probabilities of the steps along the shortest path from the
-    mouse to the square, excluding steps from the cheese's square; P(stay) for the mouse's own
-    square.
+    mouse to the square, excluding steps from the cheese's square. For the mouse's own square, it is
+    P(stay).
 
     Raises:
         UserError: if the square cannot be reached.

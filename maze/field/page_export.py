@@ -12,7 +12,7 @@ Layout::
 Data files are scripts (see ``common/page_files.py``). Agents are numbered from 0. ``manifest``
 contains
 
-- ``actions``: their names;
+- ``actions``: names of the actions;
 - ``agents``: name, file, checksum, cheese region and layers (see ``agents.layers.Layer``) of each;
 - ``modes``: name and ``world_dim`` of each;
 - ``levels``: name, mode, ``maze_dim``, facing and rows of text of each;

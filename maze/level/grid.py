@@ -347,8 +347,9 @@ class Grid:
                 if letter == "m":
                     raise UserError(f"the mouse cannot be on the cheese at {place}")
                 if letter not in _LETTERS:
-                    raise UserError(f"{letter!r} at {place} is no square of a maze; use # for a "
-                                    "wall, . for a free square, C for cheese and M for the mouse")
+                    raise UserError(f"{letter!r} at {place} does not stand for a square; use # "
+                                    "for a wall, . for a free square, C for cheese and M for the "
+                                    "mouse")
                 if letter == "M":
                     mice.append(Square(row, column))
                 cells[row, column] = _LETTERS[letter]

@@ -140,7 +140,7 @@ class RetargetedLevel:
 
     @functools.cached_property
     def field(self) -> ResumedField:
-        """The vector field, computed up to the layer, to be resumed for each target."""
+        """Forward passes of the level's frames up to the layer, resumed for each target."""
         return ResumedField(self.forward, self.state, self.grid.squares(), self.facings)
 
     @functools.cached_property
@@ -283,7 +283,7 @@ def compare_controls(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -
     """Compare the patch's effect on path probabilities with the effects of both kinds of controls
     at the same targets.
 
-    Targets of a level are resampled and flipped together.
+    Bootstrap and sign flips treat the targets of a level as one unit.
 
     Args:
         targets: measurements of the targets, see TARGET_COLUMNS.

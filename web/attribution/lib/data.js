@@ -33,7 +33,9 @@ export async function read(name) {
 const sizeOf = (content) => content.width ? 4 * content.width * content.height
   : Object.values(content).reduce((sum, each) => sum + (each?.byteLength ?? 0), 0)
 
-const IN_USE = 8 // arrivals of files; views request all that they show again after each arrival
+// Number of arrivals of files after which a file that was not requested again is unused; views
+// request all files that they show after each arrival.
+const IN_USE = 8
 
 /** Cache of decoded files: the most recently requested ones, up to `most` bytes, and all that are
  * in use. */

@@ -65,7 +65,7 @@ export function read(fragment, start, manifest) {
     try {
       maze = mazeOf(text, manifest)
     } catch (error) {
-      problem = `The address holds no maze that can be shown: ${error.message}.`
+      problem = `The maze in the address cannot be shown: ${error.message}.`
     }
   }
   view.level = text.has('maze') ? text.get('level') : start.view.level
@@ -97,7 +97,7 @@ function mazeOf(text, manifest) {
   let maze = { mode: mode.name, dim, size, cells: new Uint8Array(dim * dim), mouse: 0, facing: text.get('facing') === '1' ? 1 : 0 }
   const bits = [...text.get('maze')].flatMap((digit) => {
     const number = DIGITS.indexOf(digit)
-    if (number < 0) throw new Error(`'${digit}' is no part of a maze`)
+    if (number < 0) throw new Error(`'${digit}' is not a character of an encoded maze`)
     return [5, 4, 3, 2, 1, 0].map((k) => (number >> k) & 1)
   })
   const all = Array.from(maze.cells.keys())
@@ -118,7 +118,7 @@ function squareOf(text, maze) {
   const [row, column, more] = (text ?? '').split('.')
   const place = [numberOf(row, maze.dim), numberOf(column, maze.dim)]
   if (place.includes(null) || more !== undefined) {
-    throw new Error(`'${text}' is no square: rows and columns of the world are 0 to ${maze.dim - 1}`)
+    throw new Error(`'${text}' is not a square: rows and columns of the world are 0 to ${maze.dim - 1}`)
   }
   return squareAt(maze, ...place)
 }

@@ -119,7 +119,7 @@ function fromRows(rows, mode, facing) {
       const place = `row ${row}, column ${column} (line ${number + 1})`
       if (letter === 'm') throw new Error(`the mouse cannot be on the cheese at ${place}`)
       if (!Object.hasOwn(LETTERS, letter)) {
-        throw new Error(`'${letter}' at ${place} is no square of a maze; use # for a wall, . for a free square, C for cheese and M for the mouse`)
+        throw new Error(`'${letter}' at ${place} does not stand for a square; use # for a wall, . for a free square, C for cheese and M for the mouse`)
       }
       if (letter === 'M') mice.push(row * dim + column)
       cells[row * dim + column] = LETTERS[letter]
@@ -159,7 +159,7 @@ function inWorld(maze, dim) {
 /** Return a maze as text, without the walls around it. */
 export function toText(maze) {
   if (squaresWith(maze, FREE, CHEESE).some((square) => !isInside(maze, square))) {
-    throw new Error('the level has free squares outside its maze, which a text cannot say; the address can')
+    throw new Error('the level has free squares outside its maze, which the text format cannot represent; use the link to this view instead')
   }
   const lines = []
   for (let row = maze.size - 1; row >= 0; row--) {

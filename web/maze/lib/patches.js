@@ -14,8 +14,8 @@ export const VECTORS = { cheese: cheesePair, top_right: topRightPair }
 export const MAPPINGS = ['published', 'centred']
 export const PLACES = ['decision_square', 'path', 'off_path']
 const ELSEWHERE = {
-  mean: 'reference pictures', resample: 'reference pictures', noise: 'draws of random numbers',
-  project: 'a file with a vector', shift: 'reference pictures', interchange: 'pairs of pictures'
+  mean: 'reference frames', resample: 'reference frames', noise: 'draws of random numbers',
+  project: 'a file with a vector', shift: 'reference frames', interchange: 'pairs of frames'
 }
 const EPISODES = ['steps', 'levels', 'condition']
 const NUMBERS = /^\d+(-\d+)?$/
@@ -152,7 +152,7 @@ export function parsePatch(text) {
   }
   const name = kind.trim()
   if (Object.hasOwn(ELSEWHERE, name)) {
-    fail(` needs ${ELSEWHERE[name]}, which this page has not; python -m maze.fields --patch takes it`)
+    fail(` needs ${ELSEWHERE[name]}, which this page does not have; use python -m maze.fields --patch`)
   }
   if (!KINDS.includes(name)) fail(`: there is no kind of patch '${name}'${nearest(name, KINDS)}`)
   const read = (part, as, reader) => {
@@ -170,7 +170,7 @@ export function parsePatch(text) {
   const known = [...WORDS, ...(WORDS_OF[name] ?? [])]
   for (const word of words.keys()) {
     if (EPISODES.includes(word)) {
-      fail(` has the option '${word}', which is for episodes and sources; python -m maze.fields --patch takes it`)
+      fail(` has the option '${word}', which is for episodes and sources; use python -m maze.fields --patch`)
     }
     if (!known.includes(word)) fail(`: ${name} has no option '${word}'${nearest(word, known)}`)
   }
@@ -308,7 +308,7 @@ function checkSet(patch, sites, earlier) {
         const entries = (each, ofPatch) => (ofPatch.words.others === undefined ? each : null)
         if (site.layer === layer && meet(of, site.channels, (a, b) => a === b)
           && meet(entries(cells, patch), entries(site.cells, other), (a, b) => a[0] === b[0] && a[1] === b[1])) {
-          throw new Error(`two patches set the same entries of ${layer.name}; the second one wins if it is given 'override'`)
+          throw new Error(`two patches set the same entries of ${layer.name}; to let the second replace the first, give it 'override'`)
         }
       }
     }
