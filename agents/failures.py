@@ -175,9 +175,10 @@ def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
         play: ``play_episodes`` with all arguments bound except ``watch``.
 
     Yields:
-        The episode; the cause of its failure, one of ``causes_of``, or None if the level was
-        solved; and for each kind of hazard, in the order of ``hazards_of``, the estimated number of
-        steps with such a hazard in view, see ``StateSampler``.
+        - The episode.
+        - Cause of its failure, one of ``causes_of``; None if the level was solved.
+        - Estimated number of steps with each kind of hazard in view, in the order of
+          ``hazards_of``; see ``StateSampler``.
     """
     sampler = StateSampler(config.env_name)
     with contextlib.closing(FailureAttributor(config)) as attributor:

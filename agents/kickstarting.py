@@ -50,9 +50,11 @@ def kickstart_losses(output: PolicyOutput, teacher_log_probs: Tensor,
         teacher_values: the teacher's value estimates (…,).
 
     Returns:
-        Means over frames, each (): ``distillation_loss``, the cross-entropy from the teacher's
-        policy to the student's; ``teacher_kl``, KL(teacher ‖ student) in nats, without gradient;
-        and ``value_distance``, half the squared difference between the two values.
+        Means over frames, each (), by name:
+
+        - ``distillation_loss``: cross-entropy from the teacher's policy to the student's.
+        - ``teacher_kl``: KL(teacher ‖ student) in nats, without gradient.
+        - ``value_distance``: half the squared difference between the two values.
     """
     probabilities = teacher_log_probs.exp()
     distillation_loss = -(probabilities * output.log_probs).sum(dim=-1).mean()

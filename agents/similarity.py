@@ -53,10 +53,12 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
         other_states: states that enter the other agent (n, D of that agent).
 
     Returns:
-        ``kl`` and ``kl_of_other``: mean of KL(agent ‖ other) and KL(other ‖ agent) in nats;
-        ``same_action``: fraction of frames with the same most likely action;
-        ``value_correlation``: correlation of the values; ``cka``: :func:`linear_cka` of each layer
-        that both agents have.
+        Measures by name:
+
+        - ``kl``, ``kl_of_other``: mean of KL(agent ‖ other) and of KL(other ‖ agent), in nats.
+        - ``same_action``: fraction of frames with the same most likely action.
+        - ``value_correlation``: correlation of the values.
+        - ``cka``: :func:`linear_cka` of each layer that both agents have, by name of the layer.
     """
     other_layers = {layer.name for layer in all_layers(other)}
     names = [layer.name for layer in all_layers(policy)

@@ -171,7 +171,7 @@ def append_or_nothing(path: Path, text: str) -> None:
 
 
 def save_json(path: Path, content: dict | list, through: Path | None = None) -> None:
-    """Write ``content`` as indented JSON, atomically; for ``through`` see ``atomic_path``."""
+    """Write ``content`` as indented JSON, atomically (see ``atomic_path``)."""
     with atomic_path(path, through=through) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -194,7 +194,7 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
 
 
 def read_json(path: Path, written_by: str = "") -> Any:
-    """Read a JSON file; for ``written_by`` see ``read_bytes``.
+    """Read a JSON file. See ``read_bytes`` for ``written_by``.
 
     Raises:
         UserError: if the file is missing, is not JSON, or is nested too deeply.
@@ -411,7 +411,7 @@ def _array_header(path: Path, written_by: str) -> tuple[ArrayFile, bool]:
 
 
 def read_array(path: Path, written_by: str = "") -> np.ndarray:
-    """Read a ``.npy`` file of numbers; for ``written_by`` see ``read_bytes``.
+    """Read a ``.npy`` file of numbers. See ``read_bytes`` for ``written_by``.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -421,8 +421,9 @@ def read_array(path: Path, written_by: str = "") -> np.ndarray:
 
 
 def read_arrays(path: Path, what: str, written_by: str = "") -> dict[str, np.ndarray]:
-    """Read a ``.npz`` file written by ``np.savez``; for ``what`` and ``written_by`` see
-    ``read_bytes``.
+    """Read a ``.npz`` file written by ``np.savez``.
+
+    See ``read_bytes`` for ``what`` and ``written_by``.
 
     Returns:
         Arrays of numbers or text by name.

@@ -74,7 +74,7 @@ class Progress:
 
 
 def with_progress(items: Iterable[Item], total: int | None, unit: str) -> Iterator[Item]:
-    """Yield ``items`` with progress reports; for ``total`` and ``unit`` see ``Progress``."""
+    """Yield ``items`` with progress reports. See ``Progress`` for ``total`` and ``unit``."""
     with Progress(total, unit) as progress:
         for done, item in enumerate(items, 1):
             yield item

@@ -252,9 +252,13 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
         draw, reward: see ``live_in_dream``.
 
     Returns:
-        A table with a row per start. The columns are ``episode``, ``frame``, ``near_end`` and, for
-        each world: ``real_16`` and ``real_32``, the outcome within each horizon; ``real_step``, the
-        step of the first outcome; ``real_actions``, separated by spaces; likewise ``dream_…``.
+        Table with a row per start, and the columns:
+
+        - ``episode``, ``frame``, ``near_end``: fields of the start.
+        - ``real_16``, ``real_32``: outcome in the real game within each horizon.
+        - ``real_step``: step of the first outcome.
+        - ``real_actions``: actions, separated by spaces.
+        - ``dream_16``, ``dream_32``, ``dream_step``, ``dream_actions``: the same in the simulator.
 
     Raises:
         UserError: see ``play_from``.
@@ -282,13 +286,15 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         seed: seed of the bootstrap.
 
     Returns:
-        A mapping from each group of starts (``all``, ``near_end``, ``anywhere``) to its summary.
-        ``within_16`` and ``within_32`` hold, for each horizon, the ``confusion`` (rows are real
-        outcomes, columns dreamt outcomes), and ``agreement`` and ``kappa`` with 95 % intervals over
-        episodes (None where undefined). ``actions`` is the share of each action in each world.
-        ``median_divergence`` is the median number of equal actions before the first difference;
-        None if more than half of the lives never differ. ``starts`` and ``episodes`` are the
-        numbers of starts and episodes.
+        Summary of each group of starts (``all``, ``near_end``, ``anywhere``):
+
+        - ``starts``, ``episodes``: numbers of starts and episodes.
+        - ``within_16``, ``within_32``: for each horizon, ``confusion`` (rows are real outcomes,
+          columns dreamt outcomes), and ``agreement`` and ``kappa`` with 95 % intervals over
+          episodes (None where undefined).
+        - ``actions``: share of each action in each world.
+        - ``median_divergence``: median number of equal actions before the first difference; None if
+          more than half of the lives never differ.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

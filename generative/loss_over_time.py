@@ -119,10 +119,13 @@ class LossOverTime:
     The kinds in ``losses`` are:
 
     - ``image``: 0.5 times the sum of squared errors of the clamped image.
-    - For SIMULATOR and SHUFFLED_ACTIONS only: ``reward``, 0.5 times the squared error;
-      ``terminal``, the cross-entropy; ``agent_state``, 0.5 times the sum of squared errors of the
-      agent's hidden state after the step; ``kl``, the unweighted KL(posterior ‖ prior) in nats,
-      where the posterior is given the true frame and the imagined h.
+    - ``reward``: 0.5 times the squared error of the reward. This kind and the next three are
+      computed for SIMULATOR and SHUFFLED_ACTIONS only.
+    - ``terminal``: cross-entropy of the terminal.
+    - ``agent_state``: 0.5 times the sum of squared errors of the agent's hidden state after the
+      step.
+    - ``kl``: unweighted KL(posterior ‖ prior) in nats, where the posterior is given the true frame
+      and the imagined h.
     - AGENT_MEASURES except the correlation: KL(policy on recorded ‖ on predicted frames) in nats,
       and the cosine similarity of the agent's hidden states.
     - VALUES: the agent's values, also for RECORDED frames.

@@ -121,10 +121,13 @@ def comparisons(result: LossOverTime, seed: int) -> list[dict]:
         seed: seed of the bootstrap.
 
     Returns:
-        One dict for each of these predictors, with the keys ``predictor``; ``steps``, the steps in
-        COMPARED_STEPS that any window reaches; ``better``, the number of these steps at which the
-        simulator's mean image loss is lower; and ``clearly``, the number of these steps at which
-        the 95 % interval of the paired difference lies entirely in the simulator's favour.
+        One dict for each of these predictors, with the keys:
+
+        - ``predictor``: name of the predictor.
+        - ``steps``: steps in COMPARED_STEPS that any window reaches.
+        - ``better``: number of these steps at which the simulator's mean image loss is lower.
+        - ``clearly``: number of these steps at which the loss is lower and the 95 % interval of the
+          paired difference excludes 0.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
     steps = [step for step in COMPARED_STEPS

@@ -145,9 +145,12 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         table: results of ``circuit_table``, of any number of layers.
 
     Returns:
-        Columns ``layer``; ``parts``; ``size``, the largest measured one that is at most half of
-        ``parts``; ``faithfulness`` of the greedy circuit with ``low_95`` and ``high_95``; and
-        ``random_median`` and ``random_max``, of the random circuits of this size.
+        Table with the columns:
+
+        - ``layer``, and ``parts``, the number of its parts.
+        - ``size``: largest measured size of a circuit that is at most half of ``parts``.
+        - ``faithfulness``, ``low_95``, ``high_95``: faithfulness of the greedy circuit.
+        - ``random_median``, ``random_max``: faithfulness of the random circuits of this size.
     """
     halves = table[2 * table["size"] <= table["parts"].clip(lower=2)]
     halves = halves[halves["size"] == halves.groupby("layer")["size"].transform("max")]

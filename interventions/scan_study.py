@@ -228,10 +228,13 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         seed: seed of the bootstrap over levels.
 
     Returns:
-        One row: ``layer``, ``parts`` (S); ``rank_correlation``: Spearman's correlation over the
-        parts in each frame, averaged over frames, with ``low_95`` and ``high_95``; and
-        ``of_means``: that of the means over frames. Frames in which no part has an effect, or in
-        which all estimates are equal, are left out of the average.
+        One row with the columns:
+
+        - ``layer``, and ``parts``, the number of its parts S.
+        - ``rank_correlation``, ``low_95``, ``high_95``: Spearman's correlation over the parts in
+          each frame, averaged over frames. The average leaves out frames in which no part has an
+          effect, or all estimates are equal.
+        - ``of_means``: Spearman's correlation of the means over frames.
     """
     of_frames = _rank_correlations(result.effects, estimates)
     of_means = _rank_correlations(*(values.mean(axis=1, keepdims=True)

@@ -81,9 +81,13 @@ class Tracker:
     def table(self) -> pd.DataFrame:
         """Return each channel's scores over all added levels, one row per channel.
 
-        Columns: ``channel``; the scores (0 for constant channels); mean activation ``at`` the
-        object's cell and ``elsewhere``; ``<score>_threshold`` per score; ``tracks``, whether all
-        three scores exceed their thresholds; ``num_levels`` and ``num_squares``.
+        The columns are:
+
+        - ``channel``: number of the channel.
+        - One column per score (0 for constant channels), and its ``<score>_threshold``.
+        - ``at``, ``elsewhere``: mean activation at the object's cell, and at all other cells.
+        - ``tracks``: whether all three scores exceed their thresholds.
+        - ``num_levels``, ``num_squares``: numbers of levels and of squares.
         """
         scores = self._scores()  # (3, R, C)
         at, size = self._at_cell[0], self._shape[1] * self._shape[2]
