@@ -1,9 +1,9 @@
 """For each of the strongest sparse features, optimise a start through the simulator that activates
 the feature, and test in the real game whether the feature is active near that start.
 
-The features are those of analysis/sparse_features.py. The objective is the pre-TopK activation of
-the feature, a linear function of the hidden state. The recording is replayed in the real game up to
-the recorded start nearest to the optimised one; then the agent continues up to the step of the
+The features come from analysis/sparse_features.py. The objective is the pre-TopK activation of the
+feature, a linear function of the hidden state. The recording is replayed in the real game up to the
+recorded start nearest to the optimised one; then the agent continues up to the step of the
 objective. The controls are the starts of the other features; the best recorded start is shown for
 comparison. The same command resumes a killed run.
 """

@@ -181,8 +181,8 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
     name = Path(settings["samples"]).name if settings else sources[0].samples.path.name
     analysed = next((source for source in sources if source.samples.path.name == name), None)
     if analysed is None:
-        raise UserError(f"the behaviours in {folder.path} are of samples in {name}, which are not "
-                        "shown; add them to --samples, or leave out --num_behaviour_samples")
+        raise UserError(f"the behaviours in {folder.path} belong to samples in {name}, which are "
+                        "not shown; add them to --samples, or leave out --num_behaviour_samples")
     numbers = settings.get("sample_numbers", analysed.samples.numbers()[:len(behaviours)])
     if len(numbers) != len(behaviours):
         raise UserError(f"{folder.file('per_sample')} holds {len(behaviours)} behaviours, but "

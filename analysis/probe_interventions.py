@@ -62,7 +62,7 @@ def parser() -> Parser:
     flags.add_argument("--num_episodes", type=count, default=200,
                        help="number of levels to play per push; none of them was recorded")
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played at a time")
+                       help="number of episodes played in parallel")
     flags.add_argument("--seed", type=seed, default=0,
                        help="seed of levels, actions, random directions and bootstrap")
     flags.add_argument("--output_dir", type=Path,

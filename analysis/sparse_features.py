@@ -103,7 +103,7 @@ def parser() -> Parser:
     flags.add_argument("--num_levels", type=count, default=100,
                        help="number of levels to play, per reconstruction, ablation and control")
     flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played at a time")
+                       help="number of episodes played in parallel")
     flags.add_argument("--seed", type=seed, default=0, help="seed of all random choices")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/sparse_features"),
                        help="folder to write to")

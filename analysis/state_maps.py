@@ -189,7 +189,7 @@ class SampleRun:
         parameters: parameter set of the script.
 
     Attributes:
-        args, parameters: as given.
+        args, parameters: the arguments.
         config: parameters of the analysis, of the class ``analysis.config``.
         samples: folder of the samples.
         results: results of the analysis, to read or to write.

@@ -216,7 +216,7 @@ def _action(name: str) -> int:
         return int(name)
     if name not in ACTION_LABELS:
         raise UserError(f"there is no action '{name}'{nearest(name, ACTION_LABELS)}; numbers from "
-                        f"0 to {NUM_ACTIONS - 1} are accepted, too")
+                        f"0 to {NUM_ACTIONS - 1} are also accepted")
     return ACTION_LABELS.index(name)
 
 

@@ -12,8 +12,8 @@ Layout::
                                     its frames
     data/frames_00000_000.js        sheet: frames of a trajectory
     data/attribution_00_00_00000.js attributions of an output to a layer in a trajectory: cells,
-                                    int8 (T, H, W, F + 1), and peak, the |cell| that 127 stands for
-                                    (T,). For layers: totals, the sums over cells (T, F + 1). For
+                                    int8 (T, H, W, F + 1), and peak, the |cell| stored as 127 (T,).
+                                    For layers: totals, the sums over cells (T, F + 1). For
                                     the frame itself: output (T,). For attributions, but not for
                                     gradient times activation and activations: output, baseline
                                     (the output at the baseline of the activations), and gap (the
@@ -408,7 +408,7 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
         totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is None.
 
     Returns:
-        - ``layer``, ``output``: as given
+        - ``layer``, ``output``: the arguments
         - ``scale``: |cell| that is shown at full brightness: median over frames of the largest
           |cell|
         - ``gaps``: dict of the completeness errors: ``median``, ``most`` (99 % quantile) and

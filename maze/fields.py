@@ -62,7 +62,7 @@ def parser() -> Parser:
                        help="number of levels, in order, for which figures are drawn")
     flags.add_argument("--components", action="store_true",
                        help="draw an arrow for each direction instead of the net arrow")
-    flags.add_argument("--margin", action="store_true", help="draw the walls around the maze, too")
+    flags.add_argument("--margin", action="store_true", help="also draw the walls around the maze")
     flags.add_argument("--films", nargs="+", default=[],
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
                        help="films of the levels with figures, with one image per arm, per agent "

@@ -231,7 +231,7 @@ class Scheduler:
         cancel: program that cancels jobs.
         requeue: command that requeues job ``{}``; empty if ``requeue_status`` is enough.
         requeue_status: exit status of a job that is requeued.
-        job_variables: environment variables with the job's ID; the first that is set counts.
+        job_variables: environment variables with the job's ID; the first one that is set is used.
         task_variable: environment variable with the index of the array task.
     """
 

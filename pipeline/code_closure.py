@@ -32,8 +32,8 @@ def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str,
     Returns:
         A pair of mappings for each script. The first maps the dotted name of each module of the
         repository that the script runs to the SHA-256 of the module's syntax tree. The second holds
-        the versions of Python and of the packages that these modules import, directly or
-        indirectly, as far as the packages affect numerical results.
+        the versions of Python and of the packages that affect numerical results and that these
+        modules import, directly or indirectly.
 
     Raises:
         UserError: if a file is not valid Python.

@@ -148,7 +148,7 @@ class Preset:
         recorded_episodes: number of recorded episodes; None for as many as the analysis of hidden
             states uses.
         recording_param_name: parameter set in ``procgen/config.yml`` whose ``n_envs`` is the number
-            of episodes recorded at a time.
+            of episodes recorded in parallel.
         recorded_videos: whether to write videos of recorded episodes.
         manual_action_starts: number of recorded starts that are simulated with nine fixed actions.
         optimised_starts: latent optimisation of start vectors.

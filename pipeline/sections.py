@@ -165,7 +165,7 @@ SECTIONS = (
         Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
               "Top: recorded frames. Bottom: frames imagined from the same start with the same "
               "actions."),
-        "Look for objects that stay where the recording has them. Where a curve of the fidelity "
+        "Look for objects at the same places as in the recording. Where a curve of the fidelity "
         "card meets that of the last frame, the simulator predicts no better than that frame.",
         "On 304 unseen windows of hard levels, PSNR is 25.5 dB at step 5 (last frame: 13.5), and "
         "the policy's KL divergence is 0.06 nats. Of the coins, saws and crates in view, it shows "

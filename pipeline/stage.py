@@ -175,7 +175,7 @@ def recording_parameters(preset: Preset | AttributionPreset | MemoryPreset) -> d
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
     They are the action noise of the game, the swap of directions in the agent's hidden state, and
-    the number of episodes played at a time.
+    the number of episodes played in parallel.
     """
     return {**flattened(vars(load_action_noise(preset.env_name)), "action_noise."),
             **ParameterSet(preset.parameters).named(SwapConfig),

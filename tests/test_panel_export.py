@@ -245,7 +245,7 @@ MISTAKES = {
                     "evaluated at different steps"),
     "behaviours of others": (lambda run: save_json(behaviours_of(run).settings_file, {
         "samples": "rand_init", "sample_numbers": list(range(6))}),
-        "behaviours in .* are of samples in rand_init"),
+        "behaviours in .* belong to samples in rand_init"),
     "too many behaviours": (lambda run: np.save(behaviours_of(run).file("per_sample"), np.zeros(
         7, dtype=int)), "holds 7 behaviours, but there are 6 samples"),
     "another agent": (lambda run: change(run, "informed*/*/agent_hs.npy", lambda a: a[:, :3]),

@@ -217,7 +217,7 @@ def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
     if the hazard leaves a trail, or becomes another kind of object when it turns around."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
-        if kind.moving:  # show entities that have turned around and so are of another kind now
+        if kind.moving:  # show entities that became another kind by turning around
             entities = level.entities.copy()
             entities["alpha"][np.isin(entities["type"], kind.entity_types)] = 1
             level = dataclasses.replace(level, entities=entities)

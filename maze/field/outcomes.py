@@ -261,7 +261,7 @@ def value_agreement(field: Field) -> float:
 
 def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field | None = None,
              region: int = 5, steps: int = EPISODE_STEPS) -> dict[str, float]:
-    """Compute all outcomes of a level: those in AT_DECISION, OF_FIELD, EXACT and OF_CHANGE.
+    """Compute all outcomes of a level: AT_DECISION, OF_FIELD, EXACT and OF_CHANGE.
 
     Args:
         field: field with facing 0, or the only field.

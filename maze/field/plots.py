@@ -47,7 +47,7 @@ class Style:
     Attributes:
         components: whether to draw one arrow per direction, with the probability of the direction
             as its length, instead of net arrows.
-        margin: whether to draw the walls around the maze, too.
+        margin: whether to also draw the walls around the maze.
         marked: squares to mark, such as squares where a patch acts.
     """
 

@@ -131,7 +131,7 @@ def cache_file(distribution_mode: str) -> Path:
 def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Blend semi-transparent colours over opaque ones.
 
-    Rounding is that of ``BYTE_MUL`` in Qt's raster engine.
+    Results are rounded as by ``BYTE_MUL`` in Qt's raster engine.
 
     Args:
         colours: upper colours, already multiplied by their opacity, uint8.

@@ -78,8 +78,9 @@ class Grid:
             raise UserError(f"the cell at {wrong} is {cells[wrong]}; a maze has {WALL} for a wall, "
                             f"{FREE} for a free square and {CHEESE} for cheese")
         if not (3 <= self.maze_dim <= len(cells) and self.maze_dim % 2 and len(cells) % 2):
-            raise UserError(f"maze_dim is {self.maze_dim}; it must be odd, and between 3 and the "
-                            f"{len(cells)} cells of the world, which are odd, too")
+            raise UserError(f"maze_dim is {self.maze_dim} in a world of {len(cells)} x "
+                            f"{len(cells)} cells; both sizes must be odd, and maze_dim must be "
+                            f"from 3 to {len(cells)}")
         if self.facing not in (0, 1):
             raise UserError(f"the facing of the mouse must be 0 or 1, not {self.facing}")
         self.check_inside(self.mouse, "the mouse")

@@ -278,15 +278,15 @@ def game_of(states: Collection[MazeState]) -> EnvConfig:
     games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
              for state in states}
     if len(games) > 1:
-        raise UserError("the levels are of several distribution modes, or only some have "
-                        "backgrounds; give levels of one kind at a time")
+        raise UserError("the levels have different distribution modes, or only some have "
+                        "backgrounds; give each kind of level to a separate run")
     return games.pop()
 
 
 def check_seeds(states: Collection[MazeState]) -> None:
     """Raise UserError if two levels have the same seed, because results are named after seeds."""
     if len({state.level_seed for state in states}) < len(states):
-        raise UserError("two of the levels have the same seed; give one of them at a time")
+        raise UserError("two of the levels have the same seed; give them to separate runs")
 
 
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:
@@ -303,6 +303,6 @@ def as_played(states: Collection[MazeState], data: bytes) -> bytes:
     seed = MazeState.parse(data).level_seed
     played = [state for state in states if state.level_seed == seed]
     if len(played) > 1:
-        raise UserError(f"there are {len(played)} levels of the seed {seed}, which a patch cannot "
-                        "tell apart; give one of them at a time")
+        raise UserError(f"there are {len(played)} levels with the seed {seed}, which a patch "
+                        "cannot distinguish; give them to separate runs")
     return played[0].to_bytes()

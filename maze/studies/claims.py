@@ -421,7 +421,7 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
                 altered=row.patched, shown=row.outcome == "path" and (
                     row.by == ALL or (is_primary and row.by.startswith("off")
                                       and arm != MOVED_CHEESE)))
-        if store.has("effects", arm):  # of the two kinds of controls, the weaker evidence counts
+        if store.has("effects", arm):  # the kind of controls with the larger p-value counts
             yield Finding.of_effect(
                 "targets with controls", f"path probability, {name}, with controls",
                 _own_rows(store.read("effects", arm)).sort_values("p_control").iloc[-1],
