@@ -105,8 +105,8 @@ def uniformity(vectors: np.ndarray) -> dict[str, float]:
     """Test whether vectors (N, V) come from the uniform distribution on the sphere.
 
     The vectors are scaled to unit length; S is the matrix of their second moments. For uniform
-    vectors and large N, Rayleigh's statistic N V |mean|² follows a chi² distribution with V degrees
-    of freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) follows one with
+    vectors and large N, both statistics follow chi² distributions: Rayleigh's statistic N V |mean|²
+    with V degrees of freedom, and Bingham's statistic (1974) N V (V + 2) / 2 (tr(S²) - 1 / V) with
     (V - 1)(V + 2) / 2 degrees of freedom. At any N, each statistic has the mean of its chi²
     distribution and (N - 1) / N times the variance. See Mardia and Jupp, Directional Statistics,
     10.4.

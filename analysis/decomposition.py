@@ -83,8 +83,8 @@ def principal_components(states: np.ndarray, number: int, seed: int = 0) -> Prin
     """Compute the principal components of standardised states.
 
     Up to WIDE units, the components are eigenvectors of the covariance matrix, which is accumulated
-    in double precision block by block to avoid a second copy of the states (scikit-learn's
-    covariance solver accumulates in the precision of the states and loses small variances). Above
+    in double precision block by block to avoid a second copy of the states. (scikit-learn's
+    covariance solver accumulates in the precision of the states and loses small variances.) Above
     WIDE units, they are found by a randomised SVD (Halko et al. 2011), whose time and memory grow
     with N times D.
 
@@ -145,10 +145,13 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
         seed: seed of the initial unmixing matrix.
 
     Returns:
-        The arrays ``unmixing``, a matrix W (k, k); ``mixing``, the inverse of W (k, k); and
-        ``sources``, the independent coordinates (N, k). A state with principal coordinates p has
-        the independent coordinates (p / std(p)) W^T, see ``interventions.projector.Projector``.
-        Also the facts ``iterations``, the number of iterations, and ``converged``, a bool.
+        Arrays and facts by name:
+
+        - ``unmixing``: matrix W (k, k). A state with principal coordinates p has the independent
+          coordinates (p / std(p)) W^T, see ``interventions.projector.Projector``.
+        - ``mixing``: inverse of W (k, k)
+        - ``sources``: independent coordinates (N, k)
+        - ``iterations``, ``converged``: number of iterations, and whether the fit converged
 
     Raises:
         UserError: if one of the coordinates does not vary.
@@ -183,11 +186,14 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
         seed: seed of the initialisation.
 
     Returns:
-        The float32 arrays ``nmf``, the non-negative weight of each factor in each state (N, F);
-        ``nmf_components``, the non-negative factors (F, D); and ``nmf_min``, the minimum of each
-        unit, which is subtracted before the fit (D,). Also the facts ``iterations``, the number of
-        iterations; ``converged``, a bool; and ``relative_error``, the norm of the residual divided
-        by the norm of the states after the subtraction.
+        Arrays, float32, and facts by name:
+
+        - ``nmf``: non-negative weight of each factor in each state (N, F)
+        - ``nmf_components``: non-negative factors (F, D)
+        - ``nmf_min``: minimum of each unit, which is subtracted before the fit (D,)
+        - ``iterations``, ``converged``: number of iterations, and whether the fit converged
+        - ``relative_error``: norm of the residual divided by the norm of the states after the
+          subtraction
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.

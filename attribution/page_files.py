@@ -109,10 +109,14 @@ class PageAgent(Protocol):
         the page shows like attributions.
 
         Returns:
-            ``cells`` (T, H, W, F + 1), attributions per cell and feature in the output's unit, the
-            residual last. Optional arrays: ``totals`` (T, F + 1), sums of ``cells`` over cells;
-            ``output`` (T,), the output; ``baseline`` (T,), the output at the baseline of the
-            layer's activations; and ``gap`` (T,), the completeness error.
+            Arrays by name; all but ``cells`` are optional:
+
+            - ``cells``: attributions per cell and feature in the output's unit, the residual last
+              (T, H, W, F + 1)
+            - ``totals``: sums of ``cells`` over cells (T, F + 1)
+            - ``output``: the output (T,)
+            - ``baseline``: the output at the baseline of the layer's activations (T,)
+            - ``gap``: completeness error (T,)
         """
 
     def lags(self, layer: str, output: str) -> int:
@@ -123,9 +127,12 @@ class PageAgent(Protocol):
         """Read the attributions over time of an output to a layer along a trajectory.
 
         Returns:
-            ``totals`` (T, L, F + 1), attributions by lag and feature, the residual last; ``older``
-            (T,), the attribution to older memory; ``baseline`` (T,), the output at the start of the
-            integration path; and ``gap`` (T,), the completeness error.
+            Arrays by name:
+
+            - ``totals``: attributions by lag and feature, the residual last (T, L, F + 1)
+            - ``older``: attribution to older memory (T,)
+            - ``baseline``: the output at the start of the integration path (T,)
+            - ``gap``: completeness error (T,)
         """
 
 

@@ -318,8 +318,9 @@ def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
 def normalising_scale(rows: pd.DataFrame) -> float:
     """Compute the factor by which training would normalise this recording's rewards.
 
-    The factor is 1 over the standard deviation of the running return, which is discounted by 0.99
-    and starts at 0 in each episode; it is clipped as in training, and 1 if there was no reward.
+    The factor is 1 over the standard deviation of the running return, clipped as in training. The
+    running return is discounted by 0.99 and starts at 0 in each episode. Without any reward, the
+    factor is 1.
 
     Args:
         rows: rows of a recording, with the columns episode and reward (R,).

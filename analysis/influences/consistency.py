@@ -6,7 +6,7 @@ a later step) is claimed within a behaviour if all of the following hold.
 1. The sign of the gradient agrees with the signs of the deviations *within individual samples*.
    With g the gradient in a sample, and a and b the deviations of source and target from their
    medians over the behaviour's samples, the agreement is the share of samples in which g has the
-   sign of a·b; a sample in which a factor is 0 counts half. The null distribution is obtained by
+   sign of a·b. A sample in which a factor is 0 counts half. The null distribution is obtained by
    shuffling the sources' states among the behaviour's samples, while each sample keeps its
    gradients and its targets' states.
 2. The p-value of this agreement is at most LEVEL, after correction by the maximum statistic of

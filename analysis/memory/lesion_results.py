@@ -112,9 +112,12 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
         kl, attribution, levels, seed: see ``curves_of``.
 
     Returns:
-        A row per ``curve``: ``reach`` (last step at which the mean exceeds REACH of its maximum),
-        ``spearman`` (rank correlation over steps with the mean attribution; NaN if a curve is
-        constant), and the ends of their intervals, ``reach_low_95``, ….
+        A row per ``curve``:
+
+        - ``reach``: last step at which the mean exceeds REACH of its maximum
+        - ``spearman``: rank correlation over steps with the mean attribution; NaN if a curve is
+          constant
+        - ``reach_low_95``, …: ends of the intervals of both
     """
     bootstrap, num_steps = ClusterBootstrap(levels, seed), kl.shape[2]
     lags = attribution[:, 1:]

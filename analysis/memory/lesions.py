@@ -13,10 +13,10 @@ copy     the unchanged state of the same episode; checks the implementation
 
 A lesion acts once, or at every step from its first step on. A control rotates the change at random,
 after scaling each unit by its standard deviation, and keeps the norm of the scaled change. If the
-lesion acts at every step, all changes by a control instead have the mean norm of the changes by the
-lesion; otherwise, each change would depend on the earlier ones, and the changes would grow. States
+lesion acts at every step, all changes by a control instead have the mean norm of the lesion's
+changes. Otherwise, each change would depend on the earlier ones, and the changes would grow. States
 changed by a control are clipped to [-1, 1], the range of a GRU's states, or to the range of the
-initial state if that is wider; the change is scaled up to keep its norm.
+initial state if that is wider. The change is scaled up such that it keeps its norm after clipping.
 
 *Open loop*: the agent sees recorded frames, and only its state differs. The effect is the
 divergence KL(p || q) of the policy q with the lesion from the policy p without it. After a reset,

@@ -149,9 +149,9 @@ def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
         bootstrap: bootstrap over episodes.
 
     Returns:
-        Mean areas of both orders; ``better``, the advantage of the first order (smaller area in
-        deletion, larger area in insertion); the 95 % interval of ``better``, ``low_95`` and
-        ``high_95``; and ``above``, whether this interval lies above 0.
+        Mean area of each order, then the values of ``COMPARISON``: ``better``, the advantage of the
+        first order (smaller area in deletion, larger area in insertion); ``low_95`` and
+        ``high_95``, its 95 % interval; and ``above``, whether this interval lies above 0.
     """
     better = (areas - others) * (1 if kind == "insertion" else -1)
     low, high = bootstrap.interval(better[None])[:, 0]
@@ -287,10 +287,14 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per feature: ``feature``; ``change``, the mean change; ``expected``, the mean expected
-        change, which is minus the attribution; ``slope`` of the actual on the expected change, with
-        ``low_95`` and ``high_95``; ``r2``; and ``rank_correlation``. NaN where attributions or
-        changes are constant.
+        A row per feature, with NaN where attributions or changes are constant:
+
+        - ``feature``: number of the feature
+        - ``change``: mean change
+        - ``expected``: mean expected change, which is minus the attribution
+        - ``slope``, ``low_95``, ``high_95``: regression slope of the actual on the expected change,
+          and its interval
+        - ``r2``, ``rank_correlation``: R² and rank correlation of actual and expected change
     """
     bootstrap, rows = ClusterBootstrap(episodes, seed), []
     for feature, (change, total) in enumerate(zip(changes.T, totals.T)):

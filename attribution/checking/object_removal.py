@@ -186,8 +186,10 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
           agreement minus chance above 0
         - ``rank_correlation`` of the actual with the expected change, with ``rank_low_95`` and
           ``rank_high_95``
-        - ``share`` of |attribution| in the kind's cells; ``area`` of these cells as a share of the
-          grid; ``density``, share divided by area, with ``density_low_95`` and ``density_high_95``
+        - ``share``, ``area``: share of |attribution| in the kind's cells, and the share of the grid
+          that these cells cover
+        - ``density``, ``density_low_95``, ``density_high_95``: share divided by area, and its
+          interval
         - ``attribution_sign``: mean sign of the attribution to the kind's cells
     """
     touched = cells_of(masks, bottleneck)  # (N, K, H, W)

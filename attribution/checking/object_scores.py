@@ -35,10 +35,10 @@ The score of a feature for a kind of object is the area under the ROC curve with
 activation in a cell predicts whether the object's mask touches the cell, over all cells of all
 frames. Many kinds of object lie in the same part of every frame, and many features are active there
 whatever the frame shows. To prevent high scores for such features, cells are weighted. The weight
-of a touched cell is the share of frames in which its position on the grid is not touched; the
-weight of an untouched cell is the share in which its position is touched (overlap weights; Li,
-Morgan and Zaslavsky 2018). Both classes then have the same distribution over the grid, and a
-position that is always, or never, touched has weight 0.
+of a touched cell is the share of frames in which its position on the grid is not touched. The
+weight of an untouched cell is the share of frames in which its position is touched (overlap
+weights; Li, Morgan and Zaslavsky 2018). Both classes then have the same distribution over the grid,
+and a position that is always, or never, touched has weight 0.
 
 The chance level is the same score with the masks of other frames, obtained by shifting the masks
 cyclically along the frames.
@@ -114,14 +114,18 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        Table with one row per feature and kind: ``feature``; ``kind``; ``auc``, the area under the
-        ROC curve, with ``low_95`` and ``high_95`` by bootstrap over episodes; ``chance``,
-        ``chance_low`` and ``chance_high``, mean and 2.5 % and 97.5 % quantiles of ``auc`` over
-        shifts of the masks; and ``frames``, the number of frames in which the kind touches a cell
-        with weight above 0. Scores are NaN where there are too few such frames.
+        A pair. The first element is a table with one row per feature and kind; scores are NaN where
+        there are too few frames:
 
-        Object score (mean over features of the best ``auc``), its 95 % interval, and its mean over
-        shifts of the masks (4,); NaN if a feature has no score.
+        - ``feature``, ``kind``: number of the feature, and kind of object
+        - ``auc``, ``low_95``, ``high_95``: area under the ROC curve, with its interval by bootstrap
+          over episodes
+        - ``chance``, ``chance_low``, ``chance_high``: mean, 2.5 % and 97.5 % quantile of ``auc``
+          over shifts of the masks
+        - ``frames``: number of frames in which the kind touches a cell with weight above 0
+
+        The second element (4,) holds the object score (mean over features of the best ``auc``), its
+        95 % interval, and its mean over shifts of the masks; NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
     auc, histograms = scorer.areas(activations)

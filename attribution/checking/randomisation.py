@@ -172,9 +172,11 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per stage: ``drawn_again``, the name of the last randomised stage (all earlier stages
-        are randomised, too); ``correlation``, the mean over frames; ``low_95`` and ``high_95`` by
-        bootstrap over episodes.
+        A row per stage:
+
+        - ``drawn_again``: name of the last randomised stage; all earlier stages are randomised, too
+        - ``correlation``, ``low_95``, ``high_95``: mean over frames, with its interval by bootstrap
+          over episodes
     """
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),

@@ -10,8 +10,8 @@ Every map is scored by three measures in the same frames:
 
 - deletion and insertion of blocks of the frame
 - rank correlation with the maps of agents with randomised weights
-- share of objects whose effect on the output, when they are hidden in the real game, has the sign
-  that the map predicts, which is opposite to the sign of the sum of the map over the object
+- share of objects whose effect on the output, when they are hidden in the real game, has the
+  predicted sign, which is opposite to the sign of the sum of the map over the object
 
 The share per frame, over all kinds of object, is also tested with ``stats.effects``: each map
 against 0.5, and saliency through the simulator against attributions in the same frames. Controls
