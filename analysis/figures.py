@@ -158,7 +158,7 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int
                   note: Callable[[int], str],
                   frames: Callable[[int], Pictures | None] = lambda cluster: None,
                   most: int = MAX_CLUSTERS) -> Figures:
-    """Draw one figure per cluster, for at most the ``most`` largest clusters.
+    """Draw one figure for each of the ``most`` largest clusters.
 
     Args:
         planes: projections of all states.

@@ -219,8 +219,8 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
         policy, compute, folder, args: see ``measure_open_loop``.
 
     Returns:
-        Windows; donor states from all episodes outside the reference levels; and the mean embedding
-        and the standard deviations of the units of the hidden state, from the reference levels.
+        Windows; donor states, from all episodes outside the reference levels; and the mean
+        embedding and the standard deviations of the hidden units, both from the reference levels.
 
     Raises:
         UserError: if no episode is long enough.

@@ -290,7 +290,8 @@ def write_examples(store: ResultStore, examples: Examples, data: SplitStates, fe
 
     Args:
         feature: number of the feature.
-        activations: its activations at the n states of the third part of the levels (n,).
+        activations: activations of the feature at the n states of the third part of the levels
+            (n,).
     """
     rows = np.flatnonzero(data.parts.test)
     top = rows[top_examples(activations, examples.episode[rows], 2 * EXAMPLES_PER_ROW)]

@@ -276,8 +276,8 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs along the trajectories to a layer's activations at the ``lags``
-        steps up to each frame, and to the hidden state before these steps; write the results."""
+        """Attribute all outputs in each frame of the trajectories to a layer's activations at the
+        last ``lags`` steps and to the hidden state before them, and write the results."""
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(

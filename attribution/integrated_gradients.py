@@ -90,8 +90,8 @@ class Attributions:
     older: np.ndarray | None = None
 
     def integral(self, number: int) -> dict[str, np.ndarray]:
-        """Return the arrays of the output with index ``number`` except its attributions, (B,) each,
-        by their names in files."""
+        """Return all arrays of the output with index ``number`` except its attributions, (B,)
+        each, by their names in files."""
         older = {} if self.older is None else {"older": self.older[number]}
         return {"output": self.outputs[number], "baseline": self.baselines[number],
                 "gap": self.errors[number], "steps": self.steps[number], **older}

@@ -110,12 +110,12 @@ class PathResolver:
         """Return the names of the stages that create the given files.
 
         Args:
-            files: placeholders of files; those of files that no stage creates are ignored.
+            files: placeholders of files; files that no stage creates are ignored.
         """
         return [MADE_BY[file] for file in files if self._given.get(file, file) is None]
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
-        """Replace the placeholders in flags; those of files that do not exist yet are kept."""
+        """Replace the placeholders in flags, except placeholders of files that do not exist yet."""
         words = (str(self._path(word) or word) if word in self._given else word for word in argv)
         return [word.replace(OUTPUT, str(self._output)) for word in words]
 

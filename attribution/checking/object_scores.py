@@ -336,9 +336,9 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: n
     Returns:
         Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,); and
         a table of the frames with the strongest such activations, strongest first, at most one per
-        episode and NUM_CANDIDATES in all. Columns: ``episode``; ``row``; ``cell_row``,
-        ``cell_column`` and ``activation`` of the most active cell; and ``threshold``, the
-        activation that 1 % of all cells exceed.
+        episode and NUM_CANDIDATES in all. The columns are ``episode`` and ``row`` of the frame;
+        ``cell_row``, ``cell_column`` and ``activation`` of the most active cell; and ``threshold``,
+        the activation that 1 % of all cells exceed.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))

@@ -119,8 +119,7 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return a matrix of levels and causes, float64 (N, K): 1 where the level was failed because of
-    the cause, otherwise 0."""
+    """Return whether each level was failed because of each cause, as 1 or 0, float64 (N, K)."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 

@@ -259,7 +259,7 @@ def own_vectors(args: argparse.Namespace, policy: Policy,
 
 def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],
                coefficient: float) -> Add:
-    """Return a patch that adds to the layer's output, on each level, the level's own vector.
+    """Return a patch that adds each level's own vector to the output of a layer.
 
     Args:
         policy: the agent.
