@@ -77,19 +77,18 @@ CLAIMS = ClaimsTable({
               "of |attribution| that the features leave as a residual"),
     11: Claim("The third of five convolutions is the most interpretable",
               "object score of each layer, mean over its features. A feature's score is the area "
-              "under the ROC curve with which its activation in a cell predicts that the cell "
-              "shows an object of the feature's best kind. Reference: the same with masks of "
+              "under the ROC curve (AUC) of its activation in a cell as a predictor of whether the "
+              "cell shows an object of the feature's best kind. Reference: the same with masks of "
               "other frames"),
     12: Claim("Unusual frames have a large residual",
               "Spearman correlation over frames between the residual's share of |attribution| "
               "and |advantage|"),
 }, "python -m attribution.table", (
-    "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares of levels, "
-    "otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 (one "
-    "standard deviation to either side), R6 (range over features) and R9 (Bonett and Wright, over "
-    "agents). In R7, numbers are changes "
-    "caused by an edit or by invisible hazards. *Reference* is the number of the original agent, "
-    "or chance level.",
+    "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares of "
+    "levels, otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 "
+    "(one standard deviation to either side), R6 (range over features) and R9 (Bonett and Wright, "
+    "over agents). In R7, numbers are changes caused by an edit or by invisible hazards. "
+    "*Reference* is the number of the original agent, or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
     "attribution are not tested. R9 *holds* if the interval of the correlation with the object "
     "score lies above 0. R7 *holds* if the change is claimed: its interval excludes 0, and "

@@ -60,9 +60,9 @@ CLAIMS = ClaimsTable({
              "share of features that are active in the real game near the start optimised for "
              "them; the reference is the share near starts optimised for other features"),
 }, "python -m analysis.memory_table", (
-    "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares of features, "
-    "otherwise a bootstrap over levels. A number with a sign is a change; *reference* is the "
-    "number without the change, or the control.",
+    "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares of "
+    "features, otherwise a bootstrap over levels. A number with a sign is a change; *reference* is "
+    "the number without the change, or the control.",
     "M1 and M5 *hold* if the change is claimed: its interval excludes 0, and p (Holm's correction "
     "over both rows) and the share of random changes with as large an effect are at most 0.05. "
     "M2, M3 and M4 hold if the difference is positive, its interval excludes 0 and p (Holm's "

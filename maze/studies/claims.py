@@ -70,15 +70,15 @@ CLAIMS = ClaimsTable({
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
              "rank correlation, over agents trained with different R, of R and the share of "
              "episodes that reach the cheese, which lies outside the regions of all agents; the "
-             "numbers of claim 2 for each R; the agents have the recipe of the agent in whose "
-             "column they stand"),
+             "numbers of claim 2 for each R. The agents of a column were trained in the "
+             "same way, except for R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
              "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
              "0.735, C-T 0.732; base rate 0.714; 5 239 forks",
              "accuracy of logistic regression on each of 16 features, in 10-fold "
              "cross-validation over levels; the three best features are shown, with the base "
-             "rate as reference. 15 of the features are distances; their names hold the measure "
+             "rate as reference. 15 of the features are distances; their names give the measure "
              "(euc: Euclidean, taxi: city block, steps: along the path) and the two ends (cheese "
              "C, decision square D, corner T, region 5x5). The 16th, cheese_norm, is the "
              "Euclidean distance of the cheese from the world's bottom left square (row 0, column "
@@ -164,14 +164,14 @@ CLAIMS = ClaimsTable({
     "R is the side of the region at the top right in which the cheese lay in training. P(cheese), "
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
-    "Brackets and the columns *interval* hold 95 % intervals: Wilson's for shares, otherwise a "
-    "bootstrap over levels. In claims 6 to 13, 15 and 16, a number with a sign is a change caused "
-    "by the intervention. *Reference* is the number without intervention, or the base rate, unless "
-    "the claim's section defines it. An effect is *claimed* if its interval excludes 0, and both "
-    "*p* and *controls* are at most 0.05. *p* is the p-value of paired sign flips, after Holm's "
-    "correction over the agent's column. *controls* is (1 + n) / (K + 1), if n of K controls "
-    "have an effect at least as large. A tested claim *holds* if its effect is claimed. Claim 7 "
-    "predicts no effect, so it does not hold if an effect is claimed.",
+    "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares, "
+    "otherwise a bootstrap over levels. In claims 6 to 13, 15 and 16, a number with a sign is a "
+    "change caused by the intervention. *Reference* is the number without intervention, or the "
+    "base rate, unless the claim's section defines it. An effect is *claimed* if its interval "
+    "excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of paired sign "
+    "flips, after Holm's correction over the agent's column. *controls* is (1 + n) / (K + 1), "
+    "where n of K controls have an effect at least as large. A tested claim *holds* if its effect "
+    "is claimed. Claim 7 predicts no effect, so it does not hold if an effect is claimed.",
     "Agents with a common teacher are not independent; their model cards report how similar they "
     "are."))
 
@@ -230,7 +230,7 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
         UserError: if a table is damaged.
     """
     findings = read_rows([(1, _evaluated)], folder)
-    reasons = {3: "no agents with this recipe and other regions have been trained"}
+    reasons = {3: "no agents of this kind have been trained with other regions"}
     if not findings:
         reasons[1] = "it has not been evaluated"
     for study, rows in _ROWS.items():
