@@ -57,9 +57,15 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
 @torch.no_grad()
 def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
                hidden_in: Tensor) -> PolicyOutput:
-    """Run one step on uint8 frames (N, H, W, C) and the hidden states that enter it (N, D).
+    """Run an agent for one step.
 
     Frames are transferred to the device as uint8 and converted to floats there.
+
+    Args:
+        policy: the agent.
+        compute: device, precision and memory layout.
+        frames: uint8 (N, H, W, C).
+        hidden_in: states that enter the step (N, D).
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     return policy.step(embed_frames(policy, frames, compute), hidden_in)

@@ -2,7 +2,7 @@
 
 ``agents.hooks.patched`` applies patches. Letters in shape comments: B frames of a batch, C channels
 and H W cells of a map (units are channels with one cell), P = H W; R frames, K channels and M cells
-that a patch changes; D hidden state.
+that a patch changes; D hidden state; *shape a layer's shape for one frame, see ``Layer.shape``.
 """
 
 from __future__ import annotations

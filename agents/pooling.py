@@ -7,7 +7,8 @@ float32, torch's max-pool is as fast and is used instead.
 
 A row of an image is (W, C) in memory. It is split into even and odd columns, so that the three
 columns of all windows form three long vectors, for which the compiler uses vector instructions.
-In shape comments, L = W * C / 2 is the length of such a vector.
+In shape comments, N is the number of images, C H W are their channels, height and width, and
+L = W * C / 2 is the length of such a vector.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reference sets: frames from levels other than the measured ones, used to compute means and
 standard deviations of activations.
 
-Letters in shape comments: n frames of the set, H W a frame, C channels and P cells of a layer, D
-hidden state.
+Letters in shape comments: n frames of the set, H W a frame, C channels and P cells of a layer,
+*shape a layer's shape for one frame, D hidden state.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Testbed:
     Attributes:
         run: function that plays all starts under a condition.
         settings: settings of the runs, saved in the folder.
-        description: two texts for the report: where runs take place, and how actions are chosen.
+        description: two strings for the report: where runs take place, and how actions are chosen.
         policy: agent to which patches are applied.
         env: configuration of the game; None in the simulator.
         levels: seeds of the levels to play; empty in the simulator.

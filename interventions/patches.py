@@ -4,7 +4,8 @@ a is the output of the layer, and a' its replacement, which later layers read. E
 patch's channels, cells and frames stay unchanged.
 
 Letters in shape comments: R frames that are changed, C channels and H W cells of a layer (units
-are channels with one cell), K channels and M cells that are changed, P = H W, D hidden units.
+are channels with one cell), K channels and M cells that are changed, P = H W, D hidden units,
+*shape the layer's shape for one frame.
 """
 
 from __future__ import annotations

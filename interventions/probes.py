@@ -7,8 +7,8 @@ constant prediction (``base``), and of probes whose labels were shuffled between
 (``shuffled``; the control tasks of Hewitt and Liang 2019). ``compare_probes`` compares the scores
 of two probes of the same label.
 
-Letters in shape comments: N examples, C H W a map, F entries that a probe reads, K classes,
-E levels of the test part, R resamplings.
+Letters in shape comments: N examples, *shape the shape of one example, F the number of its entries,
+K classes, E levels of the test part, R resamplings.
 """
 
 from __future__ import annotations

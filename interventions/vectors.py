@@ -13,7 +13,7 @@ object, the policy's output is the same as for the frame without the object. Thi
 layer that no skip connection bypasses.
 
 Letters in shape comments: N levels, P pairs of frames, B frames, C channels, H W cells of a layer's
-map, D units of the hidden state. A layer's shape is (C, H, W) or (units,).
+map, D units of the hidden state. A layer's shape, *shape, is (C, H, W) or (units,).
 """
 
 from __future__ import annotations
