@@ -61,8 +61,8 @@ class ReferenceSet:
 
     Args:
         frames: uint8 (n, H, W, 3), n at least 2.
-        hidden_states: states that enter the agent at these frames (n, D); the initial state if
-            not given, which in an agent with a GRU differs strongly from later states.
+        hidden_states: states that enter the agent at these frames (n, D); by default the initial
+            state, which in a GRU differs strongly from later states.
         description: origin of the frames, for metadata.
 
     Raises:

@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def hide(self, *names: str) -> None:
-        """Omit flags from ``--help`` that exist only for compatibility with published commands.
+        """Hide flags that exist only for compatibility with published commands from ``--help``.
 
         Args:
             names: attributes of the flags in the parsed namespace.

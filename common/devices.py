@@ -91,7 +91,7 @@ def num_jobs(num_rows: int | None = None) -> int:
 
 
 def give_numba_torchs_threads() -> None:
-    """Set numba's number of threads, for calls from this thread, to that of torch.
+    """Set numba's number of threads, for calls from this thread, to torch's number.
 
     By default numba uses all processors. Both libraries share OpenMP's threads, so the first call
     of numba would also change torch's number of threads, and thereby the rounding of its results.

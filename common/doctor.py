@@ -126,7 +126,7 @@ FACTS: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Print all facts; if a fact cannot be determined, print the reason."""
+    """Print the report; entries that cannot be determined show the reason."""
     for name, find in FACTS.items():
         try:
             fact = find()

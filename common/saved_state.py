@@ -91,7 +91,7 @@ def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
     """Raise UserError unless ``found`` is a valid state of an optimiser.
 
     The saved hyperparameters must equal those of ``optimizer``, except for the learning rate.
-    Hyperparameters that older torch versions did not have may be missing.
+    Hyperparameters that older versions of torch lack may be missing.
 
     Args:
         found: saved value.

@@ -172,13 +172,14 @@ class SimulatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """Parameters of the training of a simulator.
+    """Training parameters of a simulator.
 
     Attributes:
         log_interval: number of batches per row of the log.
         save_interval: number of batches between two checkpoints.
         keep_newest: number of newest checkpoints that are kept.
-        keep_hours: interval in hours; of older checkpoints, the first per interval is kept.
+        keep_hours: interval in hours; of the older checkpoints, the first in every interval is
+            kept.
         lr: initial learning rate.
         batch_size: number of windows per batch.
         epochs: number of passes over the training windows.

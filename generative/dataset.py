@@ -62,7 +62,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Division of the windows, such that no episode is in both parts.
+    """Division of the windows into two parts, which show different episodes.
 
     Attributes:
         train: numbers of the training windows, int64, ascending.

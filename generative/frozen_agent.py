@@ -39,8 +39,8 @@ class FrozenAgent(nn.Module):
     def train(self, mode: bool = True) -> FrozenAgent:
         """Stay in evaluation mode for either value of ``mode``.
 
-        Only the GRU itself is left in training mode: without dropout, this does not change its
-        output, but cuDNN cannot compute gradients of its input in evaluation mode.
+        Only the GRU itself stays in training mode, because cuDNN cannot compute gradients with
+        respect to its input in evaluation mode. It has no dropout, so its output is the same.
         """
         super().train(False)
         if self.policy.recurrent:

@@ -120,7 +120,8 @@ class SimulatorLosses:
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
     def share_of_total(self, share: float) -> Tensor:
-        """Loss () whose gradients, summed over the parts of a batch, equal those of ``total``.
+        """Loss () of a part of a batch. The gradients of all parts sum to the gradient of
+        ``total``.
 
         The bottleneck term covers the whole batch, so it is not scaled.
 

@@ -95,7 +95,7 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 def most_likely_action(log_probs: Tensor) -> Tensor:
-    """Return the arg-max as one-hot (…, A), with the gradient of the log-probabilities (…, A)."""
+    """Return the arg-max as one-hot vectors (…, A), with the gradient of ``log_probs`` (…, A)."""
     best = functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).to(log_probs)
     return straight_through(best, log_probs)
 

@@ -253,7 +253,7 @@ def _split(simulation: Simulation) -> list[SampleArrays]:
 
 def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int], batch_size: int,
                    with_videos: bool) -> int:
-    """Simulate and write the missing samples, until all are written or a signal asks to stop.
+    """Simulate and write the missing samples; stop early after a stop signal.
 
     Args:
         sampler: simulates the samples.

@@ -89,7 +89,7 @@ class Target:
 
 def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
               draw: Literal["joint", "channel"], rng: np.random.Generator) -> Tensor:
-    """Replace channels of a target's activations by those of k sources.
+    """Replace channels of a target's activations by the same channels of k sources.
 
     Args:
         activations: activations of the target (B, C, H, W); not modified.

@@ -217,7 +217,7 @@ Missing = dict[int, dict[str, dict]]
 
 def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
                    batch_size: int, with_videos: bool, overwrite: bool) -> int:
-    """Compute and write the missing saliency, until all is written or a signal asks to stop.
+    """Compute and write the missing saliency; stop early after a stop signal.
 
     Args:
         saliency: computes the saliency.

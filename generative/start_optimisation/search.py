@@ -248,7 +248,7 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
     """Optimise start vectors for all objectives, and write the missing samples.
 
-    The function returns early after a stop signal.
+    The search stops early after a stop signal.
 
     Args:
         context: inputs of the searches.
