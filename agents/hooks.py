@@ -299,7 +299,7 @@ class _HookStack:
     @classmethod
     @contextlib.contextmanager
     def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
-        """Context manager: activate the patches or the cache of one block."""
+        """Activate the patches or the cache of one block inside the ``with`` block."""
         stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
         stack.blocks.append(block)
         for layer in block.layers:
