@@ -90,8 +90,7 @@ CLAIMS = ClaimsTable({
     "over agents). In R7, numbers are changes caused by an edit or by invisible hazards. "
     "*Reference* is the number of the original agent, or chance level.",
     "R1 *holds* if the interval of the density lies above 1, which is chance; the signs of "
-    "attribution are not tested. R9 *holds* if the interval of the correlation with the object "
-    "score lies above 0. R7 *holds* if the change is claimed: its interval excludes 0, and "
+    "attribution are not tested. R7 *holds* if the change is claimed: its interval excludes 0, and "
     "both p (McNemar's test, Holm's correction over edits and causes) and (1 + n) / (K + 1) are at "
     "most 0.05, where n of the K random edits cause at least as large a change. The other rows are "
     "not tested."),

@@ -13,9 +13,9 @@ from attribution.training_levels import (
     AXIS,
     DELETION,
     GAP,
+    KINDS,
     LEVEL_SERIES,
     MIN_AGENTS,
-    NAMED,
     SCORE,
     TRAINING,
     UNSEEN,
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     measures = list(dict.fromkeys(table["measure"]))
     panels = {"success": [TRAINING, UNSEEN, GAP], **{
         kind: [name for name in measures if name.startswith(f"{kind}, ")]
-        for kind in (SCORE, NAMED, DELETION)}}
+        for kind in (SCORE, KINDS, DELETION)}}
     panels = {title: names for title, names in panels.items() if names}
     notes = ("Brackets hold 95 % intervals: Wilson's for shares of levels, Newcombe's for the gap "
              "(success on training levels minus success on unseen levels), a bootstrap over "

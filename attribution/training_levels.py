@@ -26,7 +26,7 @@ from stats.series import ALL, is_correlation, rank_correlation, series_of, serie
 AXIS = "number of training levels"
 TRAINING, UNSEEN, GAP = ("success on training levels", "success on unseen levels",
                          "generalisation gap")
-SCORE, NAMED, DELETION = "object score", "share of features named", "area gained by deletion"
+SCORE, KINDS, DELETION = "object score", "kinds of object named", "area gained by deletion"
 MIN_AGENTS = 6
 LEVEL_SERIES = series_schema("python -m attribution.series")
 
@@ -72,8 +72,9 @@ def _measures(folder: Path) -> Iterator[tuple]:
                             "score; record more episodes")
         yield (*agent, f"{SCORE}, {layer}", names["score"], names["score_low_95"],
                names["score_high_95"], objects.settings()["num_observations"])
-        named = [feature["name"] is not None for feature in names["features"]]
-        yield *agent, f"{NAMED}, {layer}", np.mean(named), np.nan, np.nan, len(named)
+        # The number of unique detectors of Bau et al. (2017), "Network Dissection".
+        kinds = {feature["name"] for feature in names["features"]} - {None}
+        yield *agent, f"{KINDS}, {layer}", len(kinds), np.nan, np.nan, len(names["features"])
     checks = ResultStore(folder / "checks", CHECK_FILES)
     if checks.has("deletion_table"):
         table = checks.read("deletion_table")
@@ -105,16 +106,18 @@ def newcombe_difference(first: tuple[float, float, float], second: tuple[float, 
     return difference, float(difference - below), float(difference + above)
 
 
-def read_findings(path: Path, layer: str) -> Iterator[Finding]:
-    """Yield the findings of a series for row R9 of the table of claims.
+def read_findings(path: Path, layer: str) -> list[Finding]:
+    """Return the findings of a series for row R9 of the table of claims.
+
+    The claim is not judged, because an untrained agent's features have high object scores too.
 
     Args:
         path: folder of the series.
-        layer: short name of the layer whose object score is judged.
+        layer: short name of the layer whose object score comes first.
     """
     table = ResultStore(path, LEVEL_SERIES).read("series")
-    for row in table[is_correlation(table)].itertuples():
-        judged = row.measure == f"{SCORE}, {layer}"
-        yield Finding("agents", f"rank correlation of training levels and {row.measure}, "
-                      f"{row.num_levels} agents", row.value, row.low_95, row.high_95,
-                      row.num_levels, shown=True, holds=bool(row.low_95 > 0) if judged else None)
+    return [Finding("agents", f"rank correlation of training levels and {row.measure}, "
+                    f"{row.num_levels} agents", row.value, row.low_95, row.high_95,
+                    row.num_levels, shown=True)
+            for row in sorted(table[is_correlation(table)].itertuples(),
+                              key=lambda row: row.measure != f"{SCORE}, {layer}")]

@@ -97,9 +97,9 @@ def _report(table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]], not
                               if np.isfinite(row.low_95) else f"{row.value:.3f}"
                               for row in table.itertuples()])
     agents, correlations = text[~is_correlation(table)], text[is_correlation(table)]
+    cells = agents.pivot(index=["number", "agent"], columns="measure", values="text").fillna("")
     for title, measures in panels.items():
-        wide = agents.pivot(index=["number", "agent"], columns="measure", values="text").fillna("")
-        wide = wide[[measure for measure in measures if measure in wide]]
+        wide = cells[[measure for measure in measures if measure in cells]]
         lines += [*([f"## {title.capitalize()}", ""] if title else []),
                   *markdown_table((axis, "agent", *wide), [
                       (f"{number:.15g}", agent, *row)
