@@ -49,10 +49,11 @@ def main(argv: list[str] | None = None) -> None:
         kind: [name for name in measures if name.startswith(f"{kind}, ")]
         for kind in (SCORE, KINDS, DELETION)}}
     panels = {title: names for title, names in panels.items() if names}
-    notes = ("Brackets hold 95 % intervals: Wilson's for shares of levels, Newcombe's for the gap "
-             "(success on training levels minus success on unseen levels), a bootstrap over "
-             "episodes for object scores and deletion (in standard deviations of the value, over "
-             "random order). Intervals of rank correlations cover the variation between agents.")
+    notes = ("Ranges in brackets are 95 % intervals: Wilson's for shares of levels, Newcombe's for "
+             "the generalisation gap (success on training levels minus success on unseen levels), "
+             "and a bootstrap over episodes for object scores and deletion. The area gained by "
+             "deletion is in standard deviations of the value, compared with a random order of "
+             "the cells. Intervals of rank correlations cover the variation between agents.")
     write_series(ResultStore(args.output_dir, LEVEL_SERIES), {
         "studies": [str(folder) for folder in args.studies]}, table, AXIS, panels, notes,
         logarithmic=True)

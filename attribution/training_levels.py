@@ -16,6 +16,7 @@ import pandas as pd
 
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
+from attribution.checking.deletion import RANDOM
 from attribution.checking.object_scores import OBJECT_FILES, read_names
 from common.errors import UserError
 from common.files import read_description
@@ -78,7 +79,7 @@ def _measures(folder: Path) -> Iterator[tuple]:
     checks = ResultStore(folder / "checks", CHECK_FILES)
     if checks.has("deletion_table"):
         table = checks.read("deletion_table")
-        for check in table[(table["kind"] == "deletion") & (table["other"] == "random")
+        for check in table[(table["kind"] == "deletion") & (table["other"] == RANDOM)
                            & (table["output"] == VALUE)].itertuples():
             yield (*agent, f"{DELETION}, {check.layer}", check.better, check.low_95,
                    check.high_95, checks.settings()["num_frames"])

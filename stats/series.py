@@ -94,7 +94,7 @@ def _report(table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]], not
     """Return the report as Markdown; see :func:`write_series`."""
     lines = [f"# Agents by {axis}", "", notes, ""]
     text = table.assign(text=[format_interval(row.value, row.low_95, row.high_95, ".3f")
-                              if np.isfinite(row.low_95) else f"{row.value:.3f}"
+                              if np.isfinite(row.low_95) else f"{row.value:.3g}"
                               for row in table.itertuples()])
     agents, correlations = text[~is_correlation(table)], text[is_correlation(table)]
     cells = agents.pivot(index=["number", "agent"], columns="measure", values="text").fillna("")

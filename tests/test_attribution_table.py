@@ -1,5 +1,6 @@
 """The article's table: its numbers are those of the studies; where there are none it says why."""
 
+import itertools
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ from conftest import figures_drawn
 from scipy.stats import spearmanr
 
 from attribution import series, table
+from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_scores import OBJECT_FILES
 from attribution.claims import CLAIMS
 from attribution.results import FEATURES, AttributionStore, finish_features, read_features
@@ -187,11 +189,18 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
             store.write("names", layer, value={
                 "score": score, "score_low_95": score - 0.1, "score_high_95": score + 0.1,
                 "features": [{"name": name} for name in ("coin", "saw", "coin", None)]})
+        checks = ResultStore(folders[-1] / "checks", CHECK_FILES)
+        checks.open({"num_frames": 30})
+        checks.write("deletion_table", value=pd.DataFrame([
+            ("block2", output, kind, other, place + better, place - 0.5, place + 9.5)
+            for better, (output, kind, other) in enumerate(itertools.product(
+                ("action", "value"), ("insertion", "deletion"), ("gradient", "random")))],
+            columns=["layer", "output", "kind", "other", "better", "low_95", "high_95"]))
     given = ["--studies", *map(str, folders)]
     with figures_drawn() as figures:
         assert series.main([*given, "--output_dir", str(path / "levels")]) == 0
     assert [axes.get_title() for axes in figures["series.png"].axes] == [
-        "success", "object score", "kinds of object named"]
+        "success", "object score", "kinds of object named", "area gained by deletion"]
     found = pd.read_csv(path / "levels" / "series.csv").set_index(["agent", "measure"])
     gap = found.loc["agent_3", "generalisation gap"]
     assert (gap["number"], gap["num_levels"]) == (100, 200)
@@ -199,6 +208,7 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
         0.35, 0.35 - np.hypot(0.04, 0.03), 0.35 + np.hypot(0.03, 0.04)], rtol=1e-4)
     assert found.loc["agent_0", "kinds of object named, block3"]["value"] == 2
     rank = spearmanr(numbers, range(6)).statistic
+    assert found.loc["agent_5", "area gained by deletion, block2"]["value"] == 5 + 7
     for layer, expected in (("block2", rank), ("block3", -spearmanr(numbers, unseen).statistic)):
         findings, _ = made(path, tmp_path, "--layers", layer)
         first = findings.loc[9].iloc[0]

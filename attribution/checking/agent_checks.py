@@ -89,16 +89,19 @@ CHECKS: dict[str, Check] = {
     "completeness": Completeness(), "deletion": Deletion(), "randomisation": Randomisation(),
     "interventions": Ablation(), OBJECTS: ObjectRemoval(), "fidelity": Fidelity()}
 _OF = "of"  # array with the checksum of the features or agent that the results belong to
-_DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
-    ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
+_COLUMNS = {  # columns that other studies read
+    OBJECTS: {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
+        ("density", "density_low_95", "density_high_95", "attribution_sign"), float)},
+    "deletion": {"layer": str, "output": str, "kind": str, "other": str, **dict.fromkeys(
+        ("better", "low_95", "high_95"), float)}}
 CHECK_FILES = Schema(
     "checks of attributions", "python -m attribution.checks", items={
         name: Entry(f"raw/{name}/{{}}.npz" if name == OBJECTS else
                     f"raw/{name}/{{}}/{{}}.npz", Npz({_OF: Array(np.str_), **check.arrays}))
         for name, check in CHECKS.items() if check.arrays},
     results={
-        **{f"{name}_table": Entry(f"{name}.csv", Table(
-            _DENSITIES if name == OBJECTS else {}), optional=True) for name in CHECKS},
+        **{f"{name}_table": Entry(f"{name}.csv", Table(_COLUMNS.get(name, {})), optional=True)
+           for name in CHECKS},
         **{f"{name}_figure": Entry(f"{name}.png", File(), optional=True) for name in CHECKS},
         "report": Entry("report.md", Text())})
 
