@@ -115,9 +115,11 @@ def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[
     """Draw each measure, with its intervals, against the number of the agent, and a line through
     the means over agents with the same number; see :func:`write_series`."""
     agents = table[~is_correlation(table)]
-    figure = Figure(figsize=(1.2 + 4.4 * len(panels), 4.4), layout="constrained")
-    for axes, (title, measures) in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.2 + 4.4 * columns, 4.4 * lines), layout="constrained")
+    all_axes = [*figure.subplots(lines, columns, squeeze=False).flat]
+    for axes, (title, measures) in zip(all_axes, panels.items()):
         for color, measure in zip(COLOURS, measures):
             rows = agents[agents["measure"] == measure].sort_values("number")
             value, low, high = rows[_ENDS].to_numpy().T
@@ -129,4 +131,6 @@ def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[
         axes.set_xscale("log" if logarithmic else "linear")
         axes.set(xlabel=axis, title=title)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    for axes in all_axes[len(panels):]:
+        axes.axis("off")
     figure.savefig(path, dpi=DPI)

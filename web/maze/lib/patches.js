@@ -289,7 +289,7 @@ export function openPatches(patches, layers, maze) {
     const sites = layersNamed(layers, patch.layer).map((layer) => ({ layer, ...entriesOf(patch, layer, maze.dim) }))
     if (patch.kind === 'set') checkSet(patch, sites, opened)
     if (patch.kind === 'clamp' && patch.value[0] !== null && patch.value[1] !== null && patch.value[0] > patch.value[1]) {
-      throw new Error(`clamp has a low bound ${patch.value[0]} above its high one ${patch.value[1]}`)
+      throw new Error(`clamp has a lower bound, ${patch.value[0]}, above its upper bound, ${patch.value[1]}`)
     }
     opened.push({ patch, sites, inForce: conditionOf(patch, maze) })
   }
