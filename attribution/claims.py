@@ -69,8 +69,9 @@ CLAIMS = ClaimsTable({
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
              "over 14 models",
              "Spearman's rank correlation over agents of the number of training levels and the "
-             "object score (see R11), and other measures of the agents. The agents are not those "
-             "of the columns"),
+             "object score (see R11), and other measures of the agents, which are not those of "
+             "the columns. The claim is not tested, because features of an untrained agent have "
+             "high object scores too"),
     10: Claim("If trained on 100 levels, the value is a clock, and features look at the "
               "background",
               "share of V's variance explained by the number of steps left in the level; share "
