@@ -19,7 +19,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES, NUM_ACTIONS
 
 VALUE, TAKEN, STILL = "value", "taken", "still"
 POLICY = "policy"  # stands for the log-probabilities of actions and directions
-PUBLISHED_POLICY = "published_policy"  # stands for the logits and their sums
+PUBLISHED_POLICY = "published_policy"  # stands for the logits and their sums by direction
 _LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
 # Functions of an agent's values (…,) and log_probs (…, A).
 ANSWERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -89,7 +89,8 @@ def outputs_named(names: Sequence[str]) -> tuple[Output, ...]:
 
     Args:
         names: output names; ``policy`` stands for all log-probabilities of actions and
-            directions, ``published_policy`` for all logits and their sums.
+            directions, ``published_policy`` for all logits and their sums by
+            direction.
 
     Raises:
         UserError: if there is no such output; the message names the nearest one.

@@ -57,7 +57,8 @@ def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence
 
 
 class ReferenceSet:
-    """Reference frames for activations, from levels other than the measured levels.
+    """Frames from which the mean and standard deviation of a layer's activations are computed. They
+    come from levels other than the measured ones.
 
     Args:
         frames: uint8 (n, H, W, 3), n at least 2.

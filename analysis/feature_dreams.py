@@ -2,7 +2,8 @@
 the feature, and test in the real game whether the feature is active near that start.
 
 The features come from analysis/sparse_features.py. The objective is the pre-TopK activation of the
-feature, a linear function of the hidden state. The recording is replayed in the real game up to the
+feature, a linear function of the hidden state. The episode simulated from the optimised start is
+the *dream* of the feature. For the test, the recording is replayed in the real game up to the
 recorded start nearest to the optimised one; then the agent continues up to the step of the
 objective. The controls are the starts of the other features; the best recorded start is shown for
 comparison. The same command resumes a killed run.
@@ -86,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame) -> pd.DataFrame:
-    """Test whether each feature is active in its dream, and in the real game near the dream.
+    """Test whether each feature is active in its dream, and in the real game after the recorded
+    start nearest to the start of the dream.
 
     Args:
         search: finished search, one objective per feature.

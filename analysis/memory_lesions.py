@@ -1,11 +1,12 @@
 """Measure the effects of lesions of an agent's hidden state: reset, swap, delay and freeze it, once
 and at every step.
 
-On recorded frames, the divergence of the policy is measured at each step after the lesion, and
-compared with the attribution of an action to earlier frames. In the real game, the success rate,
-the return, the length of episodes and the failures by cause are compared with those of the
+On recorded frames, the divergence of the policy is measured at each step after the lesion. Its
+course over the steps is compared with that of the attribution of an action to earlier frames, by
+rank correlation and by the number of steps until each has decayed. In the real game, the success
+rate, the return, the length of episodes and the failures by cause are compared with those of the
 intact agent on the same levels with the same random draws. Controls change the state at random by
-the same amount. A killed run resumes after the last condition.
+the same amount. A killed run resumes after the last finished condition.
 """
 
 # Letters in shape comments: A conditions, N windows or levels, K steps after a lesion.

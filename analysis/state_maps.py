@@ -243,7 +243,8 @@ def precompute_script(description: str, analysis: SampleAnalysis,
     Args:
         description: description of the script, for --help.
         analysis: the analysis.
-        compute: function that reads the inputs of a run, starts its results, and computes them.
+        compute: function that computes and stores the results of a run: it reads the inputs, calls
+            the run's ``start``, and computes the steps of the analysis.
         add_flags: function that adds the flags that only this analysis has.
     """
     def parser() -> Parser:

@@ -75,7 +75,7 @@ def parser() -> Parser:
                        help="scalars to attribute, such as value, log_prob_right, "
                             f"log_prob_any_right or taken; {POLICY}: all log-probabilities of "
                             f"actions and directions; {PUBLISHED_POLICY}: all logits and their "
-                            "sums")
+                            "sums by direction")
     flags.add_argument("--num_trajectories", type=count, default=8,
                        help="number of trajectories, each a sequence of consecutive episodes")
     flags.add_argument("--num_steps", type=count, default=512,

@@ -64,8 +64,8 @@ CLAIMS = ClaimsTable({
     8: Claim("Edited agents are not entirely blind: with saws invisible, the agent fails 32.20 % "
              "of levels because of saws (blindness 0.39)",
              "blindness, (edited - original) / (invisible - original). Each term is a share of "
-             "levels failed because of the hazard; *invisible* is the share of the original "
-             "agent with the hazard invisible"),
+             "levels failed because of the hazard; *invisible* is the original agent's "
+             "share with the hazard invisible"),
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
              "over 14 models",
              "Spearman's rank correlation over agents of the number of training levels and the "

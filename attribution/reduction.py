@@ -42,7 +42,7 @@ def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np
 
 
 def split_activations(activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Return absolute activations (N, C), arranged in slots (N, M) by ``split_signs``."""
+    """Arrange absolute values of activations (N, C) in slots (N, M), see ``split_signs``."""
     return np.abs(split_signs(activations, activations, signed))
 
 

@@ -2,9 +2,10 @@
 
 Games are drawn from sprites of one square each. The size of a square need not be a whole number of
 pixels, so the appearance of a square depends on where the pixels lie within it. A frame can
-therefore not be computed from an earlier one by interpolation alone. The *phase* describes the
-position of the camera within a square. It is estimated in the last initial frame and follows from
-the displacement afterwards.
+therefore not be computed from an earlier one by interpolation alone. The *phase* is the position of
+the camera within a square, given by the cosine and sine of two angles: one for the position to the
+right, one for the position down; a full turn is one square. It is estimated in the last initial
+frame and follows from the displacement afterwards.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, C H W an
 image, S pixels per side, A actions.
@@ -256,7 +257,8 @@ class CameraState:
 
     Attributes:
         motion: memory of the camera's motion (B, motion_dim).
-        phase: position of the camera within a square in the last initial frame (B, 4).
+        phase: phase in the last initial frame: cosine and sine of the camera's position within a
+            square to the right, and of its position down (B, 4).
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).

@@ -246,7 +246,8 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
 
 def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute) -> pd.DataFrame:
-    """Let the agent play in both worlds from all starts.
+    """Let the agent play from each start in the real game and in the simulator, and return both
+    outcomes.
 
     Args:
         draw, reward: see ``live_in_dream``.

@@ -8,7 +8,8 @@ Layout, as published except for the files marked *::
     sample_00000/actions.npy *        input actions of the steps
     sample_00000/origin.json *        start of the sample, and the forced action
     videos/sample_00000.mp4
-    videos/start_00000.mp4 *          nine samples of one start, one per direction
+    videos/start_00000.mp4 *          nine samples of one start, one per manual action,
+                                      arranged by the action's direction
     recording.json *                  settings of the samples
 
 A sample with its final name is complete. Shards (``common.shards``) write the same files;

@@ -85,7 +85,8 @@ class LayerCircuits:
 
     @torch.no_grad()
     def errors(self, order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-        """Return the absolute errors of the outcome without and with circuits.
+        """Return the absolute differences of the outcome from its value on the original frames,
+        without a circuit and with each circuit.
 
         Args:
             order: indices of parts; a circuit consists of the first of them.

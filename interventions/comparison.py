@@ -251,7 +251,7 @@ def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
 
 
 def outcomes_named(*names: str) -> tuple[Outcome, ...]:
-    """Return some of OUTCOMES, in their order."""
+    """Return the outcomes with the given names, in the order of OUTCOMES."""
     return tuple(outcome for outcome in OUTCOMES if outcome.name in names)
 
 
@@ -342,8 +342,8 @@ def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unalte
         The table of ``stats.effects.compare_conditions``.
 
     Raises:
-        UserError: if there are fewer than MIN_STARTS starts, or a pattern has fewer than two
-            controls.
+        UserError: if there are fewer than MIN_STARTS starts, or a kind of intervention
+            (``Condition.pattern``) has fewer than two controls.
     """
     return compare_conditions(
         conditions, chosen_outcomes(simulated), outcomes_of(unaltered, unaltered, simulated),

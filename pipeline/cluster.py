@@ -98,14 +98,15 @@ class ClusterConfig:
         """
         group = (self.training if stage.name in TRAINING else
                  self.gpu if takes_device(stage.script) else self.cpu)
-        resources = self.exception(stage.name, group)
+        resources = self.apply_overrides(stage.name, group)
         if resources.processes > 1 and stage.name not in TRAINING:
             raise UserError(f"the stage {stage.name} cannot have {resources.processes} processes; "
                             f"only {' and '.join(TRAINING)} can")
         return dataclasses.replace(resources, shards=min(resources.shards, stage.max_shards))
 
-    def exception(self, stage: str, group: Resources) -> Resources:
-        """Return the requests of a group with the overrides of one of its stages."""
+    def apply_overrides(self, stage: str, group: Resources) -> Resources:
+        """Return the resource requests of a stage: those of its group (``training``, ``gpu`` or
+        ``cpu``), with the values that ``stages`` gives for this stage."""
         return typed(Resources, {**vars(group), **self.stages.get(stage, {})},
                      f"'stages', '{stage}'")
 
@@ -128,7 +129,8 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
     """
     config: ClusterConfig = typed(ClusterConfig, read_yaml(path), path.name)
     groups = {f"'{name}'": getattr(config, name) for name in ("training", "gpu", "cpu")}
-    groups |= {f"'stages', '{name}'": config.exception(name, config.cpu) for name in config.stages}
+    groups |= {f"'stages', '{name}'": config.apply_overrides(name, config.cpu)
+               for name in config.stages}
     for where, group in groups.items():
         for key, least in _LEAST.items():
             if getattr(group, key) < least:

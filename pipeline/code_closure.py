@@ -24,13 +24,13 @@ _IMPORTED_AS = {"scikit-learn": "sklearn", "procgen-mirror": "procgen"}
 
 
 def code_of(scripts: Iterable[str]) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
-    """Return the code of scripts and of all modules that they import, by script.
+    """Return checksums of the code that each script runs, and versions of the packages it imports.
 
     Args:
         scripts: module names, such as "analysis.causal_stories"; symbolic links are resolved.
 
     Returns:
-        A pair of mappings for each script. The first maps the dotted name of each module of the
+        A pair of mappings by script. The first maps the dotted name of each module of the
         repository that the script runs to the SHA-256 of the module's syntax tree. The second holds
         the versions of Python and of the packages that affect numerical results and that these
         modules import, directly or indirectly.

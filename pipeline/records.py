@@ -286,7 +286,8 @@ class Experiment:
 
         Args:
             check: ignore cached checksums.
-            part: part whose cache file stores new checksums; the pipeline's if empty.
+            part: name of the part of a stage (``Part.name``) whose own cache file stores new
+                checksums; "" for the pipeline's cache file.
         """
         own = self.folder / (f"digests_{part}.json" if part else "digests.json")
         return Digests(own, sorted(self.folder.glob("digests*.json")), check)

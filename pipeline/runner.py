@@ -269,7 +269,12 @@ class Pipeline:
         return self._with_outputs(stage, record) if record.status == DONE else record
 
     def decide(self, stage: Stage) -> Decision:
-        """Compare the record of a stage with its current cache key.
+        """Decide whether a stage must run: compare its record with its current cache key, and its
+        output files with their recorded checksums.
+
+        Returns:
+            The decision RUN, CONTINUE (after an interrupted or failed run) or UP_TO_DATE, with the
+            reason and the cache key.
 
         Raises:
             UserError: if an input is missing.

@@ -42,8 +42,9 @@ CLAIMS = ClaimsTable({
     4: Claim("The memory holds motion, which a single frame does not show: expected of a memory",
              "R² of a probe of the hidden state minus that of the best probe of the frame, last "
              "action and position; and R² for an untrained agent's state on the same frames"),
-    5: Claim("Pushes along probe directions change behaviour: 14 to 94 times as much as random "
-             "pushes, and less than 1 % as much as a full swap of the state",
+    5: Claim("A push towards a hazard ahead, along the weights of its probe, changes the "
+             "probability of a jump: pushes along other probe directions have 14 to 94 times the "
+             "effect of random pushes, and less than 1 % of the effect of a full swap of the state",
              "change of the probability of a jump in recorded states when the state is pushed "
              "towards a hazard ahead, along the weights of the linear probe (tested) or the "
              "covariance of state and label; and this change relative to that of random pushes and "

@@ -230,7 +230,8 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
         UserError: if a table is damaged.
     """
     findings = read_rows([(1, _evaluated)], folder)
-    reasons = {3: "no agents of this kind have been trained with other regions"}
+    reasons = {3: "no agents trained in the same way, but with other regions, "
+                  "were measured"}
     if not findings:
         reasons[1] = "it has not been evaluated"
     for study, rows in _ROWS.items():
