@@ -102,7 +102,7 @@ def _explanation(share: float) -> str:
 
 
 class BehaviourInfluences:
-    """Influences in one group of samples.
+    """Influences in one group of samples: all samples, or those of one behaviour.
 
     The argument ``variant`` of the methods selects the kind of gradient: WITH or WITHOUT gradients
     through the environment.

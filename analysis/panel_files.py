@@ -115,7 +115,8 @@ Interval = tuple[float | None, float | None, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Dream:
-    """The start that was optimised for a sparse feature, see ``analysis/feature_dreams.py``.
+    """Dream of a sparse feature: rollout simulated from the start that was optimised for it, see
+    ``analysis/feature_dreams.py``.
 
     Attributes:
         step: simulated step at which the feature is read, from 0.

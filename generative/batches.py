@@ -173,13 +173,11 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
 
 
 def true_phase(batch: AlignedBatch) -> Tensor:
-    """Compute the phase of a camera that follows the player in the last initial frame.
-
-    The phase is the camera's position within a square.
+    """Compute the phase, in the last initial frame, of a camera that follows the player.
 
     Returns:
-        Cosine and sine of the phase to the right and down (B, 4), see ``generative.camera``; NaN
-        where the position is unknown.
+        Cosine and sine of the camera's position within a square to the right, and of its position
+        down (B, 4), see ``generative.camera``; NaN where the position is unknown.
 
     Raises:
         ValueError: if the batch has no positions.

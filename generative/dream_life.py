@@ -1,8 +1,8 @@
 """Outcomes when the agent continues a recording in the simulator ("dream") and in the real game.
 
-Both worlds start from the same recorded frames, half of which lie shortly before the end of an
-episode. The agent starts with the recorded hidden state and takes its most likely action at every
-step.
+These two *worlds* start from the same recorded frames, half of which lie shortly before the end of
+an episode. The agent starts with the recorded hidden state and takes its most likely action at
+every step.
 
 Letters in shape comments: N starts, T steps, C H W a frame, D agent hidden state.
 """
@@ -44,7 +44,7 @@ POSITIVE = 0.1  # threshold of a positive reward at the end of a dream, in units
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """Outcome of one start in one world.
+    """Outcome of one start in one world, that is, in the real game or in the simulator.
 
     Attributes:
         outcome: the first of ``OUTCOMES`` to happen.
@@ -295,7 +295,7 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
           episodes (None where undefined).
         - ``actions``: share of each action in each world.
         - ``median_divergence``: median number of equal actions before the first difference; None if
-          more than half of the lives never differ.
+          the actions of more than half of the starts never differ.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

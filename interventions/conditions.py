@@ -69,12 +69,13 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
                     from_step: int) -> ConditionSet:
     """Return the conditions that remove or swap directions, and their controls.
 
-    Controls apply each pattern of swaps to random directions, see ``Projector.turned``.
+    The controls of a swap apply it to random directions, see ``Projector.turned``. Swaps that
+    differ only in the numbers of their directions share their controls (``Condition.pattern``).
 
     Args:
         directions: numbers of the directions to remove, one at a time.
         swaps: swaps such as ``10:12,5:None``.
-        num_controls: number of controls per pattern.
+        num_controls: number of controls of each swap.
         projector: the directions.
         device: device of the states.
         from_step: first step of an episode that is altered, from 0.

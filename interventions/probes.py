@@ -74,9 +74,10 @@ class Probe:
             example, or (K, *shape) for more than two classes; None for a network.
         intercept: intercept, () or (K,); None for a network.
         penalty: chosen weight of the L2 penalty; NaN for a network.
-        held_out: score on the penalty part, by which probes of the same label can be chosen: mean
+        held_out: score on ``Parts.penalty``, by which probes of the same label can be chosen: mean
             log-probability, or minus the mean squared error.
-        statistics: metrics as functions of the draws of a bootstrap over the test part.
+        statistics: metrics on ``Parts.test`` as functions of the draws of a bootstrap over its
+            levels, see ``Statistic``.
     """
 
     scores: pd.DataFrame

@@ -225,7 +225,7 @@ class Scheduler:
             of job ``{}``, and the separator of several dependencies.
         log_names: suffixes of the names of logs, for a job and for an array task.
         wrap: prefix of the last argument, which contains the job's command line.
-        number: pattern of the job ID in the output of ``program``.
+        number: regular expression that finds the job ID in the output of ``program``.
         queue: command that lists the user's jobs, including ended ones. It prints a line per job:
             job, task, state, time, host and reason, separated by |.
         waiting: names of the states of pending jobs.

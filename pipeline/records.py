@@ -314,7 +314,7 @@ class Experiment:
         cluster jobs share, so that no local pipeline can start.
 
         Args:
-            part: name of the part.
+            part: name of the part of a stage (``Part.name``).
 
         Raises:
             UserError: if another job runs this part, or a pipeline is running.

@@ -115,7 +115,8 @@ def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outco
         ``num_controls``, ``p_control`` and ``claimed``.
 
     Raises:
-        UserError: see ``paired_effects``; or if a pattern has fewer than two controls.
+        UserError: see ``paired_effects``; or if a kind of intervention (``Condition.pattern``) has
+            fewer than two controls.
     """
     table = with_claims(paired_effects(conditions, outcomes, before, after, seed, levels, moved))
     return (with_verdicts(table, outcomes, before, after, seed, levels) if verdicts else table)
@@ -219,7 +220,8 @@ def _differences(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 def with_claims(table: pd.DataFrame) -> pd.DataFrame:
     """Add corrected p-values, the comparison with controls, and whether each effect is claimed.
 
-    P-values are corrected over all interventions, and separately over the controls of each pattern.
+    P-values are corrected over all interventions, and separately over the controls of each kind of
+    intervention (``Condition.pattern``).
 
     Args:
         table: table from ``paired_effects``, which is modified in place.
@@ -228,7 +230,7 @@ def with_claims(table: pd.DataFrame) -> pd.DataFrame:
         The table with the further columns of ``compare_conditions``.
 
     Raises:
-        UserError: if a pattern has fewer than two controls.
+        UserError: if a kind of intervention has fewer than two controls.
     """
     table["p_holm"] = table.groupby(["control", table["pattern"].where(table["control"], "")]
                                     )["p"].transform(holm)

@@ -235,7 +235,8 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """Format the effects of the interventions, and the range over the controls of each pattern.
+    """Format the effects of the interventions, and the range over the controls of each kind
+    (``Condition.pattern``).
 
     Args:
         table: effects table of interventions and controls.

@@ -108,8 +108,9 @@ class SignAgreementTable:
     """Agreement of gradients and correlations in all groups, as tables.
 
     Args:
-        agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group. The kind
-            is WITH (gradients pass through the environment) or, optionally, WITHOUT (they do not).
+        agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group (the
+            samples of one behaviour, or all samples). The kind is WITH (gradients pass through the
+            environment) or, optionally, WITHOUT (they do not).
         influences: compared influences, which hold the lags and the names of ICs and outputs.
     """
 

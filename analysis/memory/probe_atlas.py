@@ -90,7 +90,7 @@ class Label:
 
     Attributes:
         name: name in tables and files.
-        group: group of labels in the report.
+        group: title under which the report lists this label and similar ones.
         target: value at each example, float64 (N,); NaN where it is unknown.
         metric: metric of its probes: "auc" for a property, "accuracy" for an action, "r2" for a
             number.

@@ -89,7 +89,8 @@ class SplitStates:
     Attributes:
         states: hidden states on the policy's device (N, D).
         levels: level of each state, int64 (N,).
-        parts: split of the states: to fit dictionaries, to choose labels and features, to test.
+        parts: split of the states into three parts: the first to fit dictionaries (``train``), the
+            second to choose labels and features (``penalty``), the third to test (``test``).
     """
 
     states: Tensor
