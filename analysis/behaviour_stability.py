@@ -76,8 +76,8 @@ def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.
 
 
 def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int) -> np.ndarray:
-    """Create a control without behaviours: permute the time courses of each principal coordinate
-    among the samples, independently of the other coordinates.
+    """Create features of a control without behaviours. The time courses of each principal
+    coordinate are permuted among the samples, independently of the other coordinates.
 
     The control keeps the variance along each component, so its clusters reflect only the overall
     shape of the point cloud.

@@ -142,8 +142,8 @@ def compute(run: SampleRun) -> None:
 
 
 def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None:
-    """Find behaviours: compute principal components and a t-SNE map, cluster the map, and assign a
-    behaviour to each sample by a vote of the sample's first steps.
+    """Find and store the behaviours of samples, as clusters on a t-SNE map of the principal
+    coordinates. The behaviour of a sample is found by a vote of the sample's first steps.
 
     Args:
         features: result of ``behaviour_features`` (M * T, F).
@@ -289,8 +289,8 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
                   title: str) -> Figure:
-    """Draw an overview of all behaviours: how many samples show each behaviour, how many are in its
-    cluster at each step, and which actions occur in the samples that show it.
+    """Draw, for each behaviour, the number of samples that show it, the number of samples in its
+    cluster at each step, and the frequencies of actions in the samples that show it.
 
     Args:
         sizes: number of samples of each behaviour (B,).
@@ -339,7 +339,7 @@ def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
 
 def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int],
                 actions: np.ndarray, voting: np.ndarray) -> None:
-    """Draw the frames of some samples, one sample per row. Each frame is marked with the action
+    """Draw the frames of samples, one sample per row. Each frame is marked with the action
     that led to it.
 
     Args:

@@ -301,8 +301,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Keep the first row of each sample, in the given order, for at most _SHOWN_OF_COMPONENT
-        samples; ``rows`` are indices into the M * T steps."""
+        """Return the first of the given rows in each sample, in the given order, for at most
+        _SHOWN_OF_COMPONENT samples. Rows are indices into the M * T steps of all samples."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 
@@ -312,7 +312,7 @@ def _component_name(component: int) -> str:
 
 
 def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str) -> None:
-    """Draw the frames of some samples, one sample per row.
+    """Draw the frames of samples, one sample per row.
 
     Args:
         path: file to write.
@@ -351,7 +351,7 @@ def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Seq
 
 def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
                     kinds: Sequence[str], title: str) -> None:
-    """Draw the sign agreement of some influences for both kinds of gradient; markers of claimed
+    """Draw the sign agreement of influences for both kinds of gradient. Markers of claimed
     influences are filled.
 
     Args:

@@ -196,7 +196,7 @@ def cluster_means(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Compute the mean of each cluster's members.
 
     Args:
-        rows: coordinates of the members of all clusters (N, d).
+        rows: rows to average (N, d).
         labels: cluster of each row, NO_CLUSTER for none (N,).
 
     Returns:

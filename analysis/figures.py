@@ -53,8 +53,7 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
 
 
 def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
-    """Return whether the results contain all arrays that some figures need; if not, print which
-    are missing.
+    """Return whether the results contain all given entries, and print the missing ones.
 
     Args:
         figures: description of the figures, for the message.
@@ -177,7 +176,7 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int
 
 
 def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-    """Return the rows that are nearest to a mean, nearest first, at most one per sequence.
+    """Find the rows that are nearest to a mean, nearest first, at most one per sequence.
 
     Args:
         coordinates: coordinates of the rows (N, d).

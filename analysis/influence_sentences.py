@@ -152,7 +152,7 @@ class BehaviourInfluences:
         return same.iloc[0] if len(same) else None
 
     def text(self, variant: str) -> str:
-        """Describe all influences with one kind of gradient, as Markdown."""
+        """Describe the claimed influences with one kind of gradient, as Markdown."""
         if not self.testable:
             return (f"Too few samples for a test ({self.num_samples}, but at least "
                     f"{self._min_samples} are needed); nothing is claimed.\n")
@@ -172,7 +172,8 @@ class BehaviourInfluences:
         return "\n".join([*parts, self._persistence(variant), self._whole(variant)])
 
     def components(self) -> list[str]:
-        """Return the names of the components in the listed influences, ordered by number."""
+        """Return the names of all components in the influences that ``text`` lists, ordered by
+        number."""
         names = []
         for variant in self.variants:
             for _, row in self.claims(variant).head(MOST_LISTED).iterrows():

@@ -237,8 +237,8 @@ def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
 
 def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFrame],
                    data: SplitStates, seed: int) -> pd.DataFrame:
-    """Return the table of ``name_features`` with the columns ``dictionary`` and
-    ``named_shuffled``, whether the feature is named if labels are shuffled between levels.
+    """Return the table of ``name_features`` with two further columns: ``dictionary`` (``name``) and
+    ``named_shuffled`` (whether the feature is named if labels are shuffled between levels).
 
     Args:
         name: name of the dictionary.

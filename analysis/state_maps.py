@@ -59,8 +59,8 @@ class StateMap:
         config: parameters of the analysis.
         seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
-        results: results to write to, already started; computations whose results are stored are
-            not repeated.
+        results: folder of the results, opened for writing. Computations whose results are stored
+            are not repeated.
     """
 
     config: MapConfig | AgentHiddenConfig
@@ -243,8 +243,8 @@ def precompute_script(description: str, analysis: SampleAnalysis,
     Args:
         description: description of the script, for --help.
         analysis: the analysis.
-        compute: function that computes and stores the results of a run: it reads the inputs, calls
-            the run's ``start``, and computes the steps of the analysis.
+        compute: function that reads the inputs of a run, calls the run's ``start``, and computes
+            and stores the results.
         add_flags: function that adds the flags that only this analysis has.
     """
     def parser() -> Parser:

@@ -105,7 +105,8 @@ class RandomEdit:
 
     @property
     def near(self) -> bool:
-        """Whether, before rescaling, the sizes of the two changes differ by at most a quarter."""
+        """Whether the size of the control's change before rescaling differs by at most a quarter
+        from the size of the original edit's change."""
         return abs(self.relative - 1) <= NEAR
 
 

@@ -207,8 +207,8 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
 
 def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Levels,
                 number: int) -> list[Path]:
-    """Write films of levels that are failed under either the original or another condition, but not
-    under both.
+    """Write films of levels that are failed under exactly one of two conditions: the original and
+    another condition.
 
     Args:
         store: open store with the episodes of the conditions.

@@ -301,8 +301,9 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
                      subdivision: float) -> Examples:
     """Choose, for each feature and position, the observation in which the feature is strongest.
 
-    Each observation is shown at most ten times as often as if all had equal shares (rounded up). A
-    position whose best observation is already used up by stronger positions gets its next best one.
+    With P positions and O observations, each observation is shown at no more than 10 P / O
+    positions (rounded up). If the feature is stronger in an observation at that many other
+    positions, a position shows its next best observation instead.
 
     Args:
         activations: activations of the features (O, F, H, W).

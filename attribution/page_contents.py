@@ -249,7 +249,8 @@ class AttributedAgent:
         return np.array(features.facts.get("stability") or [np.nan] * features.number, dtype=float)
 
     def _read_objects(self, layer: str) -> dict | None:
-        """Read the objects that features respond to, as in ``PageLayer``; None if unknown."""
+        """Read the objects that features respond to, as in ``PageLayer.objects``; None if
+        unknown."""
         features = self.features[layer]
         if not has_names(self._objects, layer, features.checksum):
             return None

@@ -173,7 +173,8 @@ def _solve_row(gram, target, t):
 
 @njit(nogil=True, cache=True)
 def _cholesky(gram, target, chosen, count, factor, solved):
-    """Solve the normal equations of some entries; return False if their directions are dependent.
+    """Solve the normal equations of the chosen entries, and return whether they were solved. They
+    are not if the directions of the entries are linearly dependent.
 
     Args:
         gram: G (F, F).

@@ -33,7 +33,7 @@ LEVEL_SERIES = series_schema("python -m attribution.series")
 
 
 def level_series(folders: Sequence[Path]) -> pd.DataFrame:
-    """Return the table ``series.csv`` of agents with folders of studies.
+    """Return the table ``series.csv`` of a series of agents, given the folder of each agent.
 
     Raises:
         UserError: if an evaluation or the object scores of an agent are missing or damaged, or
@@ -52,7 +52,7 @@ def level_series(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def _measures(folder: Path) -> Iterator[tuple]:
-    """Yield the rows of one agent."""
+    """Yield the rows of one agent in ``series.csv``."""
     training, unseen = (_evaluation(folder / name) for name in ("training.json", "unseen.json"))
     number = training["env"]["num_levels"]
     if not number or unseen["env"]["num_levels"] == number:

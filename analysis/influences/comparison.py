@@ -234,7 +234,7 @@ class SignAgreementTable:
 
 
 def claims_summary(table: pd.DataFrame) -> str:
-    """Format the numbers of tested and claimed influences; influences of a component on itself are
+    """Format the numbers of tested and claimed influences. Influences of a component on itself are
     counted separately.
 
     Args:

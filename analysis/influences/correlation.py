@@ -202,12 +202,12 @@ class Correlations:
 
     def _plot_averages(self, parts: dict[str, dict[str, np.ndarray]], title: str,
                        tree: bool = False) -> Figure:
-        """Draw gradients with one row per average and part and one column per lag. Scales differ
-        between averages and lags, because gradients grow with the lag.
+        """Draw gradients, with one row per average and set of samples, and one column per lag.
+        Scales differ between averages and lags, because gradients grow with the lag.
 
         Args:
-            parts: nested dict; ``parts[prefix][average]`` is an array (lags, I, I), where
-                ``prefix`` starts the titles of its matrices.
+            parts: nested dict; ``parts[prefix][average]`` is an array (lags, I, I) of gradients in
+                one set of samples. Titles of matrices start with ``prefix``.
             title: title of the figure.
             tree: whether to draw the dendrogram.
         """

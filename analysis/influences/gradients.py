@@ -245,8 +245,11 @@ class InfluenceReader:
         return of_steps[:, self.step::-1] * np.array(num_copies, np.float32)[:, None, None]
 
     def _copies(self, number: int, name: str, expected: dict) -> int:
-        """Return the number of simulated copies from which a sample's saliency was computed;
-        raise UserError if its settings differ from the expected ones."""
+        """Return the number of simulated copies from which a sample's saliency was computed.
+
+        Raises:
+            UserError: if the settings of the saliency differ from the expected ones.
+        """
         description = self._folder.description(number, name)
         if not description:  # published samples have no description
             return self._num_copies

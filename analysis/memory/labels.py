@@ -117,14 +117,15 @@ class Examples:
         return len(self.step)
 
     def before(self, name: str, k: int) -> np.ndarray:
-        """Return a label k steps earlier in the same episode, float32 (N,); NaN before its
-        start."""
+        """Return the value of a label k steps earlier in the same episode, float32 (N,); NaN at the
+        first k steps of an episode."""
         values = self.labels[name].to_numpy()
         return np.where(self.step >= k, values[np.maximum(np.arange(len(self)) - k, 0)],
                         np.float32(np.nan))
 
     def action_ahead(self, k: int) -> np.ndarray:
-        """Return the action k steps later in the same episode, int64 (N,); -1 after its end."""
+        """Return the action k steps later in the same episode, int64 (N,); -1 at the last k
+        steps of an episode."""
         later = np.minimum(np.arange(len(self)) + k, len(self) - 1)
         return np.where(self.labels["steps_to_end"] > k, self.actions[later], -1)
 
@@ -153,7 +154,7 @@ class Examples:
         return values
 
     def frames(self, rows: np.ndarray) -> np.ndarray:
-        """Read the frames of some rows, uint8 (rows, 64, 64, 3).
+        """Read the frames of the given rows, uint8 (rows, 64, 64, 3).
 
         Args:
             rows: indices of the rows, in any order, int (rows,).

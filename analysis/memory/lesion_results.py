@@ -5,7 +5,7 @@ Layout of ``analysis/memory/lesions/``::
     settings.json          settings
     open_loop.npz          policy divergences after lesions on recorded frames, and attributions
     states.npz             hidden states of the intact agent in the real game
-    episodes/<arm>.csv     one row per level that was played under a condition
+    episodes/<arm>.csv     one row per level that was played under the condition named <arm>
     effects.csv            one row per condition and outcome in the real game
     open_loop_effects.csv  one row per condition and step after the lesion, on recorded frames
     curves.csv             divergence at every step after the lesion, and attribution, see curves_of
@@ -80,9 +80,10 @@ def curves_of(conditions: Sequence[Condition], kl: np.ndarray, attribution: np.n
         seed: seed of the bootstrap over levels.
 
     Returns:
-        A row per condition and step: ``arm``, ``label``, ``control``, ``step``, ``value`` (mean),
-        ``low_95`` and ``high_95``. The arm ATTRIBUTION has a row per number of steps between the
-        frame and the action, from 0.
+        A row per condition and step, with the columns ``arm`` (name of the condition), ``label``,
+        ``control``, ``step``, ``value`` (mean), ``low_95`` and ``high_95``. In further rows,
+        ``arm`` is ATTRIBUTION, and ``step`` is the number of steps between frame and action, from
+        0.
     """
     bootstrap = ClusterBootstrap(levels, seed)
     named = [(condition.name, condition.label, condition.control, 1, values)
@@ -112,12 +113,12 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
         kl, attribution, levels, seed: see ``curves_of``.
 
     Returns:
-        A row per ``curve``:
+        A row per ``curve``: the name of a reset or swap that acts once, or ATTRIBUTION.
 
         - ``reach``: last step at which the mean exceeds REACH of its maximum
         - ``spearman``: rank correlation over steps with the mean attribution; NaN if a curve is
           constant
-        - ``reach_low_95``, …: ends of the intervals of both
+        - ``reach_low_95``, …: ends of the 95 % intervals of ``reach`` and ``spearman``
     """
     bootstrap, num_steps = ClusterBootstrap(levels, seed), kl.shape[2]
     lags = attribution[:, 1:]

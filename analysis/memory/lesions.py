@@ -172,12 +172,12 @@ class LesionedMemory:
         return result
 
     def _norm(self, change: Tensor) -> Tensor:
-        """Return the norm of changes (R, D) in standard deviations of the units (R, 1)."""
+        """Return the norms (R, 1) of changes (R, D), in standard deviations of the units."""
         return (change * self._inverse).norm(dim=1, keepdim=True)
 
     def _moved_by(self, before: Tensor, change: Tensor, size: float | Tensor) -> Tensor:
-        """Add changes to states (R, D), scaled to a size and clipped to the range of GRU
-        states."""
+        """Return states (R, D) plus rescaled changes (R, D), clipped to the range of the agent's
+        states. Each change is scaled such that its norm after clipping is ``size``."""
         moved, scale = self._norm(change), torch.ones_like(change[:, :1])
         for _ in range(_SCALINGS):
             scale = scale * torch.where(moved > 0, size / moved, 0)
@@ -186,7 +186,7 @@ class LesionedMemory:
         return after
 
     def _replacement(self, episode: np.ndarray, step: np.ndarray, level: np.ndarray) -> Tensor:
-        """Return the states (R, D) by which the lesion replaces the states of some rows."""
+        """Return the states (R, D) by which the lesion replaces the states of R episodes."""
         kind, past = self._lesion.kind, self._lesion.num_past
         if kind == RESET:
             return self._initial.expand(len(episode), -1)

@@ -106,7 +106,7 @@ class Label:
         return np.isfinite(self.target)
 
     def subset(self, rows: np.ndarray) -> Label:
-        """Return the label of some examples, selected by an index array or a mask."""
+        """Return the label with values at the given rows only, an index array or a mask."""
         return dataclasses.replace(self, target=self.target[rows])
 
     def problem(self, levels: np.ndarray, parts: Parts) -> str:
@@ -130,7 +130,7 @@ class Label:
 
 
 def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
-    """Yield the labels of some rows of the examples.
+    """Yield all labels, with values at the given rows of the examples.
 
     Args:
         examples: steps of whole episodes.
@@ -182,7 +182,7 @@ def untrained_copy(policy: Policy, seed: int) -> Policy:
 
 def representations_of(policy: Policy, examples: Examples, rows: np.ndarray, train: np.ndarray,
                        seed: int) -> dict[str, np.ndarray]:
-    """Compute all representations of some rows of the examples.
+    """Compute all representations of the given rows of the examples.
 
     Args:
         policy: the recorded agent.
@@ -303,8 +303,8 @@ def _better(rows: pd.DataFrame):
 
 
 def with_claims(beyond: pd.DataFrame) -> pd.DataFrame:
-    """Add p-values corrected by Holm's method, and whether the label is decodable beyond the
-    current frame: the interval lies above 0 and ``p_holm`` is at most 0.05."""
+    """Add the columns ``p_holm`` (p-values corrected by Holm's method) and ``claimed`` (whether the
+    interval lies above 0 and ``p_holm`` is at most 0.05)."""
     p_holm = holm(beyond["p"].to_numpy())
     return beyond.assign(p_holm=p_holm, claimed=(beyond["low_95"] > 0) & (p_holm <= LEVEL))
 
@@ -316,7 +316,7 @@ def better_probes(atlas: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_of(levels: np.ndarray, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the level seeds of each part, by name of the part."""
+    """Return the level seeds in each part of a split, by name of the part."""
     return {name: np.unique(levels[part]) for name, part in vars(parts).items()}
 
 

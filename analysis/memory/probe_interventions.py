@@ -14,7 +14,7 @@ states. *Closed loop*: the agent plays, and is pushed at every step.
 
 Layout of the folder that ``analysis/probe_interventions.py`` writes::
 
-    arms/<arm>.npy    outcomes of all levels under one push, see ``closed_outcomes``
+    arms/<arm>.npy    outcomes of all levels under the push <arm>, see ``closed_outcomes``
     open_loop.csv     effects on recorded states, see ``with_ratios``
     effects.csv       effects in the real game, see ``with_ratios``
     report.md, effects.png
@@ -237,10 +237,11 @@ def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.Data
         conditions: the compared conditions.
 
     Returns:
-        The table with further columns: ``about`` (name of the label), ``method``, ``sense``,
-        ``random`` (mean absolute effect of the controls) and ``ratio_to_random``. If there are
-        swaps, also ``swap`` (effect of the swap of the same label and sense) and ``ratio_to_swap``,
-        which is NaN if the interval of the swap's effect includes 0.
+        The table with further columns: ``about`` (name of the label), ``method``, ``sense`` (MORE
+        or LESS, for larger or smaller values of the label), ``random`` (mean absolute effect of the
+        controls) and ``ratio_to_random``. If there are swaps, also ``swap`` (effect of the swap of
+        the same label and sense) and ``ratio_to_swap``, which is NaN if the interval of the swap's
+        effect includes 0.
     """
     settings = {condition.name: condition.settings for condition in conditions}
     table = table.assign(**{name: [settings[arm].get(key, "") for arm in table["arm"]]

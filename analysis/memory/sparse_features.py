@@ -395,8 +395,8 @@ def score_ablations(dictionary: Dictionary, policy: Policy, data: SplitStates,
 def splice(dictionary: Dictionary, policy: Policy) -> Patch:
     """Return the patch that replaces the hidden state by its reconstruction, at every step.
 
-    States of a recurrent agent stay within [-1, 1], the range of a GRU's states. Otherwise, they
-    could grow from step to step without limit.
+    States of a recurrent agent are clipped to [-1, 1], the range of a GRU's states. Without
+    clipping, they could grow from step to step without limit.
     """
     return Apply(STATE, lambda states: _in_range(dictionary.reconstruct(states), policy))
 
@@ -405,7 +405,7 @@ def ablate(dictionary: Dictionary, policy: Policy, feature: int,
            direction: Tensor | None = None) -> Patch:
     """Return the patch that subtracts the activation of a feature along a direction, at every step.
 
-    States of a recurrent agent stay within [-1, 1], see ``splice``.
+    States of a recurrent agent are clipped to [-1, 1], see ``splice``.
 
     Args:
         dictionary: the dictionary.
@@ -456,9 +456,10 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
 
 
 def top_examples(activations: np.ndarray, episodes: np.ndarray, number: int) -> np.ndarray:
-    """Return the rows with the largest activations of a feature, at most ``number``, largest first.
+    """Return the indices of at most ``number`` rows with the largest activations of a feature.
 
-    The best row of each episode precedes all further rows, so that the examples differ.
+    The strongest row of each episode comes before all further rows, so that the examples differ.
+    Both groups are in descending order of activation. Rows without activation are left out.
 
     Args:
         activations: activations of the feature (N,).

@@ -1,9 +1,9 @@
 """Claims of the literature about the memory of agents, and the findings on each of them.
 
-Sources: Taufeeque et al. 2024, "Planning in a recurrent neural network that plays Sokoban",
-arXiv 2407.15421 (M2); pull request 8 of Metta-AI/NeuralMMO-interpretability, 2026 (M5); the
-statistics of nicholaschenai/mech_interp_eureka (M6); the thesis summarised at LessWrong,
-XWmqSTX89rgqeqyfv (M7).
+Claims are numbered M1, M2, and so on. Sources: Taufeeque et al. 2024, "Planning in a recurrent
+neural network that plays Sokoban", arXiv 2407.15421 (M2); pull request 8 of
+Metta-AI/NeuralMMO-interpretability, 2026 (M5); the statistics of nicholaschenai/mech_interp_eureka
+(M6); the thesis summarised at LessWrong, XWmqSTX89rgqeqyfv (M7).
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _lesions(tables: MemoryTables) -> Iterator[Finding]:
 
 
 def _beyond(tables: MemoryTables, names: list[str], judged: str) -> Iterator[Finding]:
-    """Yield the differences between the hidden state and the best baseline for some labels."""
+    """Yield the difference between the hidden state and the best baseline for each of the named
+    labels. Only the finding for the label ``judged`` decides the claim."""
     table = tables.read("probe_atlas", "comparison", _BEYOND)
     for row in [] if table is None else table[table["label"].isin(names)].itertuples():
         yield Finding(

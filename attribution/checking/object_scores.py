@@ -276,13 +276,13 @@ class ObjectScorer:
         return areas
 
     def _codes(self, activations: np.ndarray) -> np.ndarray:
-        """Assign each activation to a bin, int (F, O, P); equal activations share a bin."""
+        """Return the bin of each activation, int (F, O, P). Equal activations share a bin."""
         values = activations.reshape(*self._touched.shape[:2], -1)
         return np.stack([_binned(values[..., feature]) for feature in range(values.shape[-1])])
 
 
 def _binned(values: np.ndarray) -> np.ndarray:
-    """Assign each value to a bin, int64 with the shape of ``values``; positive values are spread
+    """Return the bin of each value, int64 with the shape of ``values``. Positive values are spread
     evenly over the bins."""
     positive = values[values > 0]
     if not len(positive):

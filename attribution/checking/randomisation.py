@@ -55,7 +55,8 @@ CORRELATION_BAR = 0.5  # limit on the correlation with maps of a fully random ne
 
 
 class Randomisation(Check):
-    """Rank correlations with the maps of increasingly random agents.
+    """Rank correlations between the agent's attributions and the attributions of copies whose
+    weights are increasingly randomised.
 
     Stored array: ``correlations``, float64 (S, N), averaged over DRAWS random draws of the weights.
     """

@@ -21,10 +21,10 @@ Layout::
                            low_95, high_95
     report.md, causes.png  report, and figure of the failure rates
     failures.png           the last frames of some of the original's failures, if there are any
-    films/<arm>_level_<seed>.mp4    a level that is failed under either the original or this
-                           condition, but not under both
+    films/<arm>_level_<seed>.mp4    a level that is failed under exactly one of two conditions: the
+                           original and this one
 
-Conditions are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
+The names of conditions, ``<arm>``, are ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
 ``control_<number>_<label>``. Conditions can be divided among shards.
 
 Conditions share levels and random draws, so differences are paired by level: the indicator of a
