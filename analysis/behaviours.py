@@ -85,7 +85,8 @@ BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "be
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
-    """Compute the features of every step: the states of agent and environment, then their changes.
+    """Compute the features of every step: the states of agent and environment, then the changes
+    of these states.
 
     The change over k steps is the state minus the state k steps earlier. Steps before step k of a
     sample get the change from step 0 to step k, because zeros would put the first steps of all

@@ -168,7 +168,7 @@ def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
 
 
 def lesion_of(condition: Condition[Lesion]) -> Lesion:
-    """Return the lesion of a condition; raises for the baseline."""
+    """Return the lesion of a condition, which must not be the baseline."""
     assert condition.value is not None
     return condition.value
 

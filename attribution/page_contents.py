@@ -356,8 +356,8 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
 
 
 def _first_failure(steps: Trajectories, failures: list[dict]) -> tuple[int, int]:
-    """Return trajectory and step of the first failed episode's last step; (0, 0) if no episode
-    failed."""
+    """Return the numbers of trajectory and step at which the first failed episode ends; (0, 0) if
+    no episode failed."""
     known = [tuple(place) for failure in failures for place in failure["steps"]]
     ends = failed_ends(steps, len(steps))
     return min(known or [steps.place(step) for step in ends.tolist()], default=(0, 0))

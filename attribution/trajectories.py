@@ -173,7 +173,7 @@ def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.
 
 
 def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.ndarray:
-    """Return the highest-scoring step of each episode, if its score is positive.
+    """Return the steps with the highest positive scores, at most one step per episode.
 
     Args:
         scores: score of each step (N,).
@@ -204,8 +204,8 @@ def value_spikes(steps: Trajectories) -> np.ndarray:
 
 
 def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
-    """Return the indices of the last steps of the first episodes that ended without a reward, at
-    most ``most``, in ascending order."""
+    """Return the indices of the last steps of episodes that ended without a reward, in ascending
+    order, for at most the first ``most`` such episodes."""
     rewards = pd.Series(steps.earned).groupby([steps.trajectory, steps.episode]).transform("sum")
     return np.flatnonzero(steps.ended & ~(rewards.to_numpy() > 0))[:most]
 

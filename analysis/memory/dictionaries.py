@@ -82,7 +82,7 @@ class Dictionary:
         return self.decode(self.encode(states))
 
     def on(self, device: torch.device | str) -> Dictionary:
-        """Move the dictionary to a device."""
+        """Return the dictionary with its tensors on a device."""
         return dataclasses.replace(
             self, atoms=self.atoms.to(device), centre=self.centre.to(device),
             encoder=None if self.encoder is None else self.encoder.to(device),

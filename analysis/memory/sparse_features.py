@@ -43,7 +43,7 @@ from stats.significance import LEVEL, holm, sign_flip_p
 
 NAME_MARGIN = 0.2  # smallest distance of the AUC from 0.5 for a name
 NO_LABEL = "no label"
-MIN_LEVELS = 5  # minimum number of levels of a part with positive, and with negative, examples
+MIN_LEVELS = 5  # minimum number of levels per part with positive (and negative) examples
 NUM_DIRECTIONS = 999  # controls of an ablation on recorded states
 SOON, EARLIER = 8, 8  # steps, see ``binary_labels``
 _DIRECTIONS_AT_A_TIME = 50

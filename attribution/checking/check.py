@@ -228,7 +228,7 @@ class Check(abc.ABC):
 
     def place(self, context: CheckContext, subject: Subject) -> tuple[tuple[str, ...], str]:
         """Return the key under which the results for a layer and an output are stored, and the
-        checksum of the features or agent to which they belong.
+        checksum of the features or agent from which these results were computed.
 
         By default, the key consists of the names of layer and output.
         """

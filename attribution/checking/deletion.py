@@ -116,7 +116,7 @@ class Deletion(Check):
 
 
 def ranks_of(scores: np.ndarray) -> np.ndarray:
-    """Rank cells by descending score: rank 0 is replaced, or restored, first.
+    """Rank cells by descending score. The cell of rank 0 is the first to be replaced or restored.
 
     Args:
         scores: score of each cell (N, …); all axes but the first are cells.

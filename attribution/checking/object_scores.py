@@ -85,7 +85,7 @@ PER = 1000  # rates are per this many frames
 
 
 def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
-    """Find the cells that masks touch; each pixel belongs to the cell with the nearest centre.
+    """Find the cells that masks touch. Each pixel belongs to the cell with the nearest centre.
 
     Args:
         masks: masks of pixels, bool (…, 64, 64).
