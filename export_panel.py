@@ -118,7 +118,7 @@ def find_recordings(folders: list[SampleFolder], data_dir: Path | None
 
     Args:
         folders: folders of samples.
-        data_dir: the recording; None for the one that the metadata of the samples name.
+        data_dir: the recording; None for the recording named in the metadata of the samples.
 
     Raises:
         UserError: if ``data_dir`` is not the recording of the samples.

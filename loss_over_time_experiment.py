@@ -211,9 +211,10 @@ def describe_file(path: Path | None, name: str) -> dict[str, str]:
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
-    """Return the fields ``scale`` and ``positions`` of ``FidelityCard``.
+    """Return the camera's scale in pixels per square, and a function that looks up positions.
 
-    If the camera's motion is not known, print the reason and return (None, None).
+    The results are the fields ``scale`` and ``positions`` of ``FidelityCard``. If the camera's
+    movement is not known, print the reason and return (None, None).
 
     Args:
         dataset: the recorded windows.

@@ -154,7 +154,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
                  arm: Sequence[Patch]) -> list[str]:
-    """Return the names of the requested folders of unaltered, swapped and patched samples."""
+    """Return the names of the folders of unaltered, swapped and patched samples to write.
+
+    A folder of swapped samples is included if the flags or parameters specify a swap of directions,
+    and a folder of patched samples if ``arm`` holds patches.
+    """
     swapped = configured_name(parameters.get(SwapConfig), args.random_directions)
     return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
             *([f"{plan.folder_name}_patched_{arm_name(arm)}"] if arm else [])]

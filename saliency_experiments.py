@@ -199,7 +199,7 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
 
 
 def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
-    """Raise UserError if samples belong to another simulator or agent; warn if that is unknown.
+    """Raise UserError if samples belong to another simulator or agent; warn if neither is recorded.
 
     Args:
         origin: expected origin of the samples, with the entry "model_sha256".

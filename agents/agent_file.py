@@ -43,7 +43,7 @@ _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class AgentOrigin:
-    """Facts about an agent's training that its file stores; None if unknown.
+    """Facts about an agent's training, stored in the agent file. Unknown facts are None.
 
     Attributes:
         reward_scale: factor that converts the game's rewards to the rewards that the values
@@ -119,8 +119,8 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     trained that way, even if its file has an ``init_hx``.
 
     Raises:
-        UserError: if the file is missing, truncated, or not an agent file; or if a tensor is
-            missing, unknown or of the wrong shape, or an edit is invalid; the message names it.
+        UserError: if the file is missing, truncated or not an agent file, if a tensor is missing,
+            unknown or of the wrong shape, or if an edit is invalid.
     """
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
@@ -299,7 +299,7 @@ def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Return the digest of an agent's weights and edits, which is independent of its file."""
+    """Return the SHA-256 digest of an agent's weights and edits, independent of the file format."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)

@@ -48,11 +48,11 @@ class Episode:
     reward is in the row of the frame that follows the action, so the first reward is 0.
 
     Attributes:
-        number: number of the episode in the list of levels.
+        number: number of the episode, as passed to ``play_episodes``.
         level_seed: seed of the level.
         frames: uint8 (L, H, W, C).
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
-            With ``PlayOptions.alter_state``, rows hold the states before this change.
+            Changes by ``PlayOptions.alter_state`` are not included.
         log_probs: log-probabilities from which the actions were drawn, float32 (L, A).
         values: value estimates, float32 (L,).
         actions: int64 (L,); the action in the last row is never taken.
@@ -115,8 +115,8 @@ class PlayOptions:
         greedy: take the most likely action instead of sampling one.
         alter_logits: optional function from the policy's logits (N, A) to the logits that actions
             are sampled from.
-        alter_state: optional function from the hidden states (N, D) that enter a step, and the
-            metadata of their episodes, to the states that enter it instead.
+        alter_state: optional function that maps the hidden states (N, D) before a step and the
+            batch metadata to the states (N, D) that the agent uses instead.
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.

@@ -44,11 +44,11 @@ _ATTRIBUTE = "_hook_stack"  # attribute of a policy while blocks are active
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSize:
-    """Size of the change that a patch made to a layer's output: means over the changed frames.
+    """Mean size of the change of a layer's output by a patch, over the changed frames.
 
     Attributes:
         layer: name of the layer.
-        pictures: number of frames that the patch changed; named as in stored files.
+        pictures: number of frames that the patch changed. Stored files use the same name.
         in_std: Euclidean norm of the change in standard deviations of the units, excluding units
             that do not vary; None if no standard deviations were given.
         norm: Euclidean norm of the change.
@@ -430,7 +430,7 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
 
 
 def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
-    """Disable patches and caches of surrounding ``with`` blocks, but not those of nested blocks."""
+    """Disable patches and caches of outer ``with`` blocks. Inner blocks stay active."""
     return _temporarily(policy, blocks=[], info=None, is_continued=False)
 
 

@@ -137,9 +137,10 @@ def find_layer(policy: Policy, name: str) -> Layer:
 
 
 def layers_named(policy: Policy, name: str) -> tuple[Layer, ...]:
-    """Return the layer with a name, or for ``all`` every layer except heads and ``hidden_state``.
+    """Return the layers that a name selects: one layer, or several for the name ``all``.
 
-    ``hidden_state`` is left out because its output equals that of the preceding layer.
+    ``all`` selects every layer except the heads and ``hidden_state``, whose output equals that of
+    the preceding layer.
 
     Raises:
         UserError: see ``find_layer``.

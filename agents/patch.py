@@ -51,7 +51,7 @@ class BatchInfo:
         return np.where(self.level == NO_LEVEL, self.episode, self.level)
 
     def at_step(self, step: int) -> BatchInfo:
-        """Return the metadata of the same episodes at one step."""
+        """Return the metadata with the step of every row replaced by ``step``."""
         return dataclasses.replace(self, step=np.full_like(self.episode, step))
 
     def padded(self, number: int) -> BatchInfo:

@@ -150,7 +150,7 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
 
 def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured: Collection[int],
                      size: int, seed: int, edit: LevelEdit | None = None) -> ReferenceSet:
-    """Create a reference set from ``size`` levels: a random frame of the agent's episode on each.
+    """Create a reference set of random frames, one of the agent's episode on each of many levels.
 
     Args:
         policy: the agent, without patches.

@@ -39,17 +39,17 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
 
 def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, last: int
            ) -> Iterator[int]:
-    """Replay a recorded episode in a slot.
+    """Replay a recorded episode in one of several environments.
 
     Args:
         slots: environments of the recorded game.
-        slot: number of the slot.
+        slot: index of the environment.
         folder: the recording.
         episode: number of the episode.
         last: last row to replay; it must precede the terminal row.
 
     Yields:
-        Number of each row up to ``last``, while the slot shows the row's frame.
+        Number of each row up to ``last``, while ``slots.frames[slot]`` is the frame of this row.
 
     Raises:
         UserError: if a frame or the end of the episode differs from the recording (the message

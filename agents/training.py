@@ -55,8 +55,8 @@ class TrainingRun:
 
     Args:
         folder: the run's folder. If it holds a resumable run, that run is resumed; otherwise a new
-            run starts. If the folder belongs to another run, the new run gets a folder with a
-            number appended to the name, see the attribute ``folder``.
+            run starts. If the folder belongs to another run, a number is appended to the name of
+            the new run's folder. The attribute ``folder`` is the folder in use.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
         compute: device and precision.

@@ -111,9 +111,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return a parameter set, and the reason for the choice.
+    """Return the name of the parameter set to use, and the reason for the choice.
 
-    It is the set recorded in the first folder that records one, otherwise BASE_SET.
+    The name comes from the first folder that records one. The default is BASE_SET.
 
     Raises:
         UserError: if the recorded set does not exist; the message names the file.

@@ -63,7 +63,7 @@ def state_labels(state: LevelState) -> dict[str, float]:
 
 
 def _is_on_ground(state: LevelState) -> bool:
-    """Return whether the player stands on ground, with the rule of the game's source code."""
+    """Return whether the player stands on ground, by the rule in the game's source code."""
     player, cells = state.player, _GROUND_CELLS[state.game]
     y = player["y"] - (player["ry"] + _CONTACT)
     half_width = player["rx"] - _CONTACT
@@ -76,7 +76,7 @@ def _is_on_ground(state: LevelState) -> bool:
 
 
 def _cell(state: LevelState, x: float, y: float) -> int:
-    """Return the cell at a position; outside the grid, the game's out-of-bounds object."""
+    """Return the value of the cell at a position, or the game's value for cells out of bounds."""
     height, width = state.grid.shape
     if not (0 <= x < width and 0 <= y < height):
         return int(state.world["out_of_bounds_object"])

@@ -162,7 +162,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
 def recording_without_noise(name: str, preset: Preset | AttributionPreset | MemoryPreset,
                             num_episodes: int, game: tuple[str, ...]) -> Stage:
-    """Return a stage that records the agent without action noise to RECORDING.
+    """Return a stage that records the agent without action noise in the folder RECORDING.
 
     Args:
         name: name of the stage.

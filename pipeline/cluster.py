@@ -73,7 +73,7 @@ class ClusterConfig:
         training: requests for training the agent and the simulator.
         gpu: requests for other stages that can use a GPU.
         cpu: requests for all remaining stages.
-        stages: values that override those of the group, by stage.
+        stages: values that override ``training``, ``gpu`` or ``cpu``, by name of the stage.
     """
 
     stop_lead: str

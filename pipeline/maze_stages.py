@@ -1,6 +1,7 @@
-"""Stages of the studies of maze agents: the stages of each agent, then those shared by all agents.
+"""Stages of the studies of maze agents.
 
-Channels are selected on other levels than those on which they are tested.
+The stages of the individual agents come first, followed by stages that use all agents. Channels are
+selected on one set of levels and tested on another.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
 
 
 def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
-    """Return the stages of the main experiment that study a maze agent: fields of a few mazes, and
-    the maze page.
+    """Return the stages of the main experiment that study a maze agent.
+
+    They draw the agent's vector fields in a few mazes, and export the maze page.
 
     Args:
         preset: agent and number of mazes; None for no stages.
@@ -151,9 +153,9 @@ class _AgentStages:
 
 def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
             game: tuple[str, ...] = ()) -> Stage:
-    """Return the stage that draws the agent's fields in mazes with a fork, with and without the
-    cheese vector and the vector to the corner.
+    """Return the stage that draws the agent's vector fields in mazes with a fork.
 
+    Fields are drawn with and without steering by the cheese vector and the top-right vector.
     Mazes are restricted to 9 to 13 squares per side, which leave room for a path to the corner.
     """
     folder = f"{ROOM}/{folder}"

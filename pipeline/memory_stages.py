@@ -136,8 +136,11 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
 
 def feature_flags(preset: Preset | MemoryPreset
                   ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the flags with which export_panel.py shows the sparse features of a preset's studies,
-    and the files that it then reads, by stage; nothing without features."""
+    """Return the flags of export_panel.py for sparse features, and patterns of the files to read.
+
+    The patterns are given by name of the stage that writes the files. Both results are empty if the
+    preset computes no features.
+    """
     if preset.memory is None or not preset.memory.examples:
         return (), {}
     flags: tuple[str, ...] = ("--features_dir", f"{OUTPUT}/{FEATURES}")
@@ -153,8 +156,11 @@ def feature_flags(preset: Preset | MemoryPreset
 
 def _feature_panel(preset: MemoryPreset, recording: tuple[str, str],
                    exp_name: str) -> tuple[Stage, ...]:
-    """Return the stages that show features and their dreams in the interpretability panel; none
-    without dreams, whose samples the panel shows."""
+    """Return the stages that show sparse features in the interpretability panel.
+
+    The panel shows simulations from starts that are optimised for each feature. If the preset
+    optimises no starts, the result is empty.
+    """
     flags, of_features = feature_flags(preset)
     if "feature_dreams" not in of_features:
         return ()
@@ -187,7 +193,7 @@ def _has_dreams(preset: Preset | MemoryPreset) -> bool:
 
 
 def _data_of(recording: tuple[str, str]) -> tuple[tuple[str, str], dict[str, tuple[str, ...]]]:
-    """Return the flag that names a recording, and its files by stage.
+    """Return the flag that names a recording, and patterns of the recording's files, by stage.
 
     Args:
         recording: (stage name, folder) of the recording.

@@ -112,8 +112,10 @@ def _write(path: Path, page: str) -> None:
 
 def _part(output: Path, files: Files, done: Collection[str],
           names: Collection[str]) -> dict[str, Any]:
-    """Return the files of a section for the template: ``caption``, ``media``, and ``missing``, the
-    reason why there are no media.
+    """Return the files of a section as values of the page template.
+
+    The values are ``caption``, ``media`` (the files to show) and ``missing`` (the reason why there
+    are no files, otherwise "").
 
     Args:
         output: output folder.

@@ -303,7 +303,7 @@ class Pipeline:
         return shlex.join(["python", "-m", stage.script, *self._places.fill_in(stage.argv)])
 
     def sources(self, stage: Stage) -> list[str]:
-        """Return the stages whose output a stage reads."""
+        """Return the names of the stages whose output a stage reads."""
         return [*stage.needs, *self._places.sources(stage.files)]
 
     def _cache_key(self, stage: Stage) -> CacheKey:

@@ -130,7 +130,7 @@ def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
 
 
 class _Builder:
-    """Builder of the stages of an experiment; each method returns one group."""
+    """Builder of the stages of an experiment; each public method returns consecutive stages."""
 
     def __init__(self, preset: Preset, parameters: ParameterSet, exp_name: str):
         self._preset, self._parameters, self._exp_name = preset, parameters, exp_name
@@ -328,7 +328,7 @@ class _Builder:
             also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
-        """Return the stages on influences of components on each other, and on value and action."""
+        """Return the stages that measure influences of components on each other and the agent."""
         needs = {**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS}
         parameters = self._of("analysis.saliency.", "analysis.xplots.",
                               "analysis.agent_h.num_episodes",

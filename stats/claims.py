@@ -40,7 +40,7 @@ class Claim:
     Attributes:
         published: the claim and, after a colon, the published numbers and number of levels.
         measured: description of our measurement, and limitations of the verdict.
-        tested: whether the primary number tests the claim itself.
+        tested: whether the finding marked as ``primary`` tests the claim itself.
         is_null: whether the claim is that there is no effect.
     """
 
@@ -104,7 +104,7 @@ class Finding:
 
 
 def _short(number: float) -> str:
-    """Format a count without decimals, any other number with three."""
+    """Format integers from 2 on without decimals, and all other numbers with three decimals."""
     return f"{number:.{0 if number >= 2 and float(number).is_integer() else 3}f}"
 
 
@@ -173,7 +173,7 @@ class ClaimsTable:
                 plot_findings(temporary, table, self.letter)
 
     def summary(self, folder: Path) -> str:
-        """Summarise a folder's ``findings.csv``: numbers of measured claims and claimed effects."""
+        """Return a summary of ``findings.csv``: counts of measured claims and claimed effects."""
         table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"

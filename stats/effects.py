@@ -111,7 +111,7 @@ def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outco
         A row per condition and outcome, with the columns ``arm`` (name of the condition),
         ``label``, ``pattern``, ``control``, ``moved``, ``outcome``, ``unaltered`` and ``altered``
         (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the other controls of the pattern),
+        ``control_high`` (smallest and largest effect of the other controls of this kind),
         ``num_controls``, ``p_control`` and ``claimed``.
 
     Raises:

@@ -79,9 +79,9 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
         outcomes: outcomes in the order of the panels.
         title: title of the figure, including a description of the runs.
         controls: plural name of the controls, such as "random directions".
-        over_time: table with the columns ``arm``, ``control``, ``step``, ``unaltered_going``
-            (number of unaltered runs that reach the step) and ``share`` (share of pairs of runs
-            with different actions); None if there is no panel over time.
+        over_time: table with the columns ``arm`` (name of the condition), ``control``, ``step``,
+            ``unaltered_going`` (number of unaltered runs that reach the step) and ``share`` (share
+            of pairs of runs with different actions); None if there is no panel over time.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))

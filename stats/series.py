@@ -4,8 +4,8 @@ A result folder contains::
 
     settings.json      folders of the agents' studies, and further settings
     series.csv         a row per agent and measure, and a row per rank correlation over agents
-    report.md          the same as tables
-    series.png         the measures against the number
+    report.md          the values of series.csv as Markdown tables
+    series.png         each measure plotted against the number in which the agents differ
 
 Letters in shape comments: A agents.
 """
@@ -32,7 +32,7 @@ _ENDS = ["value", "low_95", "high_95"]
 
 
 def series_schema(script: str) -> Schema:
-    """Return the schema of the folder of a series that a script writes."""
+    """Return the schema of the result folder of a series, which the command ``script`` writes."""
     return Schema("series of agents", script, results={
         "series": Entry("series.csv", Table(COLUMNS)), "report": Entry("report.md", Text()),
         "figure": Entry("series.png", File())})
@@ -45,7 +45,7 @@ def series_of(rows: Iterable[tuple]) -> pd.DataFrame:
 
 
 def is_correlation(table: pd.DataFrame) -> pd.Series:
-    """Return which rows of a series are rank correlations, bool."""
+    """Return a mask of the rows of a series that are rank correlations, bool (rows,)."""
     return table["agent"] == ALL
 
 
@@ -53,7 +53,7 @@ def rank_correlation(numbers: np.ndarray, values: np.ndarray) -> tuple[float, fl
     """Compute Spearman's rank correlation over agents.
 
     Args:
-        numbers: the number of each agent (A,), at least four.
+        numbers: the number in which the agents differ (A,), for at least four agents.
         values: a measure of each agent (A,).
 
     Returns:
@@ -78,10 +78,10 @@ def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: 
         store: folder to write.
         settings: settings of the series.
         table: table ``series.csv``.
-        axis: name of the number.
+        axis: name of the number in which the agents differ.
         panels: measures of each table of the report and of each panel of the figure, by title.
         notes: description of levels and intervals.
-        logarithmic: whether the figure has a logarithmic axis of numbers.
+        logarithmic: whether the figure has a logarithmic x-axis.
     """
     with store.replace(settings) as folder:
         written = ResultStore(folder, store.schema)
@@ -112,8 +112,10 @@ def _report(table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]], not
 
 def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]],
           logarithmic: bool) -> None:
-    """Draw each measure, with its intervals, against the number of the agent, and a line through
-    the means over agents with the same number; see :func:`write_series`."""
+    """Plot each measure, with intervals, against the number in which the agents differ.
+
+    A line connects the means over agents with the same number. See :func:`write_series`.
+    """
     agents = table[~is_correlation(table)]
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
