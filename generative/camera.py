@@ -133,7 +133,10 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
 
 
 def phase_between(before: Tensor, after: Tensor) -> Tensor:
-    """Compute the change from phase ``before`` to phase ``after``, each (…, 4).
+    """Compute the change from phase ``before`` to phase ``after``.
+
+    Both phases and the result have four numbers (…, 4): cosine and sine of an angle to the right,
+    then of an angle down.
 
     Returns:
         Cosines and sines of the differences of the angles (…, 4).
@@ -156,7 +159,8 @@ def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float,
     """Compute maps of the phase at each patch of an image, and of the subpixel displacement.
 
     Args:
-        phase: phase in the last initial frame (N, 4).
+        phase: cosine and sine of the phase to the right, and of the phase down, in the last
+            initial frame (N, 4).
         displacement: displacement since then in pixels to the right and down (N, 2).
         pixels_per_square: size of a square in pixels; 0 for a static camera, whose maps are 0.
         size: S, patches per side of the image.
@@ -212,7 +216,11 @@ class PhaseEstimator(nn.Module):
             nn.Linear(width, width), nn.SiLU(), nn.Linear(width, PHASE_DIM))
 
     def forward(self, edges: Tensor) -> Tensor:
-        """Estimate phases (…, 4) from edges (…, 2, 63), see ``frame_edges``."""
+        """Estimate phases from edges (…, 2, 63), see ``frame_edges``.
+
+        Returns:
+            Cosine and sine of the phase to the right, then of the phase down (…, 4).
+        """
         waves = edges @ self.waves.T / 8  # (…, 2, 2 · harmonics)
         return self.out(torch.cat([waves, (edges + 0.05).log()], dim=-1).flatten(-2))
 
@@ -243,7 +251,7 @@ class VelocityEstimator(nn.Module):
         Args:
             costs: costs from ``motion_costs`` between consecutive initial frames
                 (B, I - 1, NUM_MOTIONS).
-            phases: phases in the initial frames (B, I, 4).
+            phases: phases in the initial frames, from ``PhaseEstimator`` (B, I, 4).
         """
         costs = costs - costs.amin(dim=-1, keepdim=True)
         turned = with_second_harmonic(phase_between(phases[:, :-1], phases[:, 1:]))
@@ -290,8 +298,8 @@ def near_player(memory: Tensor) -> Tensor:
 class CameraMotion(nn.Module):
     """Predictor of the camera's motion, from the centre of the view, the memory and the action.
 
-    In training mode, gradients pass only to the motion memory, and in the first step to the
-    velocity of the start.
+    In training mode, gradients pass only to the motion memory and, in the first step, to the
+    velocity predicted by ``generative.spatial.SpatialStart``.
 
     Args:
         config: sizes of the networks, and pixels per square.
@@ -320,7 +328,7 @@ class CameraMotion(nn.Module):
         """Predict the camera's next state.
 
         Args:
-            world: image of the canvas (B, C, 64, 64).
+            world: the last initial frame, reconstructed from the state (B, C, 64, 64).
             near: memory near the player, see ``near_player`` (B, 5 · memory_channels).
             state: the camera's state.
             action: one-hot action (B, A).

@@ -63,7 +63,7 @@ class Life:
 
 @dataclasses.dataclass(frozen=True)
 class LifeStart(WindowPlace):
-    """A recorded frame from which both worlds start, and at which the agent first acts.
+    """A recorded frame at which the agent begins to act, in the simulator and in the real game.
 
     Attributes:
         near_end: whether the frame was chosen because the recorded episode ends soon after it.
@@ -74,7 +74,7 @@ class LifeStart(WindowPlace):
 
 def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
                   seed: int) -> list[LifeStart]:
-    """Draw starts, half of them 4 to 12 actions before the end of a recorded episode.
+    """Draw recorded frames, half of them 4 to 12 actions before the end of their episode.
 
     Args:
         dataset: the recorded episodes.
@@ -280,7 +280,7 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
 
 
 def summarize(table: pd.DataFrame, seed: int) -> dict:
-    """Compute confusion matrix, agreement and Cohen's kappa of the outcomes in both worlds.
+    """Compare the outcomes in the real game with the outcomes in the simulator.
 
     Args:
         table: table from ``compare_lives``.
@@ -291,9 +291,9 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
 
         - ``starts``, ``episodes``: numbers of starts and episodes.
         - ``within_16``, ``within_32``: for each horizon, ``confusion`` (rows are real outcomes,
-          columns dreamt outcomes), and ``agreement`` and ``kappa`` with 95 % intervals over
-          episodes (None where undefined).
-        - ``actions``: share of each action in each world.
+          columns outcomes in the simulator), and ``agreement`` and Cohen's ``kappa`` with 95 %
+          intervals over episodes (None where undefined).
+        - ``actions``: share of each action, in the real game and in the simulator.
         - ``median_divergence``: median number of equal actions before the first difference; None if
           the actions of more than half of the starts never differ.
     """
@@ -343,7 +343,7 @@ def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
 
 
 def print_lives(summary: dict) -> None:
-    """Print the outcomes of both worlds and their agreement."""
+    """Print how well the outcomes in the simulator agree with those in the real game."""
     for name, group in summary.items():
         print(f"life in the dream, starts {name.replace('_', ' ')} ({group['starts']} of "
               f"{group['episodes']} episodes)")

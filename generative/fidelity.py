@@ -291,7 +291,7 @@ class ObjectFrames:
 
 @dataclasses.dataclass(frozen=True)
 class FidelityCard:
-    """Settings of the fidelity card, whose measures complement the losses.
+    """Settings of the fidelity card: measures that are also reported for other world models.
 
     Attributes:
         scale: pixels per square, see ``common.game_constants.pixels_per_square``; None if unknown.

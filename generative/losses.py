@@ -108,8 +108,7 @@ class SimulatorLosses:
                                    reward=self.reward * alive, terminal=self.terminal * alive)
 
     def means(self) -> dict[str, Tensor]:
-        """Means of the weighted terms by name, each (): summed over time, averaged over the batch.
-        """
+        """Weighted terms by name, summed over time and averaged over the batch, () each."""
         return {name: (term.sum(dim=0) if term.ndim == 2 else term).mean()
                 for name, term in vars(self).items() if term is not None}
 
@@ -313,7 +312,7 @@ class PixelWeights:
 
     Args:
         shares: share of each colour among the pixels (512,), on the device of the images.
-        rarity: exponent; 0 weights all pixels equally, 1 all colours.
+        rarity: exponent; 0 weights all pixels equally, 1 weights all colours equally.
     """
 
     def __init__(self, shares: Tensor, rarity: float):
@@ -327,11 +326,11 @@ class PixelWeights:
 
 
 def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """Measure the share of each colour (512,) in the last initial frames of some windows.
+    """Measure the share of each colour (512,) in the last initial frames of random windows.
 
     Args:
         dataset: the recorded windows.
-        windows: numbers of the windows to choose from; at most 2 000 are read.
+        windows: numbers of the windows to choose from; at most 2 000 of them are drawn.
         seed: seed of the random choice of windows.
     """
     chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]

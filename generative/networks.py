@@ -36,8 +36,9 @@ class LatentSampler:
             likely class.
         generator: source of the random numbers, on the device of the logits; None for torch's
             default.
-        part: windows of the batch that the logits belong to, and the size of the batch: each window
-            then gets the same draws as in the whole batch. None if the logits are a whole batch.
+        part: windows of the batch that the logits belong to, and the size of the batch, so that
+            each window gets the same draws as in the whole batch. None if the logits are a whole
+            batch.
     """
 
     how: Literal["sample", "mode"] = "sample"

@@ -42,7 +42,7 @@ _NAMES = {"frames": "ims", "rewards": "rews", "terminals": "dones", "values": "a
 
 
 class SampleFormat(NpyFolder):
-    """The folder of a sample: its arrays and, under the key ``origin``, a ``SampleOrigin``."""
+    """Format of a sample's folder: arrays by file name, and a ``SampleOrigin`` as ``origin``."""
 
     def write(self, path: Path, value: Mapping) -> None:
         super().write(path, {name: array for name, array in value.items() if name != "origin"})
@@ -183,7 +183,7 @@ class SampleFolder(ResultStore):
                             f"{present[-1]}, see --sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
-        """Read one sample; published samples store no actions, so theirs are all -1.
+        """Read one sample. If it stores no actions, like published samples, they are all -1.
 
         Raises:
             UserError: if a file is missing or damaged, or does not fit the shape of another file;

@@ -1,4 +1,4 @@
-"""Simulate rollouts, store them as samples, and run the arms of a comparison in the simulator.
+"""Simulate rollouts that are stored as samples or compared between interventions.
 
 Every random choice depends only on the seed and the number of the start, so a sample depends
 neither on the number of samples nor, beyond rounding, on the batch in which it is simulated. The
@@ -185,7 +185,7 @@ class Sampler:
         return torch.cat(vectors)
 
     def _draw(self, starts: Sequence[int]) -> Draw:
-        """Return the sampler of the latents; samples of one start share their random numbers."""
+        """Return a latent sampler with the same random numbers for all samples of a start."""
         plan = self.plan
         if not plan.sample_latents:
             return LatentSampler("mode")
@@ -289,7 +289,10 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
 
 def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
                   plan: SamplingPlan) -> None:
-    """Write the missing videos of the samples from one start, and of the start itself."""
+    """Write the missing videos of the samples from one start.
+
+    If there is a sample for each of the nine actions, one more video shows all of them.
+    """
     for number in numbers:
         if not folder.has("video", number):
             write_video(folder.file_of("video", number), film(folder.sample(number)),

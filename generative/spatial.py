@@ -164,7 +164,10 @@ class SpatialEncoder(nn.Module):
         return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
 
     def estimate_camera(self, costs: Tensor, edges: Tensor) -> Tensor:
-        """Estimate velocity, in units of FASTEST, and phase in the last initial frame (B, 6).
+        """Estimate the camera's velocity and phase in the last initial frame (B, 6).
+
+        The first two numbers are the velocity in units of FASTEST, the other four the phase, see
+        ``camera.PhaseEstimator``.
 
         Args:
             costs: costs of NUM_MOTIONS candidate motions between consecutive initial frames, see
@@ -175,8 +178,8 @@ class SpatialEncoder(nn.Module):
         return torch.cat([self.velocity(costs, phases) / FASTEST, phases[:, -1]], dim=-1)
 
     def _camera(self, images: Tensor, costs: Tensor) -> Tensor:
-        """Estimate velocity and phase (B, 6) from images (I, B, C, 64, 64) and the costs of motions
-        between them (B, I - 1, NUM_MOTIONS)."""
+        """Apply ``estimate_camera`` to images (I, B, C, 64, 64) and the costs of motions between
+        them (B, I - 1, NUM_MOTIONS)."""
         with torch.autocast(costs.device.type, enabled=False):
             edges = torch.stack([frame_edges(frames) for frames in images], dim=1)
             return self.estimate_camera(costs, edges)
@@ -185,8 +188,9 @@ class SpatialEncoder(nn.Module):
 class SpatialStart(nn.Module):
     """Network that maps bottleneck vectors to the state before the first step.
 
-    The code is divided by the mean of its last channel. Vectors that do not come from the encoder
-    can have any mean there, so the divisor has a lower limit.
+    The encoder normalises its code, whose last channel is initialised to 1. The network therefore
+    divides a vector by the mean of its last channel. Vectors that do not come from the encoder can
+    have any mean there, so the divisor has a lower limit.
 
     Args:
         config: sizes of the networks.
@@ -240,7 +244,9 @@ class SpatialStart(nn.Module):
         return code / constant.clamp(min=_SMALLEST_SCALE * unit)
 
     def carried(self, vectors: Tensor) -> Tensor:
-        """Extract the camera's velocity, in units of FASTEST, and phase (B, 6) from vectors (B, V).
+        """Extract the camera's velocity and phase (B, 6) from vectors (B, V).
+
+        The format is that of ``SpatialEncoder.estimate_camera``.
         """
         code = self._code(vectors)
         return code[:, -1].flatten(1) @ (cell_patterns(code).flatten(1).T / NUM_CELLS)

@@ -1,6 +1,7 @@
 """Circuits: small sets of parts of a layer that determine an outcome.
 
-The policy runs on the paired frame, and the parts in the circuit receive their activations from the
+Parts are the channels, units or cells of the layer, see ``interventions.scan.Part``. The policy
+runs on the paired frame, and the parts in the circuit receive their activations from the
 original frame. *Faithfulness* is 1 - mean |circuit - original| / mean |paired - original| of the
 outcome over frames: 0 without parts, 1 if the outcome is that of the original frame. If later
 modules bypass the layer (``PartialForward.bypassed``), all parts together do not reach 1.
@@ -38,7 +39,7 @@ class LayerCircuits:
     Args:
         policy: the agent.
         compute: device and precision.
-        parts: all parts of the layer.
+        parts: all parts of the layer, such as its channels.
         frames: frames, each with the frame that it is paired with.
         outcome: outcome that circuits should preserve.
     """
@@ -89,7 +90,7 @@ class LayerCircuits:
         without a circuit and with each circuit.
 
         Args:
-            order: indices of parts; a circuit consists of the first of them.
+            order: indices of parts; a circuit of n parts consists of the first n.
             sizes: sizes of the circuits, ascending.
 
         Returns:
@@ -107,12 +108,12 @@ class LayerCircuits:
 
 def circuit_table(policy: Policy, compute: Compute, parts: Sequence[Part], ranking: ScanFrames,
                   testing: ScanFrames, outcome: Outcome, seed: int) -> pd.DataFrame:
-    """Choose circuits of a layer on some frames, and measure their faithfulness on others.
+    """Choose circuits of a layer, and measure their faithfulness on frames of other levels.
 
     Args:
         policy, compute, parts, outcome: as for ``LayerCircuits``.
         ranking: frames on which the greedy order is chosen.
-        testing: frames of other levels.
+        testing: frames of other levels, on which faithfulness is measured.
         seed: seed of the random orders and of the bootstrap.
 
     Returns:

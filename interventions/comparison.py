@@ -226,7 +226,7 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: in
 
 
 def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
-    """Concatenate episodes in the order of their numbers.
+    """Concatenate episodes to ``ArmRuns``, sorted by episode number.
 
     Args:
         episodes: episodes in any order.

@@ -110,7 +110,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
 
 
 def _renumber(swap: _Swap) -> _Swap:
-    """Renumber the directions of a swap in the order in which they appear."""
+    """Return a swap with its directions renumbered from 0, in order of first appearance."""
     numbers = [number for number in dict.fromkeys([*swap[0], *swap[1]]) if number is not None]
     return ([numbers.index(number) for number in swap[0]],
             [None if number is None else numbers.index(number) for number in swap[1]])

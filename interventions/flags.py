@@ -138,9 +138,9 @@ def add_patch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
-    """Return the arms that the flags of ``add_patch_flags`` define, by name.
+    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name.
 
-    All ``--patch`` flags together are one arm; the file can define several.
+    All ``--patch`` flags together are one arm. A patch file can define several arms.
 
     Raises:
         UserError: if a patch does not parse.
@@ -151,10 +151,10 @@ def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
 
 
 def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
-    """Return the patches of a script that plays a single arm; empty without the flags.
+    """Return the patches of a script that applies only one list of patches; empty without flags.
 
     Raises:
-        UserError: if there are several arms, or a patch does not parse.
+        UserError: if the flags define several lists, or a patch does not parse.
     """
     arms = patch_arms(args)
     if len(arms) > 1:

@@ -10,8 +10,9 @@ The command-line syntax is::
     interchange@embedder.block2.res1.resadd:55,source=7/8
 
 A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
-the options. In such a file, a list of values is a sweep, which defines one arm per value. A flat
-list of ``channels`` is one set of channels; a list of lists is a sweep.
+the options. In such a file, a list of values is a sweep: the file then defines several lists of
+patches, called arms, with one of the values each. A flat list of ``channels`` is one set of
+channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
 (from:to) and ``levels``. ``_TYPES`` lists the value and further options of each kind. Packages
@@ -105,11 +106,11 @@ def _choice(*names: str) -> _Form:
 
 
 def _value(expected: str, pattern: str, parse: Callable[[str], Any] = _parse_number) -> _Form:
-    """Return the text form of the value of a patch.
+    """Return description and parser of the text that gives the value of a patch.
 
     Args:
         expected: description of the expected text, for messages.
-        pattern: regular expression; each named group is a field of the patch.
+        pattern: regular expression, in which each named group is a field of the patch.
         parse: function from the text of a group to the value of the field.
     """
     return expected, lambda text: {

@@ -39,7 +39,7 @@ _SMALLEST = 1e-15  # lower limit of probabilities in a log-loss
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Split of the examples; no level is in two parts.
+    """Split of the examples into three parts, which show different levels.
 
     Attributes:
         train: examples to train on, bool (N,).
@@ -74,8 +74,8 @@ class Probe:
             example, or (K, *shape) for more than two classes; None for a network.
         intercept: intercept, () or (K,); None for a network.
         penalty: chosen weight of the L2 penalty; NaN for a network.
-        held_out: score on ``Parts.penalty``, by which probes of the same label can be chosen: mean
-            log-probability, or minus the mean squared error.
+        held_out: mean log-probability on ``Parts.penalty``, or in a regression minus the mean
+            squared error. Probes of the same label can be chosen by this score.
         statistics: metrics on ``Parts.test`` as functions of the draws of a bootstrap over its
             levels, see ``Statistic``.
     """
@@ -322,7 +322,7 @@ def _scores(statistics: Mapping[str, Statistic], levels: np.ndarray) -> dict[str
 def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:
     """Compute the test scores of a constant prediction.
 
-    It is the frequencies of the training labels, or in a regression their mean.
+    The prediction is the frequency of each training label, or in a regression the labels' mean.
     """
     if regression:
         return {"r2": 0.0}

@@ -147,7 +147,10 @@ def sizes_moved(changes: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class Scrubbing:
-    """Outcomes of the four conditions of a hypothesis.
+    """Outcomes of causal scrubbing under four conditions.
+
+    Either the channels of the hypothesis or random sets of channels are resampled, from sources
+    whose feature has the same value as in the target or another one.
 
     Attributes:
         outcomes: names of the M outcomes.

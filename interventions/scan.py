@@ -271,7 +271,7 @@ def _run_patched(prefix: Prefix, replacement: Tensor, parts: Sequence[Part], out
         replacement: replacement of the whole layer's output (N, …).
         parts: parts of the layer.
         outcome: outcome to measure.
-        chosen: numbers of the frames (N,).
+        chosen: indices of the frames, which the outcome gets (N,).
 
     Returns:
         Outcomes and norms (S, N) each.

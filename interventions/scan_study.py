@@ -14,7 +14,7 @@ Layout of ``analysis/scan/``::
                            interchange, and for layers that no skip connection bypasses
     strongest.csv          effects of the strongest parts on the levels for testing, see Scan.test
     report.md, scan.png    report and figure
-    circuits.png           faithfulness by size of the circuit, for these layers
+    circuits.png           faithfulness by size of the circuit, one panel per file in circuits/
 
 Letters in shape comments: S parts of a layer, N frames.
 """

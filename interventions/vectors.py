@@ -119,8 +119,7 @@ class SteeringVector:
             shape: shape of the layer.
 
         Raises:
-            UserError: if the vector belongs to another agent or layer, or has another shape; the
-                message names both.
+            UserError: if the vector belongs to another agent or layer, or has another shape.
         """
         for what, own, wanted in (("the agent with the checksum", self.agent, agent),
                                   ("the layer", self.layer, layer),
@@ -190,7 +189,7 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
 
     Args:
         policy: the agent.
-        layers: names of the layers; results are named after the innermost modules.
+        layers: names of the layers. Each key of the result names a layer's innermost module.
         shown: frames with the object of interest, uint8 (P, 64, 64, 3).
         lacking: frames without it, uint8 (P, 64, 64, 3).
         pairs: seeds of the two levels of each pair of frames (P, 2).
@@ -227,7 +226,7 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
 
     Args:
         policy: the agent.
-        layers: names of the layers; results are named after the innermost modules.
+        layers: names of the layers. Each key of the result names a layer's innermost module.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states of the agent before these frames, float32 (B, D).
         is_in: whether each state is in the class, bool (B,); see ``check_classes``.

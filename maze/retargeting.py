@@ -160,10 +160,10 @@ def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
 
 def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
            tested: pd.DataFrame) -> str:
-    """Return the report on one arm as Markdown.
+    """Return the report on one patch as Markdown.
 
     Args:
-        arm: name of the arm.
+        arm: name of the patch's folder.
         layer: name of the patched layer.
         targets: measurements of the targets, see ``TARGET_COLUMNS``.
         parts: means over groups of targets, from ``means_by_part``.
@@ -199,7 +199,7 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
 
     Args:
         path: file to write.
-        arm: name of the arm, for the title.
+        arm: name of the patch's folder, for the title.
         parts: means over groups of targets, from ``means_by_part``.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")

@@ -74,8 +74,10 @@ def main(argv: list[str] | None = None) -> None:
         "tps": args.tps}, states=states)
 
     def film(number: int, state: MazeState) -> list[dict]:
-        """Play a level with each arm and write the film; return one row of ``episodes.csv`` per
-        arm."""
+        """Play a level with each list of patches (arm), and write the film.
+
+        Returns one row of ``episodes.csv`` per arm.
+        """
         films, rows = {}, []
         for name, arm in arms.items():
             with patched(policy, arm):

@@ -190,7 +190,7 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
 
 
 def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFrame) -> None:
-    """Draw the four conditions of each outcome, with the double contrast in the title.
+    """Draw each outcome under the four conditions of ``Scrubbing``, with its double contrast.
 
     Args:
         path: file to write.

@@ -111,7 +111,10 @@ class SaliencyFolder(ResultStore):
         return self.file_of("video", number, number, function)
 
     def description(self, number: int, function: str) -> dict:
-        """Return the settings of the saliency; empty if it is unfinished or published."""
+        """Return the settings with which the saliency of a function in a sample was computed.
+
+        The result is empty if the saliency is unfinished or published.
+        """
         return read_description(self.file_of("description", number, function))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
@@ -129,7 +132,7 @@ class SaliencyFolder(ResultStore):
                 for number in numbers}
 
     def _functions(self, number: int, name: str) -> list[str]:
-        """List the functions that have a file of the entry ``name`` in the folder of a sample."""
+        """List the functions for which a sample's folder has the file of schema entry ``name``."""
         pattern = self.file_of(name, number, "*")
         start, end = pattern.name.split("*")
         return sorted(path.name.removeprefix(start).removesuffix(end)
@@ -181,7 +184,8 @@ class SaliencyFolder(ResultStore):
     def forget(self, number: int, function: str) -> None:
         """Mark the saliency of a function in a sample as unfinished.
 
-        This deletes its description, its video, and the map similarity that was computed with it.
+        This deletes the description and the video of the saliency, and the sample's map similarity,
+        which depends on it.
         """
         self.remove("description", number, function)
         self.remove("video", number, number, function)

@@ -270,9 +270,10 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfig) -> np.ndarray:
     """Compute the gradient norm of each cell of a spatial simulator's states, as maps of the view.
 
-    Canvas and scene have coordinates of the last initial frame, so their map is shifted by the
-    displacement; cells out of view are not drawn. The memory, with the fine memory if there is one,
-    has a map of its own, because gradients with respect to the canvas are several times as large.
+    ``generative.spatial`` defines the parts of a state. Canvas and scene have coordinates of the
+    last initial frame, so their common map is shifted by the displacement of the camera. Cells out
+    of view are not drawn. Memory and fine memory share another map, because gradients with respect
+    to the canvas are several times as large.
 
     Args:
         gradients: gradients with respect to the environment's deterministic states, float32 (T, E).

@@ -271,8 +271,8 @@ def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: in
 
     Args:
         descriptions: descriptions of all saliency that the folder should contain.
-        write_batch: function that writes the missing saliency of the samples of a batch, and yields
-            sample number and function name after each.
+        write_batch: function that writes the missing saliency of the samples of a batch. It yields
+            sample number and function name as soon as the files of a function are written.
     """
     if overwrite:
         for number, of_sample in descriptions.items():

@@ -1,4 +1,4 @@
-"""A search for starts from flags to results: inputs, resumable search, evaluation, and files.
+"""Run a search for start vectors: flags, inputs, resumable search, evaluation and result files.
 
 ``generative.optimise_start`` and ``analysis.feature_dreams`` differ only in their targets.
 """
@@ -112,9 +112,9 @@ Choice = Callable[[Simulator, Compute], tuple[Sequence[Target], Mapping]]
 
 def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: ParameterSet,
                folder: Path, schema: Schema, choose: Choice) -> FinishedSearch | int:
-    """Search for starts that reach the targets of a script, or resume the search.
+    """Search for starts that maximise or minimise targets, or resume the search.
 
-    It writes the optimised starts as samples, and evaluates them.
+    The rollouts of the optimised starts are written as samples.
 
     Args:
         args, explicit, parameters: parsed flags, see ``Parser.read``, with the aims in ``aims``.

@@ -206,14 +206,16 @@ def direction_between(square: Square, neighbour: Square) -> int:
 
 
 def stamp_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames that are composed from stamps, without Procgen; only for levels
-    without backgrounds in which the view does not move with the mouse."""
+    """Return a source of frames that are composed from stored images of cells, without Procgen.
+
+    It supports only levels without backgrounds in which the view does not move with the mouse.
+    """
     stamps = Stamps.of(state.distribution_mode)
     return lambda squares, facing: stamps.frames(state.grid, squares, facing)
 
 
 def drawn_frames(state: MazeState) -> FrameSource:
-    """Return a source of frames that Procgen renders, for any level; slower than stamps."""
+    """Return a source of frames that Procgen renders; slower, but it supports any level."""
     def frames(squares: np.ndarray, facing: np.ndarray) -> np.ndarray:
         return draw([state.with_grid(dataclasses.replace(
             state.grid, mouse=Square(*square), facing=int(side)))

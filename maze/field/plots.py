@@ -213,7 +213,7 @@ def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
-    """Draw the figures of an arm that are missing from the folder.
+    """Draw the missing figures of an arm, which is a list of patches.
 
     Args:
         store: open store of the results.
@@ -259,8 +259,8 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
 
 def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
               style: Style) -> Iterator[Figure]:
-    """For each arm, yield a figure of a level's unpatched field, its patched field, and their
-    difference.
+    """For each list of patches (arm), yield a figure of a level's unpatched field, its patched
+    field, and their difference.
 
     Args:
         fields: fields by arm and level.

@@ -2,8 +2,9 @@
 
 Procgen draws a maze without backgrounds on black: the cells column by column from the left, each
 column from the bottom, and the mouse last. The image of a cell depends on its position and content
-alone, so it is rendered once and drawn over earlier cells. Pixels of cells are opaque or
-transparent; the mouse has semi-transparent edges, so its opacity is measured on black and on walls.
+alone, so it is rendered once, as a *stamp*, and drawn over earlier cells. Pixels of cells are
+opaque or transparent; the mouse has semi-transparent edges, so its opacity is measured on black and
+on walls.
 
 Symbols in shapes: W side of the world in cells, P = 64 * 64 pixels, K largest number of cells that
 may be visible at a pixel, M largest number of pixels of a mouse, n frames.
@@ -44,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Stamps:
-    """Stamps of a distribution mode; :meth:`of` loads or renders them.
+    """Images of single cells and of the mouse ("stamps") in the mazes of a distribution mode.
+
+    The class method :meth:`of` loads or renders them.
 
     Attributes:
         cells: cells that may be visible at each pixel, in drawing order, as row * W + column, or

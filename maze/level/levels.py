@@ -236,8 +236,8 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
 
     Args:
         sources: paths of files or folders, and level seeds.
-        distribution_mode, use_backgrounds: options of levels given by seed; level files have
-            their own.
+        distribution_mode, use_backgrounds: options of levels given by seed; level files contain
+            the options of their levels.
 
     Raises:
         UserError: if a source is none of these, or contains no level.

@@ -180,7 +180,7 @@ def _check_squares(rows: BatchInfo) -> None:
 
 
 def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
-    """Return for each frame of a batch whether the mouse is on one of some squares.
+    """Return for each frame of a batch whether the mouse is on one of the given squares.
 
     Args:
         rows: metadata of the B frames.

@@ -294,11 +294,11 @@ def as_played(states: Collection[MazeState], data: bytes) -> bytes:
     seed.
 
     Args:
-        states: levels to choose from.
+        states: levels that are played; one of them must have the seed of the stock level.
         data: state bytes of the stock level.
 
     Raises:
-        UserError: if several levels have that seed.
+        UserError: if several of the levels have this seed.
     """
     seed = MazeState.parse(data).level_seed
     played = [state for state in states if state.level_seed == seed]

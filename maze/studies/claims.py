@@ -265,7 +265,7 @@ def _behaviour(row: int, folder: StudiesFolder) -> Iterator[Finding]:
 
 
 def _own_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of effects without controls."""
+    """Return the rows of a table of effects that do not belong to controls."""
     return table[~table["control"].astype(bool)]
 
 
@@ -279,7 +279,7 @@ def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_lev
 
 
 def _own(coefficient: str, outcomes: tuple[str, ...], folder: StudiesFolder) -> Iterator[Finding]:
-    """Yield the findings of rows 6 and 7: effects of a level's own vector.
+    """Yield the findings of rows 6 and 7, effects of vectors computed from the same level.
 
     Args:
         coefficient: coefficient of the vector, as text.

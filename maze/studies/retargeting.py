@@ -95,7 +95,7 @@ class _Trial:
 
     Attributes:
         target: target square.
-        squares: indices in the field of the k squares to run (k,).
+        squares: squares on which the agent is run, as indices in ``RetargetedLevel.field`` (k,).
         facings: facings of the mouse.
         patch: patch to apply.
         cell: cell that the patch sets, (row, column).
@@ -205,7 +205,7 @@ class RetargetedLevel:
         return pd.DataFrame(rows, columns=list(CONTROL_COLUMNS)[:-1]).assign(path=paths)
 
     def _before(self, target: Square) -> np.ndarray:
-        """Return the indices in the field of squares that the mouse can visit before a target."""
+        """Return the squares that the mouse can visit before a target, as indices in ``field``."""
         cells = self.grid.cells.copy()
         cells[target] = WALL
         reached = dataclasses.replace(self.grid, cells=cells).distances(self.grid.mouse) >= 0
@@ -248,9 +248,9 @@ class RetargetedLevel:
 
 
 def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return means over targets with 95 % intervals over levels; see PART_COLUMNS.
+    """Return means over groups of targets with 95 % intervals over levels; see PART_COLUMNS.
 
-    There is one part with all targets, one per range of steps off the path to the corner, and one
+    There is one group with all targets, one per range of steps off the path to the corner, and one
     per range of rows of the maze.
 
     Args:

@@ -63,16 +63,16 @@ def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
 
 def series_table(numbers: Sequence[float], folders: Sequence[Path],
                  levels: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Measure each agent, and compute the rank correlation with the number.
+    """Measure each agent, and correlate its success with its cheese region or training steps.
 
     Args:
-        numbers: the number of each agent.
+        numbers: cheese region or training steps of each agent.
         folders: folder of studies of each agent.
         levels: tables of episodes from :func:`read_levels`.
 
     Returns:
         The table ``series.csv``. A measure that an agent's studies do not have is left out. The
-        last row is the correlation of the number and SUCCESS, see :func:`trend`.
+        last row is the rank correlation of ``numbers`` and SUCCESS, see :func:`trend`.
     """
     rows: list[tuple] = []
     for number, folder, table in zip(numbers, folders, levels, strict=True):
@@ -93,8 +93,8 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
 
 
 def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
-    """Compute the rank correlation, over agents, of the number and the share of episodes that reach
-    the cheese.
+    """Compute the rank correlation, over agents, of ``numbers`` and the share of episodes that
+    reach the cheese.
 
     The interval is a bootstrap over levels, so it does not cover the variation between training
     seeds.

@@ -227,7 +227,7 @@ class Experiment:
         pool: levels from which vectors of other levels are computed.
         fixed: vectors shared by all levels, by ``VectorSource.fixed_name`` and layer.
         std: standard deviations of layers' units over a reference set, by layer.
-        control_kinds: kinds of controls, some of CONTROL_KINDS.
+        control_kinds: kinds of controls, a subset of CONTROL_KINDS.
         num_controls: number of controls of each kind.
         seed: seed of controls and sources.
         region: rows of the top right region, for exact probabilities.
@@ -274,7 +274,7 @@ class Experiment:
         Args:
             arms: the arms.
             state: the fork.
-            chosen: outcomes to measure, some of ``field_outcomes``.
+            chosen: outcomes to measure, a subset of ``field_outcomes``.
         """
         grid, source = state.grid, frame_source(state)
         squares = np.array(grid.squares(without_cheese=True))

@@ -74,7 +74,7 @@ class VectorKind:
         pair: maps a level to its versions with and without the cheese or path.
         place: maps a grid to the square of the cheese, or to the corner where the path begins.
         changed: index of the changed level in the pair.
-        coefficient: usual coefficient of a level's own vector.
+        coefficient: usual coefficient of the vector on the level from which it is computed.
     """
 
     name: str
@@ -103,7 +103,7 @@ def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
         policy: the agent.
         layers: names of the layers.
         kind: kind of the vector.
-        states: N levels with room for the vector.
+        states: N levels for which ``kind.pair`` is defined.
 
     Returns:
         Vectors by layer, float32 (N, …).
@@ -125,8 +125,8 @@ def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
                  states: Sequence[MazeState]) -> dict[str, SteeringVector]:
     """Compute the mean vector over levels, by layer.
 
-    Levels without room for the vector are left out: mazes that fill the world have no room for a
-    path to the world's corner.
+    For the top right vector, mazes that fill the world are left out, because they have no room for
+    a path to the world's corner.
 
     Args:
         policy: the agent.
