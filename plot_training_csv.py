@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def name_of(folder: Path) -> str:
-    """Return a short name of a run: its experiment, or its folder if it has no experiment."""
+    """Return the folder name of a run's experiment, or of the run if it has no experiment."""
     return folder.parent.name if folder.name.startswith("seed_") else folder.name
 
 

@@ -172,7 +172,7 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
 
 
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
-    """Run a job's part of a stage, and return the exit status.
+    """Run the part of a stage that this cluster job computes, and return the exit status.
 
     The job is requeued if its time is up before the part is done.
     """

@@ -55,14 +55,15 @@ class Layer:
 
     def cell(self, row: int, column: int, world_dim: int,
              mapping: CellMapping = "published") -> tuple[int, int]:
-        """Return the cell that shows a square of a world with ``world_dim`` squares per side.
+        """Return the cell that shows a square of the level's grid.
 
-        If the world is finer than the map, several squares share a cell. Squares beyond the last
+        If squares are smaller than cells, several squares share a cell. Squares beyond the last
         cell map to the last cell.
 
         Args:
             row: row of the square, from the bottom.
             column: column of the square, from the left.
+            world_dim: number of squares per side of the grid.
             mapping: "published" assumes that cell i shows the pixels s i to s (i + 1) - 1, with
                 stride s; "centred" selects the cell whose receptive field has its centre nearest
                 to the centre of the square.
@@ -71,7 +72,7 @@ class Layer:
             Row of the cell from the top, and its column from the left.
 
         Raises:
-            UserError: if the layer has no cells, or the square is outside the world.
+            UserError: if the layer has no cells, or the square is outside the grid.
         """
         if self.stride is None or self.first_pixel is None:
             raise UserError(f"{self.name} has no cells: it is {self.shape[0]} units")

@@ -63,7 +63,7 @@ def positive(config, *names: str) -> None:
     """Check that fields of a configuration are positive and finite.
 
     Raises:
-        UserError: if a field is not; the message names it.
+        UserError: if a field is not positive or not finite; the message names the field.
     """
     for name in names:
         if not 0 < getattr(config, name) < math.inf:
@@ -74,7 +74,7 @@ def tail_fraction(config, name: str) -> None:
     """Check that a field is a fraction that can be cut off at both tails of a distribution.
 
     Raises:
-        UserError: if the field is not above 0 and at most 0.5; the message names it.
+        UserError: if the field is not above 0 and at most 0.5; the message names the field.
     """
     if not 0 < getattr(config, name) <= 0.5:
         raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
@@ -87,7 +87,7 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         name: name of the value, for the message.
 
     Raises:
-        UserError: if it is not; the message suggests the most similar choice.
+        UserError: if the value is not a choice; the message suggests the most similar choice.
     """
     if value not in choices:
         raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")

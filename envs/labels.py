@@ -27,8 +27,10 @@ def label_names(game: str) -> tuple[str, ...]:
 
 
 def labelled_kinds(game: str) -> tuple[GameObject, ...]:
-    """Return the kinds of object that have labels: all kinds in the game's table except the player.
-    Empty if the game has no table."""
+    """Return the kinds of object that have labels, which are all kinds except the player.
+
+    The result is empty if the kinds of object in the game are not known, see ``objects_of``.
+    """
     return tuple(kind for kind in objects_of(game) if not kind.is_player)
 
 

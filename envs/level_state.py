@@ -34,7 +34,7 @@ _INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 def _record(*parts: tuple[np.dtype, str]) -> np.dtype:
-    """Return the dtype of a packed record; each part names several fields of one type."""
+    """Return the dtype of a packed record. Each part is a type and the names of its fields."""
     return np.dtype([(name, dtype) for dtype, names in parts for name in names.split()])
 
 

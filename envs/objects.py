@@ -36,8 +36,8 @@ class GameObject:
         hazard: whether the kind can end an episode.
         trails: types of entities that entities of this kind leave behind. A trail belongs to the
             nearest entity of ``entity_types``, regardless of its direction.
-        mobile: whether the table marks the kind as moving through the level; kinds with ``moving``
-            need no mark, see ``changes_place``.
+        mobile: whether ``game_objects.yml`` marks the kind as moving through the level. Kinds with
+            ``moving`` need no mark, see ``changes_place``.
     """
 
     name: str
@@ -65,10 +65,10 @@ class GameObject:
 
 @functools.cache
 def objects_of(game: str) -> tuple[GameObject, ...]:
-    """Return the kinds of object of a game; empty if the game has no table.
+    """Return the kinds of object in a game; empty if ``game_objects.yml`` lacks the game.
 
     Raises:
-        UserError: if the table is invalid; the message names the entry.
+        UserError: if the file is invalid; the message names the entry.
     """
     kinds = read_yaml(GAME_OBJECTS_FILE).get(game, {})
     return tuple(typed(GameObject, {**kind, "name": name},

@@ -1,4 +1,4 @@
-"""Stages that attribute the agent's outputs to features of its layers, in order."""
+"""Stages that attribute the agent's outputs to features of its layers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
     Args:
         preset: preset of the experiment.
-        parameters: its parameter set.
+        parameters: parameter set of the preset.
         exp_name: name of the experiment.
     """
     config, failing = parameters.get(AttributionConfig), parameters.get(FailureCausesConfig)

@@ -1,7 +1,7 @@
 """Cluster jobs: resource requests (``hyperparams/cluster.yml``), and commands of the schedulers.
 
-A scheduler is described by data: the options of a job, the names of its states, and how to requeue
-it. A job receives SIGUSR1 when its time is nearly up, and SIGTERM when it is cancelled.
+A ``Scheduler`` object holds the options of a job, the names of its states, and the command that
+requeues it. A job receives SIGUSR1 when its time is nearly up, and SIGTERM when it is cancelled.
 """
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """A scheduler: its commands, and how to parse their output.
+    """Commands of a scheduler, and rules for parsing the output of the commands.
 
     Attributes:
         name: name of the scheduler.
         program: program that submits a job.
-        options: options of a job, in groups. A group is omitted if one of its fields among
-            ``_OPTIONAL`` is empty.
+        options: options of a job, in groups of words with placeholders. A group is omitted if it
+            contains a placeholder in ``_OPTIONAL`` whose value is empty.
         user_options: name of the field of the cluster file that holds further options.
         conditions: three texts: a dependency on the success of job ``{}``, a dependency on the end
             of job ``{}``, and the separator of several dependencies.

@@ -68,7 +68,7 @@ class _AgentStages:
         self._game = "--distribution_mode", preset.distribution_mode
 
     def all(self) -> list[Stage]:
-        """Return all stages of the agent, in order."""
+        """Return all stages of the agent, in the order in which they run."""
         preset = self._preset
         forks, controls = str(preset.steering_forks), str(preset.num_controls)
         exact = ("--exact",) if preset.exact else ()

@@ -1,4 +1,4 @@
-"""Stages that study the memory of a recurrent agent, in order."""
+"""Stages that study the memory of a recurrent agent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PANEL_EPISODES = 100  # largest number of episodes from which the panel's direct
 
 
 def memory_stages(preset: MemoryPreset, exp_name: str) -> tuple[Stage, ...]:
-    """Return the stages of the preset ``memory``.
+    """Return the stages of the preset ``memory``, in the order in which they run.
 
     Args:
         preset: preset of the experiment.
@@ -59,7 +59,7 @@ def memory_stages(preset: MemoryPreset, exp_name: str) -> tuple[Stage, ...]:
 
 def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
                    recording: tuple[str, str], exp_name: str) -> tuple[Stage, ...]:
-    """Return the stages that study a recording.
+    """Return the stages that study the agent's memory in a recording.
 
     Args:
         preset: preset of the experiment.

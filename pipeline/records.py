@@ -103,7 +103,7 @@ class Record:
     """Record of the last run of a stage.
 
     Attributes:
-        status: RUNNING (also if it was killed), DONE, STOPPED or FAILED.
+        status: RUNNING (also after the run was killed), DONE, STOPPED or FAILED.
         key: digest of ``basis``.
         basis: cache key of the results.
         outputs: checksum of every output file, by path relative to the output folder; empty unless

@@ -222,8 +222,10 @@ class _Links(Treeprocessor):
             element.attrib.clear()
 
     def _moved(self, address: str) -> str | None:
-        """Convert a link of the document to a link of its page; returns None unless it leads to a
-        file in the document's folder or below."""
+        """Convert a link of the document to a link of the page that shows the document.
+
+        The result is None unless the link leads to a file in the document's folder or below.
+        """
         if address.startswith("#"):
             return address
         path = unquote(address.partition("#")[0])

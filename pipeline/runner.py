@@ -347,7 +347,7 @@ class Pipeline:
         """Record that a stage runs, and delete its outputs if it starts from scratch.
 
         Returns:
-            The flags of its script, and the record.
+            Flags of the stage's script, and the new record.
 
         Raises:
             UserError: if a file would be deleted that no stage has written.

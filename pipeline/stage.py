@@ -126,7 +126,7 @@ class PathResolver:
             names: placeholders.
 
         Returns:
-            Pairs of a name that does not depend on the file's location, and its path.
+            Name and path of each file. The name does not depend on the file's location.
 
         Raises:
             UserError: if a file is missing.

@@ -1,4 +1,4 @@
-"""Stages of the experiment, in order, with their scripts, inputs, outputs and parameters.
+"""Stages of the main experiment, with their scripts, inputs, outputs and parameters.
 
 Flags and file names can contain placeholders, see ``pipeline.stage``.
 """
@@ -414,7 +414,7 @@ class _Builder:
 
 
 def _optional_flag(flag: str, value: object | None) -> tuple[str, ...]:
-    """Return a flag and its value; nothing if the value is None."""
+    """Return a flag and its value; () if the value is None."""
     return () if value is None else (flag, str(value))
 
 
