@@ -58,7 +58,8 @@ class CameraWindows:
         world: images of the canvas (N, C, 64, 64).
         near: memory near the player (N, T, 5 · memory_channels).
         actions: actions, int64 (N, T).
-        camera: recorded velocity and displacement of the camera (N, T, 4).
+        camera: recorded velocity of the camera (right, down), then its displacement (right, down)
+            (N, T, 4).
         phase: recorded phase in the last initial frame, see ``batches.true_phase``; NaN where
             unknown (N, 4).
         counts: 1 before the first terminal step, 0 from this step on (N, T).
@@ -156,8 +157,8 @@ class CameraTraining:
             known: steps after which the recorded motion replaces the predicted one, bool (B, T).
 
         Returns:
-            Velocity (2 numbers) and displacement (2 numbers) of the camera (B, T, 4), and its phase
-            at the start, see ``batches.true_phase`` (B, 4).
+            Velocity (right, down), then displacement (right, down) of the camera (B, T, 4); and its
+            phase at the start, see ``batches.true_phase`` (B, 4).
         """
         estimate = self.encoder.estimate_camera(windows.costs, windows.edges)
         state = self.start.camera(windows.vectors, windows.carried + estimate)

@@ -146,7 +146,8 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         pixel_weights: weights of the squared errors of the images (T, B, H, W); None for 1.
         all_vectors: bottleneck vectors of the whole batch (B_all, V) if the simulation covers only
             some of its windows; None if it covers all windows.
-        true_camera: velocity and displacement of the camera (T, B, 4); None for no camera loss.
+        true_camera: velocity and displacement of the camera, see ``batches.true_camera``
+            (T, B, 4); None for no camera loss.
         agent_windows: slice of the windows in which the agent acted, which is every n-th window of
             the whole batch. The agent-state loss is divided by the share of these windows, so that
             its batch mean estimates the mean over all windows.

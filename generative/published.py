@@ -250,7 +250,7 @@ def save_compact(path: Path, source: Path) -> None:
 
 
 def is_compact(path: Path) -> bool:
-    """Return whether a file was written by ``save_compact``: it contains only weights in float16.
+    """Return whether a file contains only weights in float16, as written by ``save_compact``.
 
     Raises:
         UserError: if it is not a simulator file.

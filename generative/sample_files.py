@@ -217,7 +217,7 @@ class SampleFolder(ResultStore):
                      _NAMES[field])
 
     def origin(self, number: int) -> SampleOrigin:
-        """Read the origin of a sample; published samples do not store it.
+        """Read start and forced action of a sample, which published samples do not store.
 
         Raises:
             UserError: if the file is missing or damaged.

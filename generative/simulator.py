@@ -117,9 +117,9 @@ class Simulation(Step):
     """All steps of a forward pass: the fields of ``Step`` with time first (T, B, …), and the start.
 
     Attributes:
-        camera: predicted velocity and displacement of the camera, before ``true_camera`` replaces
-            them in the state (T, B, 4); None in the vector architecture and from
-            ``Simulator.imagine``.
+        camera: predicted velocity (right, down), then displacement (right, down) of the camera,
+            before ``true_camera`` replaces them in the state (T, B, 4); None in the vector
+            architecture and from ``Simulator.imagine``.
     """
 
     start: Start
@@ -239,7 +239,7 @@ class Simulator(nn.Module):
                 window.
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
-            true_camera: velocity and displacement of the camera in each step (T, B, 4), and a mask
+            true_camera: motion of the camera, see ``batches.true_camera`` (T, B, 4), and a mask
                 of the steps in which they replace the predicted ones, bool (T, B).
             agent_windows: windows in which the agent acts. The agent's states, log-probabilities,
                 values and actions are returned for these windows only.

@@ -344,16 +344,20 @@ class SpatialCell(nn.Module):
         return SpatialState(state.canvas, self.remember(x, memory), scene, fine, camera).flat()
 
     def camera_state(self, h: Tensor) -> Tensor:
-        """Return the camera's velocity and displacement (…, 4) in states (…, H)."""
+        """Return the camera's motion in states (…, H).
+
+        Returns:
+            Velocity (right, down), then displacement (right, down) (…, 4).
+        """
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
-        """Replace velocity and displacement in some states.
+        """Return states in which the camera's motion is replaced where ``where`` is True.
 
         Args:
             h: states (B, H).
-            camera: new velocity and displacement (B, 4).
-            where: whether to replace them in each row, bool (B,).
+            camera: new velocity and displacement, as from ``camera_state`` (B, 4).
+            where: rows to replace, bool (B,).
         """
         known = torch.where(where[:, None], camera, self.camera_state(h))
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)

@@ -141,13 +141,13 @@ def circuit_table(policy: Policy, compute: Compute, parts: Sequence[Part], ranki
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Compare the greedy circuit of half of a layer's parts with random ones, one row per layer.
+    """Compare each layer's greedy circuit of half of its parts with random circuits of this size.
 
     Args:
         table: results of ``circuit_table``, of any number of layers.
 
     Returns:
-        Table with the columns:
+        One row per layer, with the columns:
 
         - ``layer``, and ``parts``, the number of its parts.
         - ``size``: largest measured size of a circuit that is at most half of ``parts``.

@@ -252,7 +252,7 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
 
 def make_arms(args: argparse.Namespace, policy: Policy, kinds: Sequence[VectorKind],
               given: Sequence[str]) -> list[Arms]:
-    """Return the arms selected by the flags, grouped by layer and source of the vectors.
+    """Return the conditions (arms) selected by the flags, grouped by layer and source of vectors.
 
     Args:
         args: the parsed flags.
@@ -327,18 +327,18 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
 
 def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequence[Arms],
             states: Sequence[MazeState], outcomes: Sequence[Outcome] = ()) -> list[Measurements]:
-    """Return the measurements of all arms on forks; missing ones are computed and written.
+    """Return outcomes of forks under all conditions; missing ones are measured and written.
 
     Args:
         store: open store of the results.
         entry: entry of the schema: DECISIONS, FIELDS or CHOOSING.
         experiment: agent, vectors and controls.
-        arms: groups of arms.
+        arms: groups of conditions.
         states: the forks.
         outcomes: outcomes of fields; empty to measure at decision squares.
 
     Returns:
-        Measurements of each group of arms, on all forks.
+        Measurements of each group, on all forks.
     """
     measured = []
     with Progress(len(arms) * len(states), "fork") as progress:

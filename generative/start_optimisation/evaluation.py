@@ -3,16 +3,17 @@
 Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
 deviation of the simulated target from the mean over recorded starts, in standard deviations and
 with the sign of the objective. In the statistics of ``stats.effects``, each objective is a row, and
-objectives with the same target are resampled together. There are two outcomes:
+objectives with the same target are resampled together. Each penalty is one condition of this
+comparison (an *arm*). There are two outcomes:
 
 - ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
   search began. A control is the best of ``best_of`` starts redrawn from all recorded starts.
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
   nearest to the optimised start; then the agent continues. The outcome is the share of recorded
-  values that the target at the step exceeds (in the objective's direction), minus 0.5. The arm
-  ``recorded`` uses the best recorded start instead. A control shifts the starts of an arm by j
-  objectives: the target of objective i is read in the start of objective i + j. There is a control
-  for every shift j that gives each objective the start of another target.
+  values that are lower than the target at the step (higher if the objective minimises the target),
+  minus 0.5. A further arm, ``recorded``, uses the best recorded start instead. A control shifts the
+  starts of an arm by j objectives: the target of objective i is read in the start of objective
+  i + j. There is a control for every shift j that gives each objective the start of another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B vectors
 of size V.
@@ -180,11 +181,11 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
 
 def compare_with_recorded(context: SearchContext, scores: dict[str, np.ndarray],
                           percentiles: dict[str, np.ndarray], seed: int) -> pd.DataFrame | None:
-    """Estimate the effects of all arms on the outcomes ``score`` and ``percentile``.
+    """Estimate the effects of optimised starts on the outcomes ``score`` and ``percentile``.
 
     Args:
-        scores: scores of the best starts, by arm. Each array (O, O) has a row per start and a
-            column per objective.
+        scores: scores of the best starts, by arm ("penalty 0.1" and so on). Each array (O, O) has a
+            row per start and a column per objective.
         percentiles: percentiles in the real game, by arm, including the arm ``RECORDED``; arrays as
             in ``scores``.
         seed: seed of the controls and of the statistics.

@@ -26,7 +26,7 @@ _WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by distributi
 
 @dataclasses.dataclass(frozen=True)
 class CheeseRegion:
-    """Move the cheese of a new level into the region; a ``LevelEdit``.
+    """``LevelEdit`` that moves the cheese of a new level into the top right region of the maze.
 
     The cheese is drawn uniformly from the free squares of the region except the start, inner
     (0, 0). The draw depends on the level seed and the size alone, so the cheese of a level is

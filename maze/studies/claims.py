@@ -1,7 +1,8 @@
 """Published claims on maze agents, and the findings of an agent's studies on each of them.
 
 ``analysis/maze/<agent>/`` contains a folder per study. Every tested claim has one primary number
-per agent. The p-values of an agent's primary numbers are corrected together by Holm's method.
+per agent. The p-values of an agent's primary numbers are corrected together by Holm's method. Rows
+are those of the table of claims, numbered from 1.
 
 Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
 2310.08043), "Add a top-right vector" (2023), "Behavioural statistics for a maze-solving agent"
@@ -271,7 +272,7 @@ def _own_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_levels: int = 0,
             primary: bool = False, shown: bool = True) -> Iterator[Finding]:
-    """Yield the effect of an arm on an outcome, if the table has it."""
+    """Yield the effect of the condition ``label`` on an outcome, if the table has it."""
     own = _own_rows(table)
     for row in own[(own["label"] == label) & (own["outcome"] == outcome)].itertuples():
         yield Finding.of_effect("forks", measure, row, num_levels, primary=primary,

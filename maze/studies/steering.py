@@ -166,11 +166,11 @@ class Arms:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Outcomes of arms on some forks.
+    """Outcomes of forks without steering vectors and under each condition of a group (``Arms``).
 
     Attributes:
         before: outcomes without vectors, float64 (N, K).
-        after: outcomes with each set of vectors and arm, float64 (D, A, N, K).
+        after: outcomes with each set of vectors, under each condition, float64 (D, A, N, K).
         sizes: sizes of the change of the layer's output, see SIZES, float64 (D, A, N, 3).
     """
 
@@ -369,7 +369,7 @@ class Experiment:
 
 def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: Sequence[str],
                  num_controls: int, chosen: Sequence[Outcome], seed: int) -> pd.DataFrame:
-    """Compute the effect of each arm and control on each outcome.
+    """Compute the effect of each condition (arm), and of its controls, on each outcome.
 
     An arm is compared with each kind of controls separately. Its effect is claimed if every
     comparison claims it, and its ``p_control`` is the largest p-value of these comparisons.
@@ -449,11 +449,11 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
 
 
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
-    """Return, for each combination of sources, the arm with the largest absolute mean change of the
-    log-odds.
+    """Return, for each combination of sources, the condition with the largest absolute mean change
+    of the log-odds.
 
     Args:
-        arms: groups of arms.
+        arms: groups of conditions.
         measured: measurements of each group.
     """
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
@@ -469,11 +469,13 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
 
 def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
                     seeds: Sequence[int]) -> pd.DataFrame:
-    """Return the table ``decisions.csv``: a row per arm and fork with ``arm``, the level's ``seed``
-    and DECISION_OUTCOMES; rows of the unpatched agent come first.
+    """Return the table ``decisions.csv``, with a row per condition and fork.
+
+    The columns are ``arm``, the name of the condition; ``seed``, the level seed of the fork; and
+    DECISION_OUTCOMES. Rows of the unpatched agent come first.
 
     Args:
-        arms: groups of arms.
+        arms: groups of conditions.
         measured: measurements of each group at decision squares.
         seeds: level seeds of the forks.
     """
