@@ -58,7 +58,7 @@ CLAIMS = ClaimsTable({
     7: Claim("Edits are targeted: failures by saw, enemy moving left, enemy moving right and "
              "other causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, "
              "0.16, 0.08, 0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving "
-             "left)",
+             "left). Tested here: only the rise of failures by the hazard",
              "change of the share of levels failed, by cause, from the original to the edited "
              "agent on the same levels; only failures caused by the hazard are tested"),
     8: Claim("Edited agents are not entirely blind: with saws invisible, the agent fails 32.20 % "
