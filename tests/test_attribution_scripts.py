@@ -265,7 +265,7 @@ def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data
     ("found/block3/directions.npy", np.full((3, 5), 0.2, np.float32), "with the checksum"),
     ("data/episode_00003/lp.npy", None, "with another source recording"),
     ("", ("--layers", "embedder.block1.res1.relu1"), "bypasses the layer"),
-    ("", ("--episodes", "99"), "but not [99]"), ("", ("--precision", "bfloat16"), "float32")])
+    ("", ("--episodes", "99"), "but lacks [99]"), ("", ("--precision", "bfloat16"), "float32")])
 def test_what_does_not_belong_together_is_refused(file, changes, words, agent, data, found, made,
                                                   tmp_path, capsys):
     for name, folder in (("data", data), ("found", found), ("made", made)):

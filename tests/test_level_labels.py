@@ -246,7 +246,7 @@ def test_a_killed_run_and_shards_equal_one_run(labelled, tmp_path):
 
 def test_labels_of_another_recording_or_agent_are_refused(labelled, tmp_path, capsys):
     save_agent(tmp_path / "other.pth", small_policy())
-    with pytest.raises(UserError, match="another agent"):
+    with pytest.raises(UserError, match="an agent other than"):
         read_examples(labelled / "data", labelled / "labels", tmp_path / "other.pth")
     ResultStore(tmp_path / "labels", LEVEL_LABELS).open({"recording_sha256": "another"})
     with pytest.raises(UserError, match="labels of a different recording"):

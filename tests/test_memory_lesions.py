@@ -332,5 +332,5 @@ def test_recorded_states_and_policies_are_reproduced(counting):
 def test_another_agents_recording_is_refused(counting, agent_path, tmp_path, capsys):
     assert memory_lesions.main(["--agent_file", str(agent_path), "--data_dir",
                                 str(counting / "data"), "--output_dir", str(tmp_path / "new")]) == 2
-    assert re.search("recorded with another agent", capsys.readouterr().err)
+    assert re.search("recorded with an agent other than", capsys.readouterr().err)
     assert not (tmp_path / "new").exists()

@@ -204,7 +204,7 @@ def test_a_panel_without_features_has_none_of_their_files(exported):
 
 MISTAKES_IN_FEATURES = {
     "features of another agent": ("features/settings.json", "agent_sha256",
-                                  "features in .* were found with another agent"),
+                                  "features in .* were found with an agent other than"),
     "dreams of other features": ("dreams/made_to_order.json", "sae_sha256",
                                  "starts in .* were optimised for other features than those in")}
 

@@ -487,15 +487,15 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
     run = SimulatorTraining(tmp_path, settings_for(
         recording, training={"average_decay": 0.2}, max_batches=3), FLOAT32)
     average = [parameter.detach().clone() for parameter in run.simulator.trainable_parameters()]
-    step, decays = run._step, (1 / 10, 2 / 11, 0.2)  # the third one is the limit
+    step, decays = run._run_step, (1 / 10, 2 / 11, 0.2)  # the third one is the limit
 
-    def averaging(windows):
-        figures = step(windows)
+    def averaging(**windows):
+        figures = step(**windows)
         for mean, parameter in zip(average, run.simulator.trainable_parameters()):
             mean.lerp_(parameter.detach(), 1 - decays[run.batches])
         return figures
 
-    run._step = averaging
+    run._run_step = averaging
     assert run.train() == 0
     opened = open_simulator(run.newest_checkpoint, AGENT, CONFIG, FLOAT32)
     names = [name for name, parameter in run.simulator.named_parameters()
