@@ -71,8 +71,7 @@ CLAIMS = ClaimsTable({
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
              "rank correlation, over agents trained with different R, of R and the share of "
              "episodes that reach the cheese, which lies outside the regions of all agents; the "
-             "numbers of claim 2 for each R. The agents of a column were trained in the "
-             "same way, except for R"),
+             "numbers of claim 2 for each R. The agents of a column differ in R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
              "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
@@ -166,15 +165,16 @@ CLAIMS = ClaimsTable({
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
     "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares, "
-    "otherwise a bootstrap over levels. In claims 6 to 13, 15 and 16, a number with a sign is a "
-    "change caused by the intervention. *Reference* is the number without intervention, or the "
+    "otherwise a bootstrap over levels. The exception is the range over Gaussian vectors in claim "
+    "8. In claims 6 to 13, 15 and 16, a number with a sign is a change caused by the "
+    "intervention. *Reference* is the number without intervention, or the "
     "base rate, unless the claim's section defines it. An effect is *claimed* if its interval "
     "excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of paired sign "
     "flips, after Holm's correction over the agent's column. *controls* is (1 + n) / (K + 1), "
     "where n of K controls have an effect at least as large. A tested claim *holds* if its effect "
     "is claimed. Claim 7 predicts no effect, so it does not hold if an effect is claimed.",
-    "Agents with a common teacher are not independent; their model cards report how similar they "
-    "are."))
+    "Agents with a common teacher are not independent; the model cards report how similar the "
+    "shipped agents are to their teacher."))
 
 
 class StudiesFolder:
