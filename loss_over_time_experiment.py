@@ -213,8 +213,9 @@ def find_camera(dataset: RolloutDataset, windows: np.ndarray
                 ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
     """Return the camera's scale in pixels per square, and a function that looks up positions.
 
-    The results are the fields ``scale`` and ``positions`` of ``FidelityCard``. If the camera's
-    movement is not known, print the reason and return (None, None).
+    The results are the fields ``scale`` and ``positions`` of ``FidelityCard``. If the camera does
+    not move, return (0, None). If its movement is not known, print the reason and return (None,
+    None).
 
     Args:
         dataset: the recorded windows.
@@ -263,7 +264,7 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Return recorded frames, each rendered by the real game without one kind of object.
+    """Return a provider that renders recorded frames in the game without each kind of object.
 
     If this is not possible, print the reason and return None.
     """

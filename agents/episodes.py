@@ -143,7 +143,8 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   watch: Watch | None = None) -> Iterator[Episode]:
     """Play one episode on each level and yield the episodes as they end.
 
-    Batch metadata, including the player's square and facing, are attached if a patch needs them.
+    Every forward pass has batch metadata. They include the player's square and facing only if a
+    patch needs them.
 
     Args:
         policy: the agent.

@@ -48,9 +48,10 @@ class ChangeSize:
 
     Attributes:
         layer: name of the layer.
-        pictures: number of frames that the patch changed. Stored files use the same name.
-        in_std: Euclidean norm of the change in standard deviations of the units, excluding units
-            that do not vary; None if no standard deviations were given.
+        pictures: number of frames that the patch changed; stored files use this name, too.
+        in_std: Euclidean norm of the change after the change of each unit is divided by the unit's
+            standard deviation; units that do not vary are left out. None if no standard deviations
+            were given.
         norm: Euclidean norm of the change.
         relative: norm of the change divided by the norm of the unpatched output, or 0 if the
             latter is 0.

@@ -51,7 +51,7 @@ class ObjectPainter:
         self._view = StateView(config)
 
     def draw(self, state: LevelState) -> ObjectPictures:
-        """Render a state completely, and without each kind of object that is in view."""
+        """Render a state with all objects, and once without each of the K kinds."""
         frame = self._view.draw(state.to_bytes())
         return ObjectPictures(frame, np.stack([
             self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame

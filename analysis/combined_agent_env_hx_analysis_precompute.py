@@ -1,5 +1,5 @@
-"""Find behaviours: clusters of the agent's and the environment's states and of their changes on a
-t-SNE map. A sample shows the behaviour that is most common among its first steps."""
+"""Find behaviours: clusters, on a t-SNE map, of the agent's and the environment's states and of the
+changes of these states. A sample shows the behaviour that is most common among its first steps."""
 
 from __future__ import annotations
 

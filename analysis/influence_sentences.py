@@ -33,8 +33,8 @@ def percent(share: float) -> str:
 
 
 def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int) -> str:
-    """Describe the actions, values and rewards of a group of samples, how many of them end, and the
-    ICs whose mean over the group is most unusual.
+    """Describe the actions, values and rewards of a group of samples, in how many of them the
+    episode ends, and the ICs whose mean over the group is most unusual.
 
     Args:
         rows: indices of the group's n samples among all M samples (n,); unusual ICs are left out if

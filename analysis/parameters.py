@@ -56,7 +56,8 @@ class AgentHiddenConfig:
         clustering: clustering method, one of CLUSTERINGS.
         nmf_max_iter, ica_max_iter: largest number of iterations.
         nmf_tol, ica_tol: tolerance below which a fit has converged.
-        outlier_max_k: exclusive upper bound of the number of neighbours in the outlier vote.
+        outlier_max_k: exclusive upper bound of the number of neighbours in the vote of
+            ``clustering.find_outliers``.
     """
 
     section: ClassVar[str] = "analysis.agent_h"

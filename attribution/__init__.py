@@ -1,6 +1,7 @@
 """Attribution of an agent's outputs to the activations and features of its layers.
 
-``from attribution import run`` gives the entry point of the published package.
+``from attribution import run`` gives the entry point of the package that was published with
+"Understanding RL Vision".
 """
 
 

@@ -100,7 +100,8 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",
            7: "failure_causes has not been run with an edited agent",
            8: "failure_causes has not been run with an edited agent and --invisible",
-           9: "python -m attribution.series has not been run",
+           9: "no such agents of this network have been measured (python -m "
+              "attribution.series)",
            11: "python -m attribution.objects has not been run",
            12: "the settings of the attributions lack the unit of rewards; run python -m "
                "attribution.attribute again with the same flags to add it"}

@@ -165,9 +165,12 @@ class AttributedAgent:
                    for number in range(self.steps.num_trajectories))
 
     def outputs_at(self, layer: str) -> list[str]:
-        """Return the names of the outputs attributed to a layer, the value first, followed by the
-        names of two quantities that the page shows like outputs: gradient times activation, and
-        activations."""
+        """Return the names of the outputs attributed to a layer, the value first.
+
+        For layers other than the input, the names of quantities that the page shows like outputs
+        follow: the stored products of gradient and activation (one per output), and the stored
+        activations.
+        """
         outputs = sorted(self._store.outputs(layer), key=lambda name: (name != "value", name))
         if layer == INPUT:
             return outputs

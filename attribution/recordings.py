@@ -46,7 +46,8 @@ class Recording:
         path: data folder of the recording.
         policy: the agent.
         agent_file: file of the agent.
-        check_contents: whether the checksum covers all file contents; see ``RolloutFolder.sha256``.
+        check_contents: read all files for the checksum, not only files whose size or time has
+            changed; see ``RolloutFolder.sha256``.
 
     Attributes:
         folder: the data folder.

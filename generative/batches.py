@@ -132,7 +132,7 @@ class AlignedBatch:
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
-    """Align a batch of windows, time first (W, B, …), with simulated steps, on the windows' device.
+    """Align windows with simulated steps, on the windows' device; arrays of both are time first.
 
     Raises:
         UserError: if the windows do not have ``config.window_length`` frames.

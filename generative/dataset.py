@@ -91,8 +91,8 @@ class RolloutDataset:
 
     If the initial frames and the frame after them lie in one episode, the window holds the recorded
     frames, padded after the episode's end. If they straddle two episodes, the window shows only the
-    second: after padding, the first frame of this episode is the last initial frame. No window
-    starts at the last rows of the last episode, because no episode follows.
+    second: its first frame is the last initial frame, and the initial frames before it are padding.
+    No window starts at the last rows of the last episode, because no episode follows.
 
     Args:
         folder: ``data`` folder of this project or a published one.

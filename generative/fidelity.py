@@ -49,8 +49,8 @@ def psnr(squared_error):
     """Compute the peak signal-to-noise ratio, in dB, of images in [0, 1].
 
     Args:
-        squared_error: mean squared errors, array or tensor; raised to ``MIN_SQUARED_ERROR`` if they
-            are smaller.
+        squared_error: mean squared errors, array or tensor; smaller values than
+            ``MIN_SQUARED_ERROR`` are replaced by it.
     """
     floored = squared_error.clip(min=MIN_SQUARED_ERROR)
     return -10 * (floored.log10() if isinstance(floored, Tensor) else np.log10(floored))

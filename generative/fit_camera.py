@@ -1,4 +1,4 @@
-"""Train only the camera's networks of a spatial simulator, much faster than with all networks.
+r"""Train only the camera's networks of a spatial simulator, much faster than with all networks.
 
 Predicting the camera's motion takes a small part of a simulator's computations. This script first
 runs the simulator on many windows, with the recorded motion of the camera, and stores the inputs of

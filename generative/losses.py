@@ -280,7 +280,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def vector_crowding(vectors: Tensor) -> Tensor:
-    """Compute the crowding () of vectors (B, V) on the unit sphere.
+    """Compute the crowding, a scalar, of vectors (B, V) on the unit sphere.
 
     It is a uniformity loss similar to that of Wang and Isola (2020, "Understanding contrastive
     representation learning"). The crowding is log Σᵢⱼ exp(mᵢⱼ), where mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 if i

@@ -179,7 +179,7 @@ class Preset:
 
     @property
     def given_files(self) -> dict[str, Path | None]:
-        """Given files by placeholder; None for files that a stage creates."""
+        """Paths of the agent and simulator files by placeholder; None if a stage creates it."""
         files = {AGENT: self.agent_file, SIMULATOR: self.model_file,
                  **({MAZE_AGENT: self.mazes.agent_file} if self.mazes else {})}
         return {place: None if file is None else ROOT / file for place, file in files.items()}

@@ -336,7 +336,7 @@ class Experiment:
     @contextlib.contextmanager
     def beginning(self, stage: str) -> Iterator[None]:
         """Context manager: let one job of an array at a time decide whether to start the stage
-        from scratch."""
+        from scratch, so that later jobs see the decision and do not start it again."""
         with _locked(self.folder / f"begin_{stage}.lock", SECONDS_TO_BEGIN,
                      f"another job is still preparing {stage}; submit it again later"):
             os.listdir(self.folder)  # makes a network file system refresh its directory cache

@@ -38,7 +38,7 @@ def report(atlas: pd.DataFrame, beyond: pd.DataFrame, skipped: pd.DataFrame,
     """Format the report of a probe atlas as Markdown.
 
     Args:
-        atlas, beyond, skipped: tables of the folder.
+        atlas, beyond, skipped: tables ``atlas.csv``, ``beyond.csv`` and ``skipped.csv``.
         description: agent, and numbers of steps and levels.
     """
     best = better_probes(atlas)

@@ -7,9 +7,10 @@ The coefficients are the activations of its features.
 - A TopK sparse autoencoder (Makhzani and Frey 2013; Gao et al. 2024) computes the activations with
   a linear encoder, and keeps the k largest outputs. Centre, encoder and atoms are trained together.
 - All other dictionaries have fixed atoms, and their coefficients are found by orthogonal matching
-  pursuit (Pati et al. 1993). In each of k steps, the atom with the largest inner product with the
-  residual is added, and all coefficients are refitted by least squares. For orthonormal atoms
-  (units, principal components), this keeps the k largest coordinates, which is optimal.
+  pursuit (Pati et al. 1993). In each of k steps, the atom whose inner product with the residual is
+  largest (in absolute value, if coefficients may be negative) is added, and all coefficients are
+  refitted by least squares. For orthonormal atoms (units, principal components), this keeps the k
+  coordinates of largest absolute value, which is optimal.
 
 Letters in shape comments: N states, D units, F features (atoms), k active features.
 """

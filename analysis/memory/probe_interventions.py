@@ -175,7 +175,7 @@ def head_outcomes(policy: Policy, states: np.ndarray, levels: np.ndarray,
 def open_loop(policy: Policy, states: np.ndarray, levels: np.ndarray,
               push_conditions: Sequence[Condition[np.ndarray]],
               swap_conditions: Sequence[Condition[Change]], seed: int) -> pd.DataFrame:
-    """Compute the effects of pushes and swaps on recorded states, see ``with_ratios``.
+    """Compute the effects of pushes and swaps on recorded states.
 
     Args:
         policy: the agent.
@@ -183,6 +183,9 @@ def open_loop(policy: Policy, states: np.ndarray, levels: np.ndarray,
         levels: level of each state (N,).
         push_conditions, swap_conditions: interventions and controls.
         seed: seed of the bootstrap and the sign flips.
+
+    Returns:
+        The table of ``with_ratios``.
     """
     changes: list[Change | None] = [
         *(functools.partial(np.add, condition.value) for condition in push_conditions),

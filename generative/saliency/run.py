@@ -62,7 +62,8 @@ class SaliencyPlan:
         functions: functions whose gradients are computed.
         common_timesteps: steps at which the functions are evaluated.
         num_copies: number of copies of a sample; the first copy is the sample itself.
-        perturbation_scale: standard deviation of the noise on the vectors of all other copies.
+        perturbation_scale: standard deviation of the noise that is added to the start vectors of
+            all copies but the first.
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
         without_env_grads: stop gradients at the action that enters the environment.

@@ -149,7 +149,7 @@ def episodes_table(levels: Sequence[Mapping[str, Any]], states: Sequence[MazeSta
 
     Squares are in world coordinates. ``first`` is CHEESE if the mouse reached the cheese before any
     other square of the region, REGION if it reached another square of the region first, and NEITHER
-    otherwise. A start inside the region counts.
+    otherwise. The start counts as reached: ``first`` is REGION if the mouse starts in the region.
 
     Args:
         levels: rows of the journal, see :func:`play_levels`.

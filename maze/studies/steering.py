@@ -376,8 +376,8 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
 
     Args:
         arms: the arms.
-        measured: measurements of each of ``arms``; the first set of vectors are the steering
-            vectors, the others are ``num_controls`` controls of each kind.
+        measured: measurements of each of ``arms``: first with the steering vectors, then with
+            ``num_controls`` controls of each kind, in the order of ``kinds``.
         kinds: kinds of controls.
         num_controls: number of controls of each kind.
         chosen: outcomes to compare.
