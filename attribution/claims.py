@@ -22,8 +22,7 @@ from attribution.checking.object_removal import OBJECTS_AT_STAKE
 from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from attribution.results import AttributionStore, read_features
-from attribution.training_levels import LEVEL_SERIES
-from attribution.training_levels import read_findings as read_level_findings
+from attribution.training_levels import LEVEL_SERIES, level_findings
 from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
 from common.errors import UserError
 from common.results import ResultStore, Table
@@ -296,7 +295,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
 
 def _by_levels(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     if studies.levels.settings_file.exists():
-        yield from read_level_findings(studies.levels.path, layer)
+        yield from level_findings(studies.levels.path, layer)
 
 
 # By row of the table, the function that yields the findings of one agent, given the layer to show

@@ -15,16 +15,15 @@ from attribution.training_levels import (
     GAP,
     KINDS,
     LEVEL_SERIES,
-    MIN_AGENTS,
     SCORE,
     TRAINING,
     UNSEEN,
     level_series,
 )
 from common.cli import Parser
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.results import ResultStore
-from stats.series import is_correlation, write_series
+from stats.series import correlation_findings, write_series
 
 
 def parser() -> Parser:
@@ -40,9 +39,6 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    if len(args.studies) < MIN_AGENTS:
-        raise UserError(f"a rank correlation over agents needs at least {MIN_AGENTS} agents; give "
-                        "more folders to --studies")
     table = level_series(args.studies)
     measures = list(dict.fromkeys(table["measure"]))
     panels = {"success": [TRAINING, UNSEEN, GAP], **{
@@ -57,9 +53,8 @@ def main(argv: list[str] | None = None) -> None:
     write_series(ResultStore(args.output_dir, LEVEL_SERIES), {
         "studies": [str(folder) for folder in args.studies]}, table, AXIS, panels, notes,
         logarithmic=True)
-    for row in table[is_correlation(table)].itertuples():
-        print(f"{row.measure}: rank correlation with the {AXIS} {row.value:.2f} "
-              f"({row.low_95:.2f} to {row.high_95:.2f})")
+    for finding in correlation_findings(table, AXIS):
+        print(f"{finding.measure}: {finding.value:.2f}")
     print(f"wrote report.md, series.png and series.csv to {args.output_dir}")
 
 

@@ -22,13 +22,12 @@ from common.errors import UserError
 from common.files import read_description
 from common.results import ResultStore
 from stats.claims import Finding
-from stats.series import ALL, is_correlation, rank_correlation, series_of, series_schema
+from stats.series import correlation_findings, series_of, series_schema, with_correlations
 
 AXIS = "number of training levels"
 TRAINING, UNSEEN, GAP = ("success on training levels", "success on unseen levels",
                          "generalisation gap")
 SCORE, KINDS, DELETION = "object score", "kinds of object named", "area gained by deletion"
-MIN_AGENTS = 6
 LEVEL_SERIES = series_schema("python -m attribution.series")
 
 
@@ -40,15 +39,12 @@ def level_series(folders: Sequence[Path]) -> pd.DataFrame:
             agents differ in their layers or checks.
     """
     agents = series_of(row for folder in folders for row in _measures(folder))
-    correlations = []
     for measure, rows in agents.groupby("measure", sort=False):
-        if len(rows) != len(folders):
-            missing = {folder.name for folder in folders} - set(rows["agent"])
+        missing = {folder.name for folder in folders} - set(rows["agent"])
+        if missing:
             raise UserError(f"{', '.join(sorted(missing))}: no number for '{measure}', which other "
                             "agents have")
-        numbers, values = rows["number"].to_numpy(), rows["value"].to_numpy()
-        correlations.append((np.nan, ALL, measure, *rank_correlation(numbers, values), len(rows)))
-    return pd.concat([agents, series_of(correlations)], ignore_index=True)
+    return with_correlations(agents)
 
 
 def _measures(folder: Path) -> Iterator[tuple]:
@@ -107,7 +103,7 @@ def newcombe_difference(first: tuple[float, float, float], second: tuple[float, 
     return difference, float(difference - below), float(difference + above)
 
 
-def read_findings(path: Path, layer: str) -> list[Finding]:
+def level_findings(path: Path, layer: str) -> list[Finding]:
     """Return the findings of a series for row R9 of the table of claims.
 
     The claim is not judged, because an untrained agent's features have high object scores too.
@@ -116,9 +112,6 @@ def read_findings(path: Path, layer: str) -> list[Finding]:
         path: folder of the series.
         layer: short name of the layer whose object score comes first.
     """
-    table = ResultStore(path, LEVEL_SERIES).read("series")
-    return [Finding("agents", f"rank correlation of training levels and {row.measure}, "
-                    f"{row.num_levels} agents", row.value, row.low_95, row.high_95,
-                    row.num_levels, shown=True)
-            for row in sorted(table[is_correlation(table)].itertuples(),
-                              key=lambda row: row.measure != f"{SCORE}, {layer}")]
+    findings = correlation_findings(ResultStore(path, LEVEL_SERIES).read("series"),
+                                    "training levels")
+    return sorted(findings, key=lambda finding: f"{SCORE}, {layer}," not in finding.measure)

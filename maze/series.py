@@ -20,7 +20,7 @@ from maze.studies.series import (
     read_levels,
     series_table,
 )
-from stats.series import write_series
+from stats.series import correlation_findings, write_series
 
 
 def parser() -> Parser:
@@ -45,14 +45,15 @@ def main(argv: list[str] | None = None) -> None:
     table = series_table(args.numbers, args.studies, levels)
     notes = (f"All agents played the same {len(levels[0])} levels, in which the cheese lies "
              "outside the region of maze.behaviour. Shares have Wilson's 95 % interval; means have "
-             "a bootstrap interval over levels. The interval of the rank correlation is a "
-             "bootstrap over levels, and does not cover the variation between training seeds.")
+             "a bootstrap interval over levels. Intervals of rank correlations cover the "
+             "variation between agents.")
     write_series(ResultStore(args.output_dir, SERIES_FILES), {
         "by": args.by, "numbers": args.numbers,
         "studies": [str(folder) for folder in args.studies]}, table, AXES[args.by],
         {"": MEASURES}, notes, logarithmic=args.by == STEPS)
-    print(f"rank correlation over {len(levels)} agents: {table['value'].iloc[-1]:.2f}",
-          f"wrote report.md, series.png and series.csv to {args.output_dir}", sep="\n")
+    for finding in correlation_findings(table, AXES[args.by]):
+        print(f"{finding.measure}: {finding.value:.2f}")
+    print(f"wrote report.md, series.png and series.csv to {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -3,31 +3,35 @@
 A result folder contains::
 
     settings.json      folders of the agents' studies, and further settings
-    series.csv         a row per agent and measure, and a row per rank correlation over agents
+    series.csv         a row per agent and measure, and a row per measure with the rank correlation
+                       over agents; num_levels counts levels, or frames, features or agents
     report.md          the values of series.csv as Markdown tables
     series.png         each measure plotted against the number in which the agents differ
-
-Letters in shape comments: A agents.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import norm, spearmanr
 
+from common.errors import UserError
 from common.palette import COLOURS, DPI
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table, write_table
+from stats.claims import Finding
 from stats.report import format_interval
 
 COLUMNS = {"number": float, "agent": str, "measure": str, "value": float, "low_95": float,
            "high_95": float, "num_levels": int}
 ALL = "all agents"  # agent of a rank correlation, whose number is NaN
+_MIN_AGENTS = 4  # for the interval of a rank correlation
 _ENDS = ["value", "low_95", "high_95"]
 
 
@@ -49,25 +53,46 @@ def is_correlation(table: pd.DataFrame) -> pd.Series:
     return table["agent"] == ALL
 
 
-def rank_correlation(numbers: np.ndarray, values: np.ndarray) -> tuple[float, float, float]:
-    """Compute Spearman's rank correlation over agents.
+def with_correlations(agents: pd.DataFrame) -> pd.DataFrame:
+    """Append Spearman's rank correlation of the number and each measure, over agents.
+
+    Intervals are those of Bonett and Wright (2000), "Sample size requirements for estimating
+    Pearson, Kendall and Spearman correlations"; they cover the variation between agents, and are
+    NaN for fewer than four. There is no correlation if all numbers or all values are equal.
 
     Args:
-        numbers: the number in which the agents differ (A,), for at least four agents.
-        values: a measure of each agent (A,).
-
-    Returns:
-        The correlation and the ends of its 95 % interval by Bonett and Wright (2000), "Sample size
-        requirements for estimating Pearson, Kendall and Spearman correlations", which covers the
-        variation between agents. NaN if all numbers or all values are equal.
+        agents: rows of the agents, from :func:`series_of`.
     """
-    if len(set(numbers)) < 2 or len(set(values)) < 2:
-        return np.nan, np.nan, np.nan
-    found = float(spearmanr(numbers, values).statistic)
-    half = norm.ppf(0.975) * np.sqrt((1 + found**2 / 2) / (len(numbers) - 3))
+    rows: list[tuple] = []
+    for measure, of_measure in agents.groupby("measure", sort=False):
+        numbers, values = of_measure["number"], of_measure["value"]
+        if numbers.nunique() > 1 and values.nunique() > 1:
+            found = float(spearmanr(numbers, values).statistic)
+            rows.append((np.nan, ALL, measure, found, *_interval(found, len(values)), len(values)))
+    return series_of([*agents.itertuples(index=False, name=None), *rows])
+
+
+def _interval(correlation: float, num_agents: int) -> tuple[float, float]:
+    if num_agents < _MIN_AGENTS:
+        return np.nan, np.nan
+    half = norm.ppf(0.975) * np.sqrt((1 + correlation**2 / 2) / (num_agents - 3))
     with np.errstate(divide="ignore"):  # a correlation of 1 has the interval 1 to 1
-        low, high = np.tanh(np.arctanh(found) + half * np.array([-1, 1]))
-    return found, float(low), float(high)
+        low, high = np.tanh(np.arctanh(correlation) + half * np.array([-1, 1]))
+    return float(low), float(high)
+
+
+def correlation_findings(table: pd.DataFrame, number: str, **more: Any) -> list[Finding]:
+    """Return the rank correlations of a series as findings of a table of claims.
+
+    Args:
+        table: table ``series.csv``.
+        number: name of the number in which the agents differ.
+        more: further attributes of the findings.
+    """
+    return [Finding("agents", f"rank correlation of {number} and {row.measure}, "
+                    f"{row.num_levels} agents", row.value, row.low_95, row.high_95, row.num_levels,
+                    shown=True, **more)
+            for row in table[is_correlation(table)].itertuples()]
 
 
 def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: str,
@@ -82,7 +107,14 @@ def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: 
         panels: measures of each table of the report and of each panel of the figure, by title.
         notes: description of levels and intervals.
         logarithmic: whether the figure has a logarithmic x-axis.
+
+    Raises:
+        UserError: if two agents have the same name and number.
     """
+    keys = ["number", "agent", "measure"]
+    for number, agent, _ in table.loc[table.duplicated(keys), keys].itertuples(index=False):
+        raise UserError(f"two folders of agents with the number {number:.15g} are named "
+                        f"'{agent}'; rename one")
     with store.replace(settings) as folder:
         written = ResultStore(folder, store.schema)
         write_table(written.file_of("series"), table)
@@ -122,7 +154,7 @@ def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[
     figure = Figure(figsize=(1.2 + 4.4 * columns, 4.4 * lines), layout="constrained")
     all_axes = [*figure.subplots(lines, columns, squeeze=False).flat]
     for axes, (title, measures) in zip(all_axes, panels.items()):
-        for color, measure in zip(COLOURS, measures):
+        for color, measure in zip(itertools.cycle(COLOURS), measures):
             rows = agents[agents["measure"] == measure].sort_values("number")
             value, low, high = rows[_ENDS].to_numpy().T
             axes.errorbar(rows["number"].to_numpy(), value, np.stack([value - low, high - value]),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -220,8 +221,15 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
     np.testing.assert_allclose(found.loc["all agents", "object score, block2"][
         ["low_95", "high_95"]].astype(float), ends, rtol=1e-4)
 
-    assert series.main([*given[:6], "--output_dir", str(tmp_path / "few")]) == 2
-    assert "at least 6 agents" in capsys.readouterr().err
+    few = [*given[:2], *map(str, folders[3:5]), "--output_dir", str(tmp_path / "few")]
+    assert series.main(few) == 0
+    found = pd.read_csv(tmp_path / "few" / "series.csv").set_index(["agent", "measure"])
+    correlation = found.loc["all agents", "object score, block2"]
+    assert correlation["value"] == 1 and np.isnan(correlation["low_95"])
+    assert ("all agents", "kinds of object named, block2") not in found.index
+    shutil.copytree(folders[0], tmp_path / "other" / "agent_0")
+    assert series.main([*few, "--studies", *few[1:4], str(tmp_path / "other" / "agent_0")]) == 2
+    assert "number 10 are named 'agent_0'; rename one" in capsys.readouterr().err
     (folders[2] / "objects" / "block3" / "names.json").unlink()
     assert series.main([*given, "--output_dir", str(tmp_path / "few")]) == 2
     assert "agent_2: no number for 'object score, block3'" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
         assert series.main([*given, "1", "5", "10", *output]) == 0
     [panel] = figures["series.png"].axes
     assert len(panel.get_legend().texts) == 3
-    assert "rank correlation over 3 agents: 1.00" in capsys.readouterr().out
+    assert "and gets the cheese, 3 agents: 1.00" in capsys.readouterr().out
     table_of = pd.read_csv(column / claims.SERIES / "series.csv").set_index(["measure", "number"])
     success = table_of.loc["gets the cheese"].query("agent != 'all agents'")
     np.testing.assert_allclose(success["value"], shares, rtol=1e-5)
@@ -110,7 +110,7 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
     np.testing.assert_allclose(table_of.loc["exact probability"]["value"], exact.mean(), rtol=1e-5)
     first, *others = [finding for finding in findings_of(StudiesFolder(column))[0]
                       if finding.row == 3]
-    assert (first.value, first.holds) == (1, None) and len(others) == 6
+    assert (first.value, first.num_levels, first.holds) == (1, 3, None) and len(others) == 6
 
     assert series.main([*given, "10", "5", "1", *output]) == 0
     assert findings_of(StudiesFolder(column))[0][0].value == -1

@@ -70,8 +70,9 @@ CLAIMS = ClaimsTable({
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
              "rank correlation, over agents trained with different R, of R and the share of "
-             "episodes that reach the cheese, which lies outside the regions of all agents; the "
-             "numbers of claim 2 for each R. The agents of a column differ in R"),
+             "episodes that reach the cheese, which lies outside the regions of all agents; its "
+             "interval covers the variation between agents (Bonett and Wright); and the numbers of "
+             "claim 2 for each R. The agents of a column differ in R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
              "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
@@ -165,9 +166,10 @@ CLAIMS = ClaimsTable({
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
     "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares, "
-    "otherwise a bootstrap over levels. The exception is the range over Gaussian vectors in claim "
-    "8. In claims 6 to 13, 15 and 16, a number with a sign is a change caused by the "
-    "intervention. *Reference* is the number without intervention, or the "
+    "otherwise a bootstrap over levels. The exceptions are the rank correlations in claim 3 and "
+    "the range over Gaussian vectors in claim 8. In claims 6 to 13, 15 and 16, a number with a "
+    "sign is a change caused by the intervention. *Reference* is the number without intervention, "
+    "or the "
     "base rate, unless the claim's section defines it. An effect is *claimed* if its interval "
     "excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of paired sign "
     "flips, after Holm's correction over the agent's column. *controls* is (1 + n) / (K + 1), "

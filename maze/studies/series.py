@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from common.errors import UserError
 from common.results import ResultStore
@@ -25,9 +23,14 @@ from maze.studies.behaviour import (
     mean_interval,
 )
 from maze.studies.steering import STEERING_FILES
-from stats.bootstrap import ClusterBootstrap
 from stats.claims import Finding
-from stats.series import ALL, series_of, series_schema
+from stats.series import (
+    correlation_findings,
+    is_correlation,
+    series_of,
+    series_schema,
+    with_correlations,
+)
 from stats.significance import share
 
 REGION, STEPS = "region", "steps"
@@ -63,7 +66,7 @@ def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
 
 def series_table(numbers: Sequence[float], folders: Sequence[Path],
                  levels: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Measure each agent, and correlate its success with its cheese region or training steps.
+    """Measure each agent, and correlate the measures with cheese region or training steps.
 
     Args:
         numbers: cheese region or training steps of each agent.
@@ -71,8 +74,7 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
         levels: tables of episodes from :func:`read_levels`.
 
     Returns:
-        The table ``series.csv``. A measure that an agent's studies do not have is left out. The
-        last row is the rank correlation of ``numbers`` and SUCCESS, see :func:`trend`.
+        The table ``series.csv``. A measure that an agent's studies do not have is left out.
     """
     rows: list[tuple] = []
     for number, folder, table in zip(numbers, folders, levels, strict=True):
@@ -88,41 +90,13 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
             own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")]
             rows += [(number, folder.name, VECTOR_EFFECT, row.effect, row.low_95, row.high_95,
                       len(store.settings()["levels"])) for row in own.itertuples()]
-    rows.append((np.nan, ALL, SUCCESS, *trend(numbers, levels), len(levels[0])))
-    return series_of(rows)
-
-
-def trend(numbers: Sequence[float], levels: Sequence[pd.DataFrame]) -> tuple[float, float, float]:
-    """Compute the rank correlation, over agents, of ``numbers`` and the share of episodes that
-    reach the cheese.
-
-    The interval is a bootstrap over levels, so it does not cover the variation between training
-    seeds.
-
-    Args:
-        numbers, levels: see :func:`series_table`.
-
-    Returns:
-        The correlation and the ends of its 95 % interval.
-    """
-    got = np.stack([table[GOT].to_numpy(np.float64) for table in levels])  # (agents, levels)
-    ranks = rankdata(numbers)
-
-    def correlation(counts: np.ndarray) -> np.ndarray:  # counts of levels (R, levels)
-        reached = rankdata(counts @ got.T, axis=1)  # (R, agents)
-        a, b = ranks - ranks.mean(), reached - reached.mean(axis=1, keepdims=True)
-        with np.errstate(invalid="ignore"):
-            return b @ a / np.sqrt((a**2).sum() * (b**2).sum(axis=1))
-
-    bootstrap = ClusterBootstrap(np.arange(got.shape[1]), _SEED)
-    low, high = bootstrap.interval_of(correlation)
-    return float(correlation(np.ones((1, got.shape[1])))[0]), float(low), float(high)
+    return with_correlations(series_of(rows))
 
 
 def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a folder for row 3 of the table of claims.
 
-    The claim is not judged, because the interval does not cover the variation between seeds.
+    The claim is not judged, because agents with different regions may play differently well.
 
     Raises:
         UserError: if a file of the folder is missing or damaged.
@@ -131,11 +105,8 @@ def read_findings(path: Path) -> list[Finding]:
     if store.settings()["by"] != REGION:
         return []
     table = store.read("series")
-    rows = table[table["measure"] != VECTOR_EFFECT].sort_values(
-        "number", na_position="first", kind="stable")
-    num_agents = len(table[table["measure"] == SUCCESS]) - 1
-    return [Finding("agents" if row.agent == ALL else "forks",
-                    f"rank correlation of R and the share of {num_agents} agents"
-                    if row.agent == ALL else f"{row.measure}, R = {row.number:.0f}", row.value,
-                    row.low_95, row.high_95, row.num_levels, row=3, shown=True)
-            for row in rows.itertuples()]
+    agents = table[~is_correlation(table) & (table["measure"] != VECTOR_EFFECT)]
+    return [*correlation_findings(table, "R", row=3), *(
+        Finding("forks", f"{row.measure}, R = {row.number:.0f}", row.value, row.low_95,
+                row.high_95, row.num_levels, row=3, shown=True)
+        for row in agents.sort_values("number", kind="stable").itertuples())]
