@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import weakref
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TextIO
 
@@ -96,7 +97,8 @@ class _LockFile:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
-        weakref.finalize(self, _release, self._path, self._file)
+        # Unlike weakref.finalize, also called at the end of processes of multiprocessing.
+        Finalize(self, _release, (self._path, self._file), exitpriority=0)
 
     def is_there(self) -> bool:
         """Return whether the file still exists under its path."""

@@ -179,6 +179,7 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
     assert not made(text) and text.count(": up to date, valid since") == len(NAMES)
     assert [path.read_bytes() for path in sorted(output.glob("pipeline/stage_*.json"))] == records
     assert digests(output) == before
+    assert not list(output.rglob(".lock"))  # although forked stages end without atexit
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
