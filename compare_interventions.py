@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
                  compute: Compute) -> Testbed:
-    """Return the testbed (simulated starts and how to play them) that the flags specify.
+    """Return the testbed that the flags specify, which simulates the same starts each time.
 
     Raises:
         UserError: if a flag is missing or does not apply to the simulator.

@@ -97,7 +97,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """Run the selected stages with the given parameters, and return the exit status."""
+    """Run, submit or report stages as the flags specify, and return the exit status.
+
+    Args:
+        args: parsed flags.
+        hyperparams: contents of the parameter files, by path.
+    """
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain

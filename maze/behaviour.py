@@ -1,8 +1,8 @@
 """Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions.
 
 Regressions on features of the levels predict whether the agent gets the cheese. A killed run
-resumes after its last level; more levels can be added to a finished run. To compare agents, run
-this script on each of them with a separate output folder.
+resumes after its last finished level; more levels can be added to a finished run. To compare
+agents, run this script on each of them with a separate output folder.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def parser() -> Parser:
     add_agent_flags(flags, "agent to play", num_mazes=2000)
     add_cheese_region_flag(flags)
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows and columns of the top right region; the report counts whether "
-                            "the mouse reaches the cheese or the region first")
+                       help="number of rows and columns of the top right region; the report gives "
+                            "the shares of episodes in which the mouse reaches the cheese or the "
+                            "region first")
     flags.add_argument("--exact", action="store_true",
                        help="also compute exact probabilities of reaching cheese and region; needs "
                             "an agent without memory")
@@ -176,7 +177,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
         regressions: table of regressions, from ``prediction.regressions``; None if there is none.
         what: description of the run.
         notes: sentences on excluded levels and missing regressions.
-        region: rows and columns of the top right region.
+        region: number of rows and columns of the top right region.
         seed: seed of the bootstrap.
     """
     lines = ["# Behaviour of the agent in mazes", "", f"{markdown_escaped(what)}.", "",
@@ -236,7 +237,7 @@ def _number(row: Any) -> str:
 
 
 def _beats(row: Any) -> bool:
-    """Return whether a gain, given as a row of the table of regressions, is claimed."""
+    """Return whether a row of the table of regressions is a claimed (significant) gain."""
     return row.low_95 > 0 and row.p_holm <= LEVEL
 
 

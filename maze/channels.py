@@ -1,9 +1,9 @@
 """Channels that follow the cheese: tracking scores, effects of scaling them, and layer probes.
 
 Channels are chosen on one half of the levels and reported on the other. The positive and negative
-parts of the chosen channels of one layer are multiplied, and the effect at decision squares is
-compared with the effect of multiplying random channels. Linear probes decode properties of the
-level from each layer. A killed run resumes after its last finished step.
+parts of the chosen channels of one layer are multiplied by factors, and the effect at decision
+squares is compared with the effect of multiplying random channels. Linear probes decode properties
+of the level from each layer. A killed run resumes after its last finished step.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
 
 
 def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
-    """Draw hit rate against contrast of the channels of each layer, and the probes by target."""
+    """Plot hit rate against contrast of each layer's channels, and the probe scores by target."""
     shown = scores[(scores["set"] == REPORTING) & (scores["mapping"] == PUBLISHED)
                    & (scores["thing"] == CHEESE)]
     layers, targets = list(shown["layer"].unique()), list(probes["target"].unique())

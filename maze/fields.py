@@ -1,7 +1,8 @@
 """Vector fields of an agent on maze levels, with and without patches, and their differences.
 
-A killed run resumes after its last field; more levels and arms can be added to a finished run. Each
-shard computes the fields of its levels; --join then writes the tables, figures and films.
+A killed run resumes after its last finished field; more levels and arms (lists of patches) can be
+added to a finished run. Each shard computes the fields of its levels; --join then writes the
+tables, figures and films.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def parser() -> Parser:
                        help="recurrent state of agents with a GRU: the state at an episode's "
                             "start, or the state after walking to the square")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows and columns of the top right region, for exact probabilities")
+                       help="number of rows and columns of the top right region, for exact "
+                            "probabilities")
     flags.add_argument("--num_pictures", type=from_zero, default=20,
                        help="number of levels, in order, for which figures are drawn")
     flags.add_argument("--components", action="store_true",
@@ -65,8 +67,9 @@ def parser() -> Parser:
     flags.add_argument("--margin", action="store_true", help="also draw the walls around the maze")
     flags.add_argument("--films", nargs="+", default=[],
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
-                       help="films of the levels with figures, with one image per arm, per agent "
-                            "file in the agent's folder, or per square of the cheese")
+                       help="films of the levels with figures. coefficients: one image per arm; "
+                            "checkpoints: one per agent file in the agent's folder; cheese: one "
+                            "per square of the cheese")
     flags.add_argument("--num_stills", type=from_zero, default=0,
                        help="number of stills of each film to write side by side as an image")
     add_output_flags(flags, "fields")

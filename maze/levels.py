@@ -51,9 +51,9 @@ def parser() -> Parser:
 def row_of(state: MazeState) -> dict[str, object]:
     """Return a level's row of ``levels.csv`` by column, with squares in world coordinates.
 
-    Undefined columns are missing. Kind and cheese are missing unless there is exactly one cheese,
-    and cheese and corner can be reached from the start; the decision square and the features are
-    missing unless the level is a fork.
+    Columns that are undefined for the level are omitted. Kind and cheese are defined if there is
+    exactly one cheese, and cheese and corner can be reached from the start. The decision square and
+    the features are defined for forks only.
     """
     grid = state.grid
     row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,

@@ -1,9 +1,9 @@
 """Retargeting: set a cell in channels that follow the cheese; test if the mouse goes to the square
 that the cell shows.
 
-The cheese is removed, and every free square of each level is a separate target. Controls set other
-channels at the same cell, and the same channels at other cells. Each run adds an arm to the folder;
-a killed run resumes after its last level.
+The cheese is removed, and every square that the mouse can reach is a separate target. Controls set
+other channels at the same cell, and the same channels at other cells. Each run adds an arm to the
+folder; a killed run resumes after its last finished level.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parser() -> Parser:
                        help="value of the channels' other cells, such as -0.2; unchanged if not "
                             "given")
     flags.add_argument("--targets", default="all", type=_targets, metavar="all / N",
-                       help="target squares of a level: all free squares, or N at random")
+                       help="target squares of a level: all reachable squares, or N at random")
     flags.add_argument("--move_cheese", action="store_true",
                        help="add an arm in which the cheese is moved to the target")
     flags.add_argument("--num_controls", type=whole(0, 1000), default=19,

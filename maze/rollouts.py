@@ -1,6 +1,7 @@
-"""Films of an agent on mazes: arms side by side, on the same levels with the same random numbers.
+"""Films of an agent on mazes, with several lists of patches (arms) side by side.
 
-The first arm is the unpatched agent. A killed run resumes after its last film.
+All arms play the same levels with the same random numbers; the first arm is the unpatched agent. A
+killed run resumes after its last finished film.
 """
 
 from __future__ import annotations

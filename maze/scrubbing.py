@@ -2,7 +2,7 @@
 
 At every square of a level, channels are resampled from other levels, with the cheese at the same
 square or at another one. The change of the field is compared with the change caused by
-resampling random channels. A killed run resumes after its last level.
+resampling random channels. A killed run resumes after its last finished level.
 """
 
 from __future__ import annotations

@@ -26,10 +26,12 @@ from stats.series import correlation_findings, write_series
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
-                       help="folder of studies of each agent")
+                       help="folders of studies, one per agent")
     flags.add_argument("--numbers", type=float, nargs="+", required=True, metavar="N",
-                       help="cheese region or training steps of each agent, in the same order")
-    flags.add_argument("--by", choices=tuple(AXES), default=REGION, help="what the numbers are")
+                       help="cheese region or training steps of each agent, in the order of "
+                            "--studies")
+    flags.add_argument("--by", choices=tuple(AXES), default=REGION,
+                       help="quantity that --numbers gives")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "series",
                        help="folder to write to")
     return flags

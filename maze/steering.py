@@ -1,7 +1,7 @@
 """Steer an agent on mazes: add vectors to its layers and measure their effects.
 
 Effects at decision squares and over whole fields are compared with those of matched controls. A
-killed run resumes after the last finished forks and gives the same numbers.
+killed run resumes after the last finished forks and gives the same results as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -86,22 +86,23 @@ def parser() -> Parser:
                             "activations without it; a file <name>.npz; or two level files or "
                             "seeds: activations in the first minus activations in the second")
     flags.add_argument("--coefficients", nargs="+", type=float, metavar="C",
-                       help=f"coefficients of the vectors, an arm each; {COEFFICIENTS} "
+                       help=f"coefficients of the vectors, one arm each; {COEFFICIENTS} "
                             f"if not given")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
                        help=f"layers to add vectors to; {EACH}: every layer separately, {ALL}: all "
                             f"layers at once; {LAYER} if not given, or the layers of the file")
     flags.add_argument("--sources", nargs="+", default=[OWN], choices=SOURCES,
                        help="levels from which vectors are computed. own: the level itself; "
-                            "same_square: another level with its cheese, or its maze's corner, at "
-                            "the same square; other: another level with it at another square; "
-                            "mean: the mean over many levels")
+                            "same_square: another level whose cheese (for top_right: whose maze's "
+                            "corner) is at the same square; other: another level whose cheese or "
+                            "corner is at another square; mean: the mean over many levels")
     flags.add_argument("--offsets", nargs="+", type=whole(1, max(WORLD_DIMS.values())), default=[],
                        metavar="SQUARES",
                        help="further sources: levels whose cheese, or maze's corner, is this many "
                             "squares away in rows or in columns, whichever distance is larger")
     flags.add_argument("--num_sources", type=count, default=100,
-                       help="number of other levels from which vectors are computed")
+                       help="number of other levels from which source levels are drawn, and over "
+                            "which the mean is taken")
     flags.add_argument("--compose", action="store_true",
                        help="add the cheese vector, the top right vector, and both, and measure "
                             "their interaction; --coefficients then takes one value per vector, by "
@@ -120,7 +121,8 @@ def parser() -> Parser:
                        help="also compute exact probabilities on these fields; needs an agent "
                             "without memory")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="rows and columns of the top right region, for exact probabilities")
+                       help="number of rows and columns of the top right region, for exact "
+                            "probabilities")
     flags.add_argument("--num_vectors", type=from_zero, default=10,
                        help="number of forks whose own vectors are written")
     add_output_flags(flags, "steering")
@@ -216,8 +218,8 @@ def parse_vectors(args: argparse.Namespace, policy: Policy
         policy: the agent.
 
     Returns:
-        Kinds of the vectors, empty for a file or a pair of levels; and the vectors of the file or
-        the pair, as ``["given"][layer]`` of a nested dict, which is empty if there are kinds.
+        Kinds of the vectors, empty for a file or a pair of levels; and a dict that maps ``"given"``
+        to the vectors of the file or pair by layer, or an empty dict if there are kinds.
 
     Raises:
         UserError: if flags are incompatible, a file or level does not exist, or a vector does not

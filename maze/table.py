@@ -1,8 +1,8 @@
 """Write a table that compares published claims about maze agents with the results of the studies
 of one or more agents.
 
-Results have intervals. Each tested claim has one test per agent; the p-values of an agent's tests
-are corrected together.
+Each tested claim has one test per agent; the p-values of an agent's tests are corrected together
+by Holm's method.
 """
 
 from __future__ import annotations

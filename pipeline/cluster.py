@@ -275,7 +275,7 @@ class Scheduler:
         return [*command, *getattr(config, self.user_options), f"{self.wrap}exec {line}"]
 
     def parse_number(self, answer: str) -> str | None:
-        """Return the number of a submitted job; None if ``answer`` contains none."""
+        """Return the ID of a submitted job; None if ``answer`` contains none."""
         match = re.search(self.number, answer, re.MULTILINE)
         return match[1] if match else None
 
@@ -317,7 +317,7 @@ class Scheduler:
         return self.parse_queue(answer.stdout)
 
     def submit(self, job: Job, config: ClusterConfig) -> str:
-        """Submit a job; returns its number.
+        """Submit a job; returns its ID.
 
         Raises:
             UserError: if the scheduler refuses the job.

@@ -21,7 +21,7 @@ EVERYWHERE = "-0.05"  # coefficient at all layers at once
 OFFSETS = ("1", "2", "3", "5")
 # value to which a cell is set in all chosen channels; in the strongest channel alone, it is 5.5
 ALL_CHANNELS_VALUE = "1"
-EXACT_FORKS = 20  # number of forks with exact probabilities for the vector to the corner
+EXACT_FORKS = 20  # number of forks with exact probabilities for the top right vector
 CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
 REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")
 FILM_STEPS = "100"
@@ -156,7 +156,7 @@ def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
     """Return the stage that draws the agent's vector fields in mazes with a fork.
 
     Fields are drawn with and without steering by the cheese vector and the top-right vector.
-    Mazes are restricted to 9 to 13 squares per side, which leave room for a path to the corner.
+    Mazes have 9 to 13 squares per side, which leaves room for a path to the world's corner.
     """
     folder = f"{ROOM}/{folder}"
     return Stage(

@@ -80,7 +80,7 @@ class OptimisedStarts:
     """Latent optimisation of start vectors of the simulator.
 
     Attributes:
-        targets: names of the targets.
+        targets: targets to maximise, see generative.optimise_start --help.
         num_starts: number of starts per objective.
         iterations: number of optimisation steps.
         num_recorded: number of recorded starts; half of them are used for comparison.

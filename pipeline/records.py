@@ -168,7 +168,7 @@ class JobAttempt:
     """Last attempt of a job at its part of a stage.
 
     Attributes:
-        job: number of the job in the scheduler.
+        job: ID of the job in the scheduler.
         number: number of the attempt, from 1; the scheduler can requeue a job.
         host: host on which it ran.
         date: start of the attempt.

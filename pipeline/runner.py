@@ -149,7 +149,7 @@ class Pipeline:
         the stage.
 
         Args:
-            job: number of the job in the scheduler.
+            job: ID of the job in the scheduler.
             torchrun: arguments from ``torchrun_arguments``; None for a single process.
 
         Raises:
@@ -182,7 +182,7 @@ class Pipeline:
             torchrun: arguments of ``torchrun``; None to run the script in a single process.
 
         Raises:
-            UserError: if a shard to be joined is not done or outdated.
+            UserError: if shards cannot be joined, because one is incomplete or outdated.
         """
         decision = self.decide(stage)
         if decision.action == UP_TO_DATE:
@@ -418,7 +418,7 @@ class Pipeline:
     # Deletion of the outputs of a stage that starts from scratch
 
     def _files_of(self, stage: Stage) -> list[Path]:
-        """Return all files and links that match a stage's outputs, including hidden ones."""
+        """Return all files and links that a stage deletes when it starts from scratch."""
         paths = [inner for path in matches(self.experiment.path, stage.clears or stage.outputs)
                  for inner in (path, *(() if path.is_symlink() else path.rglob("*")))]
         return [path for path in paths if path.is_symlink() or not path.is_dir()]

@@ -138,7 +138,7 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
     running = {entry.job for entry in entries if entry.state == RUNNING}
     hopeless = {entry.job for entry in entries if entry.never} & alive
     plans: dict[str, StagePlan] = {}
-    last: dict[str, str] = {}  # number of the last job of a stage
+    last: dict[str, str] = {}  # ID of the last job of a stage
     succeeded: set[str] = set()  # IDs of jobs
     kept: set[str] = set()
     for stage in stages:
@@ -157,7 +157,7 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
         is_fine = not own & hopeless and all(
             set(job.after) <= succeeded | kept | own for job in jobs)
         if is_fine and submitted and jobs and jobs[0] == submitted.jobs[0]:
-            # It waits for every stage that recomputes one of its inputs.
+            # The first job must wait for every stage that recomputes one of its inputs.
             is_fine = {last.get(name, "to be submitted") for name in after} <= set(jobs[0].after)
         if submitted and submitted.last in own and (is_fine or own & running):
             why = (f"{'runs' if own & running else 'waits'} as job "
@@ -332,7 +332,7 @@ def status_of(record: Record | None, submitted: Submitted | None,
 
     The state is "done", "runs", "waits", "stopped", "failed", "was interrupted", "ended", "not
     run", "lost" (a job that has not ended is missing in the scheduler's list), "not submitted", or
-    the scheduler's name for the final state of the last job.
+    the scheduler's name for the final state of the last job that did not succeed.
 
     Args:
         record: record of the stage; None if there is none.

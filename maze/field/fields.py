@@ -37,7 +37,7 @@ FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 LEFT, DOWN, UP, RIGHT, STAY = range(5)
 DIRECTIONS = ("left", "down", "up", "right", "stay")
-STEPS = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) of left, down, up, right
+STEPS = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) steps left, down, up, right
 NO_MEMORY, START, WALKED = "none", "start", "walked"
 MEMORIES = (START, WALKED)
 
@@ -208,7 +208,7 @@ def direction_between(square: Square, neighbour: Square) -> int:
 def stamp_frames(state: MazeState) -> FrameSource:
     """Return a source of frames that are composed from stored images of cells, without Procgen.
 
-    It supports only levels without backgrounds in which the view does not move with the mouse.
+    It supports only levels that have no background image and whose view does not follow the mouse.
     """
     stamps = Stamps.of(state.distribution_mode)
     return lambda squares, facing: stamps.frames(state.grid, squares, facing)

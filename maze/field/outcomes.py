@@ -165,7 +165,7 @@ def reaching(fields: Sequence[Field], region: int, steps: int = EPISODE_STEPS) -
 
     Args:
         fields: fields of a policy without memory, with facing 0 and 1.
-        region: rows and columns of the top right region.
+        region: number of rows and columns of the top right region.
         steps: maximum length of an episode.
 
     Raises:
@@ -267,7 +267,7 @@ def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field |
         field: field with facing 0, or the only field.
         unpatched: field of the same level without patches, for OF_CHANGE.
         other_facing: field with facing 1, for EXACT.
-        region: rows and columns of the top right region, for EXACT.
+        region: number of rows and columns of the top right region, for EXACT.
         steps: maximum length of an episode, for EXACT.
 
     Returns:

@@ -6,7 +6,7 @@ Layout::
 
     settings.json                       settings of the run
     differences.csv                     a row of outcomes per arm and level, see outcomes.py
-    moved.csv                           a row per patch of an arm: mean size of its change
+    moved.csv                           a row per arm and patch: mean size of the patch's change
     <arm>/patches.json                  metadata of the arm's patches
     <arm>/field_<level>.npz             field of a level; <level> is its seed
     <arm>/field_<level>_facing_1.npz    field with facing 1, if requested
@@ -228,7 +228,7 @@ def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[st
     Args:
         fields: fields by arm and level, including the arm UNPATCHED.
         levels: levels by name.
-        region: rows and columns of the top right region.
+        region: number of rows and columns of the top right region.
 
     Returns:
         A row per arm and level: ``arm``, ``level`` (name of the level), ``seed``, ``maze_dim``,

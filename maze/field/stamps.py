@@ -154,7 +154,7 @@ def _render(config: EnvConfig) -> Stamps:
         nothing, walls = np.full((side, side), FREE), np.full((side, side), WALL)
 
         def draw(cells: np.ndarray, mouse: tuple[int, int], facing: int = 0) -> np.ndarray:
-            """Render the given cells, with the mouse at (row, column), even on a wall, (P, 3)."""
+            """Render cells and the mouse at (row, column), which may be a wall; uint8 (P, 3)."""
             entities = state.entities.copy()
             entities["y"], entities["x"] = mouse[0] + 0.5, mouse[1] + 0.5
             entities["is_reflected"] = facing
@@ -169,7 +169,7 @@ def _render(config: EnvConfig) -> Stamps:
                 enumerate(_CONTENTS), enumerate(places)):
             cells = nothing.copy()
             cells[row, column] = content
-            far = 0 if row + column >= side else -1  # a corner whose mouse does not touch the cell
+            far = 0 if row + column >= side else -1  # a corner whose mouse is far from the cell
             shown[kind, number] = draw(cells, places[far]) - on_black[far, 0]
     numbers = np.array([row * side + column for row, column in places])
     cells, colours = _by_pixel(numbers, shown)

@@ -27,7 +27,7 @@ from common.errors import UserError
 WALL, FREE, CHEESE = 51, 100, 2  # cell types in Procgen's state
 FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY = "fork", "cheese on the way", "corner on the way"
 KINDS = (FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY)
-FEATURE_REGION = 5  # rows and columns of the region in the features
+FEATURE_REGION = 5  # number of rows and columns of the region in the features
 MEASURES = ("euc", "taxi", "steps")
 FEATURES = (*(f"{measure}_{ends}" for measure, ends in itertools.product(
     MEASURES, ("C_D", "C_T", "D_T", "C_5x5", "D_5x5"))), "cheese_norm")
@@ -291,8 +291,8 @@ class Grid:
         """List, as sentences, the properties in which the level differs from generated levels.
 
         Args:
-            region: rows and columns of the top right region to which the cheese was confined in
-                the agent's training; None if it was not.
+            region: number of rows and columns of the top right region to which the cheese was
+                confined in the agent's training; None if it was not.
         """
         inside = self.region(self.world_dim)
         row, column = np.indices(self.cells.shape) - self.margin

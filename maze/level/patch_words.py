@@ -1,7 +1,8 @@
 """Patch options for mazes: squares, the path to the cheese, and the facing of the mouse.
 
     square=12.20/13.20    patch the cells of the layer that show these squares, in the published
-                          mapping; with mapping=centred, cells whose receptive field is nearest
+                          mapping; with mapping=centred, cells whose receptive fields have
+                          their centres nearest to the centres of the squares
     squares=12.20/13.20   active while the mouse is on one of these squares
     at=decision_square    active while the mouse is on the decision square; at=path, at=off_path:
                           on the shortest path from the start to the cheese, or off it

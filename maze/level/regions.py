@@ -34,8 +34,8 @@ class CheeseRegion:
     rather than ``MazeState``, because that halves the time per episode of training.
 
     Attributes:
-        size: region size R, at least 1, clipped to the size of the maze. 1 is the corner; with the
-            size of the world or more the cheese may lie anywhere, as in stock levels.
+        size: region size R, at least 1, clipped to the size of the maze. Size 1 is the corner; with
+            the size of the world or more, the cheese may lie anywhere, as in stock levels.
     """
 
     size: int

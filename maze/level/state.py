@@ -24,8 +24,8 @@ GAME = "maze"
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}
 _MODES = {0: "easy", 1: "hard", 10: "memory"}
 _TAIL = np.dtype([("maze_dim", "<i4"), ("world_dim", "<i4")])
-# The mouse in generated levels: the fields below, and 0 in all other fields. Other values, such as
-# unlimited growth, would make Procgen hang; only the fields excluded from _FIXED may vary.
+# Fields of the mouse in generated levels; fields not listed here are 0. Other values, such as
+# unlimited growth, would make Procgen hang, so only the fields excluded from _FIXED may vary.
 _MOUSE = np.zeros(1, ENTITY)
 for _name, _value in {"rx": 0.5, "ry": 0.5, "render_z": 1, "fire_time": -1, "spawn_time": -1,
                       "expire_time": -1, "friction": 1, "smart_step": 1, "auto_erase": 1,

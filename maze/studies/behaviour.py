@@ -109,7 +109,7 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
         numbers: indices of the levels to play.
         seed: seed of the sampled actions, combined with the level's index.
         exact: whether to compute exact probabilities, which need an agent without memory.
-        region: rows and columns of the top right region.
+        region: number of rows and columns of the top right region.
 
     Yields:
         A row of the journal, with the keys
@@ -154,7 +154,7 @@ def episodes_table(levels: Sequence[Mapping[str, Any]], states: Sequence[MazeSta
     Args:
         levels: rows of the journal, see :func:`play_levels`.
         states: the same levels.
-        region: rows and columns of the top right region.
+        region: number of rows and columns of the top right region.
     """
     rows = []
     for level, state in zip(levels, states, strict=True):
@@ -202,7 +202,7 @@ def group_levels(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Group the table of episodes by place of the cheese and by kind of level.
 
     The first group contains all levels; the last one, forks with the cheese outside the region.
-    Empty groups, and further groups with all levels, are left out.
+    Empty groups, and other groups that would contain all levels, are left out.
     """
     inside = table["cheese_in_region"]
     groups = {"cheese in the region": table[inside],

@@ -1,8 +1,9 @@
 """Channels that follow the cheese: tracking scores, effects of scaling them, and layer probes.
 
 Channels are chosen by their tracking scores on one set of levels and reported on another. The
-positive and negative parts of the chosen channels are multiplied at the decision squares of forks.
-The effect is compared with the effect of multiplying random channels whose outputs change as much.
+positive and negative parts of the chosen channels are multiplied by factors at the decision squares
+of forks. The effect is compared with the effect of multiplying random channels whose outputs change
+as much.
 
 Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions of a layer's output.
 """

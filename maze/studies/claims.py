@@ -41,7 +41,7 @@ from stats.claims import Claim, ClaimsTable, Finding, read_rows
 EVALUATED = "evaluated"
 PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # places of the cheese
 BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retargeting", "scrubbing"
-SERIES = "regions"  # a series of agents with this agent's recipe, not a study of the preset
+SERIES = "regions"  # series of agents trained with this agent's recipe; not part of the preset
 STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
 LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
 TOP_RIGHT, BOTH = "steering_top_right", "steering_both"

@@ -96,7 +96,8 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
 def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a folder for row 3 of the table of claims.
 
-    The claim is not judged, because agents with different regions may play differently well.
+    The claim is not judged, because agents with different regions may also differ in overall
+    performance.
 
     Raises:
         UserError: if a file of the folder is missing or damaged.

@@ -7,8 +7,8 @@ with control vectors (:class:`Experiment`); effects of vectors and controls are 
 
 A result folder contains::
 
-    decisions/<arms>/<number>.npz     outcomes of some forks at their decision squares
-    fields/<arms>/<number>.npz        outcomes over the fields of some forks
+    decisions/<arms>/<number>.npz     outcomes of a batch of forks at their decision squares
+    fields/<arms>/<number>.npz        outcomes over the field of one fork
     choosing/<arms>/<number>.npz      outcomes of the forks on which layer and coefficient are
                                       chosen; see :class:`Measurements` for the arrays
     vectors/<name>.npz                steering vectors

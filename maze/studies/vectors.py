@@ -2,8 +2,9 @@
 
 A vector is the difference of a layer's output between two versions of a maze, with the mouse at the
 start: with and without the cheese, or with and without a path from the maze's corner to the corner
-of the world. The vector is added on the same level, or on other levels, whose cheese or corner is
-at the same square or at a given distance from it.
+of the world. The vector is computed from the level on which it is added, or from other levels,
+whose cheese or corner is at the same square, at any other square, or at a given distance
+(:func:`source_level`).
 
 Sources: *Understanding and controlling a maze-solving policy network* (2023), *Add a top-right
 vector* (2023).
@@ -40,7 +41,7 @@ SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # source of a given vector, which is the same for all levels
 OFFSET = "offset_"  # prefix of sources, before a distance in squares between cheeses or corners
 Pair = tuple[MazeState, MazeState]
-"""Two versions of a level, whose outputs are subtracted."""
+"""Two versions of a level whose activations are subtracted."""
 
 
 def cheese_pair(state: MazeState) -> Pair:
