@@ -37,9 +37,9 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
     """Return the attribution stages of a preset.
 
     They record the agent without action noise, extract features, compute attributions, check the
-    attributions and saliency maps through the simulator, export the page, count causes of failures
-    with and without a feature, and write the table of published claims. Features, edits and failure
-    causes use levels of three different seeds.
+    attributions and saliency maps through the simulator, export the page, count the failures of the
+    original and edited agents by cause, and write the table of published claims. Features, edits
+    and failure causes use levels of three different seeds.
 
     Args:
         preset: preset of the experiment.

@@ -100,7 +100,7 @@ class MemoryStudies:
         lesions: names of the lesions, see analysis/memory_lesions.py --help; None for all.
         examples: maximum number of recorded steps that are probed; 0 for lesions only.
         played_levels: number of levels that are played under each lesion, each change along a
-            probe direction and each ablation.
+            probe direction and each ablation, and on which channels are patched.
         num_controls: number of random changes per kind of intervention.
         autoencoder_steps: training steps of each sparse autoencoder.
         features: number of sparse features that are ablated, and for which starts are optimised.

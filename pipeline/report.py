@@ -224,7 +224,7 @@ class _Links(Treeprocessor):
     def _moved(self, address: str) -> str | None:
         """Convert a link of the document to a link of the page that shows the document.
 
-        The result is None unless the link leads to a file in the document's folder or below.
+        The result is None unless the link is an anchor or a relative path.
         """
         if address.startswith("#"):
             return address

@@ -182,7 +182,7 @@ class Pipeline:
             torchrun: arguments of ``torchrun``; None to run the script in a single process.
 
         Raises:
-            UserError: if shards cannot be joined, because one is incomplete or outdated.
+            UserError: if shards cannot be joined because some are incomplete or outdated.
         """
         decision = self.decide(stage)
         if decision.action == UP_TO_DATE:

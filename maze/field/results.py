@@ -176,8 +176,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
         patches: patches of the arm, opened for the agent.
         levels: levels by name.
         options: agent and options for computing fields.
-        std: standard deviations of the patched layers' units, by layer; the sizes of changes are
-            measured in this unit.
+        std: standard deviations of the patched layers' units, by layer; the size ``in_std`` of
+            a change is measured in this unit.
 
     Returns:
         The fields, and the sizes of the patches' changes for :func:`moved_table`.

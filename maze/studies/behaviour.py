@@ -3,7 +3,8 @@
 A result folder contains::
 
     settings.json        settings of the run
-    levels.jsonl         a line per level, in the order of play; the tables are computed from it
+    levels.jsonl         a line per level, in the order in which the episodes ended; the tables are
+                         computed from this file
     episodes.csv         a row per level, with COLUMNS
     paths.npz            squares of the mouse
     regressions.csv      see prediction.py; only with --regress

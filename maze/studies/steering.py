@@ -230,7 +230,7 @@ class Experiment:
         control_kinds: kinds of controls, a subset of CONTROL_KINDS.
         num_controls: number of controls of each kind.
         seed: seed of controls and sources.
-        region: rows of the top right region, for exact probabilities.
+        region: number of rows and columns of the top right region, for exact probabilities.
         exact: whether exact probabilities are measured over fields.
     """
 
