@@ -105,7 +105,7 @@ def parser() -> Parser:
 
 def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
                     batch: RecordedFrames) -> tuple[np.ndarray, np.ndarray]:
-    """Compute plain gradients of outputs with respect to the frames, with the memory held fixed.
+    """Compute plain gradients of outputs with respect to the frames, at fixed hidden states.
 
     A gradient is the rate at which an output changes when a pixel gets brighter (Simonyan et al.
     2013, "Deep inside convolutional networks", section 3). Gradients have no baseline and do not

@@ -67,7 +67,7 @@ from envs.objects import GameObject
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
-MIN_LEVELS = 10  # if fewer levels are failed with the hazard invisible, all levels are used
+MIN_LEVELS = 10  # with fewer failures because of the invisible hazard, all levels are used
 
 
 def parser() -> Parser:
@@ -205,8 +205,9 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
         original: condition of the unedited agent.
         features: features by short name of the layer.
         hazard: the hazard.
-        levels: candidate levels. Edits are tried on the levels that the agent fails because of the
-            hazard when it is invisible, or on all levels if these are fewer than MIN_LEVELS.
+        levels: candidate levels. Edits are tried on those that the agent fails because of the
+            hazard when the hazard is invisible. If the agent fails fewer than MIN_LEVELS for this
+            reason, or the hazard cannot be made invisible, edits are tried on all levels.
         play: function that plays N levels under a condition, and returns the cause of failure of
             each, or SOLVED (N,).
 

@@ -115,7 +115,8 @@ class AgentStudies:
 
     Args:
         path: folder with the subfolders ``attribution``, ``features``, ``objects``, ``checks``,
-            ``causes`` and ``levels`` (a series of other agents); the last four may be missing.
+            ``causes`` and ``levels`` (a series; see ``attribution.training_levels``); the last four
+            may be missing.
 
     Attributes:
         attributions, checks, objects, causes, levels: stores of the results.

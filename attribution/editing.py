@@ -97,7 +97,8 @@ class RandomEdit:
     Attributes:
         edit: the control, after rescaling.
         relative: size of the control's change before rescaling, divided by the size of the original
-            edit's change. The strength of ``edit`` was divided by this ratio.
+            edit's change. The strength of ``edit`` is the original strength divided by this
+            ratio.
     """
 
     edit: Edit

@@ -3,9 +3,9 @@ dataset examples of each feature.
 
 Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
-al. 2020, "Understanding RL vision", "Feature directions"). As in the article's interface, examples
-of a feature are one observation per position of the frame, and the observations in which the
-feature is strongest. Only the number of the observation, a box in it, and the strength of the
+al. 2020, "Understanding RL vision", "Feature directions"). As in the article's interface, a feature
+has two kinds of example: one observation per position of the frame, and the observations in which
+the feature is strongest. Only the number of the observation, a box in it, and the strength of the
 feature in the box are stored.
 
 Letters in shape comments: O observations, C H W channels and grid of a layer, N rows (or patches of
@@ -41,7 +41,7 @@ MAX_HELD_OUT = 100_000
 HELD_OUT = 0.1  # minimum held-out share of all rows
 ROWS_PER_FEATURE = 10
 SUBDIVISIONS = (0.25, 0.5, 1, 2)  # positions per cell of a layer, along each axis
-REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as if all had equal shares
+REUSE = 0.1  # an observation is shown at most 1 / REUSE times as often as an average one
 THUMBNAIL = 4  # patches of a thumbnail along each side
 _PATCHES_PER_CELL = 4  # maximum number of patches of a thumbnail from one cell
 ATTRIBUTIONS, ACTIVATIONS = KINDS = ("attributions", "activations")
@@ -139,7 +139,7 @@ def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATT
 
     Raises:
         UserError: if the layer has fewer slots than features, or too few non-zero rows, for example
-            because the value does not depend on it.
+            because the value does not depend on the layer.
     """
     rows = _Rows(samples, kind, number, samples.activations.shape[1] * (1 + samples.signed))
     drawn = np.random.default_rng([seed, _ROWS]).permutation(rows.numbers)
@@ -165,8 +165,8 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
     Args:
         samples: activations and attributions.
         components: k directions over the layer's channels, with entries of any sign (k, C).
-        number: number F of features to keep: of the 2 k features, those with the largest
-            |attribution| of the value.
+        number: number F of the 2 k features to keep, those with the largest |attribution| of the
+            value.
 
     Returns:
         The same as :func:`find_features`; the statistics also contain ``names``, such as "IC 0 +".
@@ -195,7 +195,7 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
 
 
 def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.ndarray, dict]:
-    """Factorise rows (N, M); return directions (F, M), each with sum 1, and the facts
+    """Factorise rows (N, M); return directions (F, M), each with sum 1, and the statistics
     ``iterations``, ``converged`` and ``change``; see ``attribution.results``."""
     # NMF sets initial values below an absolute 1e-6 to 0, whatever the unit of the output.
     rows = np.asarray(rows / rows.mean(), np.float32)
@@ -283,7 +283,7 @@ class Examples:
 
     Attributes:
         observations: index of the observation that is shown at each of R x C positions in the
-            layer, int32 (F, R, C); for a thumbnail, in each of its N places, row by row (F, N).
+            layer, int32 (F, R, C); for a thumbnail, in each of its N patches, row by row (F, N).
             -1 for none.
         strengths: strength of the feature there, float32, with the same shape.
         boxes: box around the position in the observation, int32, with the same shape and a last

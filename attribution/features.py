@@ -58,7 +58,7 @@ from interventions.projector import Projector
 # D hidden units.
 ZERO, MEAN = BASELINES = ("zero", "mean")
 FRAMES_PER_PART = 256  # frames whose attributions are stored together, to resume a killed run
-NUM_EPISODES = 4000  # the default of analysis/hidden_analysis_precompute.py
+NUM_EPISODES = 4000  # same default as in analysis/hidden_analysis_precompute.py
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +182,9 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
         store: open folder, which stores partial results.
 
     Returns:
-        Activations and attributions; the mean activations (C, H, W); and the facts ``value_mean``,
-        ``value_deviation``, ``baseline_mean``, ``baseline_deviation`` and ``gap_*``, see
-        ``attribution.results``.
+        Activations and attributions; the mean activations (C, H, W); and the statistics
+        ``value_mean``, ``value_deviation``, ``baseline_mean``, ``baseline_deviation`` and
+        ``gap_*``, see ``attribution.results``.
 
     Raises:
         UserError: if a value is not finite; the message names its frame.

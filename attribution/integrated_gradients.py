@@ -390,7 +390,7 @@ class LayerIntegratedGradients:
         return torch.stack(sums)
 
     def _divide(self, paths: Paths, segments: _Segments, too_large: np.ndarray) -> _Segments:
-        """Divide each segment whose error is too large for some output, bool (K, P), into two."""
+        """Divide segments into two where ``too_large`` (K, P) is true for any output."""
         some = too_large.any(axis=0)
         path, low, high = segments.path[some], segments.low[some], segments.high[some]
         if not len(path):

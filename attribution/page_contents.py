@@ -114,7 +114,7 @@ class AttributedAgent:
     Attributes:
         name: name of the agent file, or of its folder for files called model.pth.
         checksum: checksum of the agent.
-        remembers: whether the agent has a memory.
+        remembers: whether the agent is recurrent.
         recording: recording of the agent.
         steps: steps of the trajectories.
         features: features by layer, in order of computation.
@@ -157,7 +157,8 @@ class AttributedAgent:
                             f"{ATTRIBUTION_SCRIPT}")
         self.steps = self._store.trajectories()
         self.outputs = [*dict.fromkeys(itertools.chain(*map(self.outputs_at, self.layers)))]
-        self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))  # stable
+        # The sort is stable, so outputs of one kind keep their order.
+        self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))
 
     def _has_all(self, entry: str, *key: object) -> bool:
         """Return whether an item with this entry and key is stored for every trajectory."""
@@ -188,7 +189,7 @@ class AttributedAgent:
         gradient times activation, activations, or gradients with respect to the frame.
 
         Activations have a residual of zero. Gradients with respect to the frame are summed over
-        colours, which gives the change of the output when a pixel gets brighter.
+        colours; the sum is the rate at which the output changes when a pixel gets brighter.
 
         Returns:
             Arrays as in ``PageAgent.attribution``.

@@ -19,8 +19,8 @@ Layout::
                                     activations), and gap (the completeness error), each (T,)
     data/memory_00_00_00000.js      attributions over time, for layers and outputs for which all
                                     trajectories have them: totals (T, L, F + 1); older, the
-                                    attribution to the memory from before the L steps; baseline, the
-                                    output at the start of the integration path; and gap, the
+                                    attribution to the hidden state before the L steps; baseline,
+                                    the output at the start of the integration path; and gap, the
                                     completeness error, each (T,)
     data/examples_00.js             thumbnails and spatial: examples of the features of a layer, see
                                     ``PageExamples``
@@ -129,7 +129,7 @@ class PageAgent(Protocol):
             Arrays by name:
 
             - ``totals``: attributions by lag and feature, the residual last (T, L, F + 1)
-            - ``older``: attribution to older memory (T,)
+            - ``older``: attribution to the hidden state before the L steps (T,)
             - ``baseline``: the output at the start of the integration path (T,)
             - ``gap``: completeness error (T,)
         """
@@ -229,7 +229,7 @@ class PageContent:
         unit: dict of the settings of the advantages (``reward_scale``, ``gamma`` and ``lmbda``) and
             of the calibration of the values, see ``trajectories.Calibration``: ``slope`` of returns
             on values with ``slope_low_95`` and ``slope_high_95``, ``r2``, and ``off``, whether
-            units seem to differ. None for NaN.
+            units seem to differ. NaN is replaced with None.
         bookmarks: lists of notable steps, [{"title", "why", "steps": [[trajectory, step, score]]}];
             scores may be None.
         labels: names of features, by layer and feature from 0.
@@ -238,7 +238,7 @@ class PageContent:
         reports: URL of each check's section in the report, relative to the page, by the name of the
             check.
         tolerance: accepted completeness error.
-        remembers: whether the agent has a memory.
+        remembers: whether the agents are recurrent.
         start: numbers of the ``layer``, ``trajectory`` and ``step`` that the page shows first.
     """
 
@@ -415,8 +415,8 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
 
     Returns:
         - ``layer``, ``output``: the arguments
-        - ``scale``: |cell| that is shown at full brightness: median over frames of the largest
-          |cell|
+        - ``scale``: median over frames of the largest |cell|; the page shows cells of this size at
+          full brightness
         - ``gaps``: dict of the completeness errors: ``median``, ``most`` (99 % quantile) and
           ``largest`` error, number of errors ``above`` the tolerance, and number of ``steps``; None
           without errors

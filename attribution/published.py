@@ -68,8 +68,9 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
         The agent, and the facts about its training that agent files store.
 
     Raises:
-        UserError: if the file is missing, damaged or contains code, or if the agent has another
-            network, a memory, or other actions or tensors; the message names the entry.
+        UserError: if the file is missing, damaged or contains code, or if the agent's network is
+            not ``clear``, is recurrent, or has other actions or tensors; the message names the
+            entry.
     """
     content = read_joblib(path, WHAT)
     for name in ("args", "params"):

@@ -57,9 +57,9 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of
             observations.
         layer_kwargs: ``name_contains_one_of``, strings of which the short name of a layer must
-            contain one; ``discard_first_n`` (0), number of these layers to drop, the first ones
-            first; ``input_layer_include`` (False), whether to also show gradients with respect to
-            the frame.
+            contain one; ``discard_first_n`` (0), number of layers to drop from the beginning of
+            this selection; ``input_layer_include`` (False), whether to also show gradients with
+            respect to the frame.
         attr_policy: also attribute the log-probabilities of actions and directions.
         attr_integrate_steps: initial number of nodes per integration path.
         nmf_features: number of features per layer.

@@ -151,7 +151,8 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
     sizes = np.arange(lengths.max())
     # Number of episodes longer than each size.
     longer = len(lengths) - np.searchsorted(np.sort(lengths), sizes, "right")
-    low = np.searchsorted(np.cumsum(longer), number, "right")  # the largest share for all
+    # The highest limit on the shares at which their sum is at most ``number``.
+    low = np.searchsorted(np.cumsum(longer), number, "right")
     shares = np.minimum(lengths, low)
     unused = order[lengths[order] > low]
     shares[unused[:number - shares.sum()]] += 1

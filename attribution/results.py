@@ -48,7 +48,8 @@ residual::
                                                G(a), G(baseline), completeness errors (``gap``) and
                                                nodes of the integral (``steps``)
     attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    totals at each of the last L
-                                               steps, and attribution to ``older`` memory; optional
+                                               steps, and attribution to the hidden state before
+                                               them (``older``); optional
     attribution/<layer>/<output>/gradient_activation/trajectory_00000.npz    gradient times
                                                activation, reduced to the same features; optional
     attribution/input/<output>/trajectory_00000.npz    gradients with respect to the frame, as
@@ -123,7 +124,7 @@ ATTRIBUTIONS = Schema(
             "gradients": Array(np.float16, "T 64 64 3"), "largest": Array(np.float32, "T"),
             "output": Array(np.float32, "T")})),
         "summary": Entry("{}/{}/summary.json", Json())},
-    # "unit": attributions do not depend on how advantages are computed.
+    # Attributions do not depend on "unit", the settings for computing advantages.
     informative=("versions", "agent_file", "unit"))
 
 

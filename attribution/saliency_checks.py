@@ -1,5 +1,5 @@
-"""Compare saliency maps through the simulator with attributions to layers: which of the two
-predicts the real game correctly more often?
+"""Compare saliency maps through the simulator with attributions to layers: which of the two more
+often predicts correctly what happens in the real game?
 
 Both kinds of map are checked in the same recorded frames by deletion and insertion, by randomised
 weights, and by objects hidden in the real game. Results are written only at the end.

@@ -261,9 +261,10 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
                             rows: pd.DataFrame) -> AdvantageSettings:
     """Determine the settings for computing an agent's advantages.
 
-    They are read from the agent file; missing values are taken from the training run whose folder
-    contains the file. Runs of earlier versions normalised rewards without storing the factor, which
-    is then estimated with :func:`estimated_scale`.
+    They are read from the agent file. A missing ``gamma`` or ``lmbda`` is taken from the training
+    run whose folder contains the file, or from GAMMA or LAMBDA if there is no such run. A missing
+    ``reward_scale`` is 1 if this run did not normalise rewards; otherwise, it is estimated with
+    :func:`estimated_scale`.
 
     Args:
         agent_file: the agent.
@@ -295,8 +296,9 @@ def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
 
     At the last step of an episode, only the reward of this step is still to come, so the value at
     this step is the reward in the unit of values. The estimate is the median ratio of value to
-    reward over rewarded last steps. With fewer than ``MIN_ENDS`` such steps, it is 1 or
-    :func:`normalising_scale`, whichever brings the slope of returns on values closer to 1.
+    reward over rewarded last steps. With fewer than ``MIN_ENDS`` such steps, or if the median is
+    not positive, it is 1 or :func:`normalising_scale`, whichever brings the slope of returns on
+    values closer to 1. If the slope is not positive either, it is :func:`normalising_scale`.
 
     Args:
         rows: rows of a recording; see :func:`calibration_of`.
@@ -331,7 +333,8 @@ def normalising_scale(rows: pd.DataFrame) -> float:
     for t, reward in enumerate(rewards):
         running = reward if starts[t] else running * RewardNormalizer.DISCOUNT + reward
         returns[t] = running
-    deviation = returns[~starts].std() if (~starts).any() else 0.0  # without first rows
+    # The first row of each episode is excluded.
+    deviation = returns[~starts].std() if (~starts).any() else 0.0
     return clipped_scale(deviation, np.abs(rewards).max()) if deviation > 0 else 1.0
 
 
@@ -340,8 +343,9 @@ class Calibration:
     """Calibration of a recording's values: how well they predict the discounted returns.
 
     Attributes:
-        slope: least-squares slope through the origin of the returns on the values: 1 if values are
-            right on average and have the unit of the scaled rewards; NaN if all values are 0.
+        slope: slope of the least-squares line through the origin that predicts returns from values.
+            It is 1 if values are right on average and have the unit of the scaled rewards, and NaN
+            if all values are 0.
         low_95, high_95: 95 % interval of the slope by a cluster bootstrap over episodes; equal to
             the slope if there are fewer than two episodes.
         r2: squared correlation of values and returns; NaN if either is constant.

@@ -1,4 +1,5 @@
-"""Base class of the checks of attributions, and outputs at changed activations of a layer.
+"""Base class of the checks of attributions, and a layer at whose changed activations they evaluate
+an output.
 
 A check computes per-frame results of each attributed layer and output, and summarises them in a
 table, a figure and a one-sentence verdict. All checks use the same frames.

@@ -2,8 +2,8 @@
 objects' cells?
 
 The real game renders the frame again without one kind of object. The agent sees the new frame with
-the same memory (Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual analysis
-of saliency maps for deep reinforcement learning").
+the same hidden state (Atrey, Clary and Jensen 2020, "Exploratory not explanatory: counterfactual
+analysis of saliency maps for deep reinforcement learning").
 
 Letters in shape comments: N frames, K kinds of object, J outputs, R renderings of a frame, H W
 cells of a layer.
@@ -41,7 +41,7 @@ from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
 MIN_FRAMES = 10  # minimum number of frames with a kind of object to compute its statistics
-OBJECTS_AT_STAKE = ("coin", "saw")  # kinds that end or reward an episode, used for the verdict
+OBJECTS_AT_STAKE = ("coin", "saw")  # kinds that reward the agent or end the episode
 
 
 class ObjectRemoval(Check):

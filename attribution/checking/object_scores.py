@@ -21,7 +21,7 @@ files of ``analysis/attribution/objects/``.
                                 attributions
     score                       object score: mean score over the features, with score_low_95 and
                                 score_high_95; null if a feature has no score
-    score_chance                object score with the masks of other frames; null like ``score``
+    score_chance                object score with the masks of other frames; null if ``score`` is
     features                    list of one dictionary per feature, with these keys:
         name                    kind of object that the feature is named after; null if its score is
                                 not above chance
@@ -75,7 +75,7 @@ from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from envs.procgen_env import EnvConfig
 from stats.bootstrap import ClusterBootstrap
 
-NUM_SHIFTS = 40  # cyclic shifts of the frames for the chance level
+NUM_SHIFTS = 40  # maximum number of cyclic shifts of the masks for the chance level
 # A score needs this many frames and episodes in which the kind touches a cell with weight above 0.
 MIN_FRAMES, MIN_EPISODES = 10, 5
 _BINS = 128  # bins of activations
@@ -135,7 +135,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         low[place], high[place] = bootstrap.interval_of(
             functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any is
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN if any score is
     table = pd.DataFrame({
         "feature": np.repeat(np.arange(len(auc)), len(kinds)), "kind": np.tile(kinds, len(auc)),
         "auc": auc.ravel(), "low_95": low.ravel(), "high_95": high.ravel(),

@@ -240,16 +240,16 @@ class Fidelity(Check):
 
 
 def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
-    """Compute infidelity and sensitivity in some rows (B,) of a batch.
+    """Compute infidelity and sensitivity in n frames of a batch.
 
     Args:
         layer: layer and output.
-        batch: the frames.
-        rows: positions of the rows in the batch (B,).
+        batch: the batch.
+        rows: positions of the n frames in the batch (n,).
         seed: seed of the random changes.
 
     Returns:
-        Infidelity and sensitivity of each row, float64 (B, 2).
+        Infidelity and sensitivity of each frame, float64 (n, 2).
     """
     activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.start.expand_as(activations)
@@ -263,7 +263,7 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
         prefix = dataclasses.replace(
             batch.prefix, activations=changed[0].detach(),
             also_read=tuple(state[frame] for state in batch.prefix.also_read))
-        with torch.enable_grad():  # captum disables gradients
+        with torch.enable_grad():  # Captum disables gradients
             values = layer.attribute(prefix, batch.actions[frame.numpy()], np.zeros(1)).values
         return (torch.from_numpy(values[0]).reshape(changed[0].shape),)
 

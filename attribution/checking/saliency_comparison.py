@@ -1,5 +1,5 @@
-"""Comparison of saliency through the simulator with attributions: which kind of map predicts the
-real game correctly more often?
+"""Comparison of saliency through the simulator with attributions: which kind of map more often
+predicts correctly what happens in the real game?
 
 A simulation starts at the bottleneck vector that is encoded from the recorded frame and the frames
 before it; step 0 of the simulation shows the recorded frame. The output is read at step 0 or
@@ -10,12 +10,12 @@ Every map is scored by three measures in the same frames:
 
 - deletion and insertion of blocks of the frame
 - rank correlation with the maps of agents with randomised weights
-- share of objects whose effect on the output, when they are hidden in the real game, has the
-  predicted sign, which is opposite to the sign of the sum of the map over the object
+- share of objects for which the output changes with the predicted sign when the object is hidden in
+  the real game; the prediction is the opposite of the sign of the map's sum over the object
 
-The share per frame, over all kinds of object, is also tested with ``stats.effects``: each map
-against 0.5, and saliency through the simulator against attributions in the same frames. Controls
-are the maps of other frames, obtained by a cyclic shift.
+The share of correct signs in each frame, over all kinds of object, is also tested with
+``stats.effects``: each map against 0.5, and saliency through the simulator against attributions in
+the same frames. Controls are the maps of other frames, obtained by a cyclic shift.
 
 Letters in shape comments: N frames, B frames of a batch, K kinds of object, M maps, H W grid of a
 map, C image channels, D hidden units, L lags, R renderings of a frame, P points of a curve.
@@ -121,7 +121,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         simulator: the simulator with its agent.
         compute: device and precision.
         dataset: dataset of the recording.
-        windows: for each frame, index of the dataset window whose last initial frame it is (N,).
+        windows: index of the dataset window that has each frame as its last initial frame (N,).
         function: output to differentiate.
         lags: numbers of steps after the frame at which the output is read.
         kernel_size, sigma: parameters of the smoothing; see ``saliency_maps``.
@@ -152,9 +152,9 @@ def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places
                  lags: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hide each kind of object from the agent in one frame of the real game, and continue playing.
 
-    The game state is not changed: only that frame is rendered without the kind, which may change
-    the agent's hidden state, its most likely actions and so the rest of the episode. The output is
-    read ``lag`` steps later, or in the last frame if the episode has ended earlier.
+    The game state is not changed; only that frame is rendered without the kind. The changed frame
+    may change the agent's hidden state and its most likely actions, and thus the rest of the
+    episode. The output is read at each lag, or in the last frame if the episode has ended earlier.
 
     Args:
         policy: the agent.
@@ -167,9 +167,9 @@ def hide_objects(policy: Policy, compute: Compute, folder: RolloutFolder, places
         lags: numbers of steps after the frame.
 
     Returns:
-        Masks of each kind, bool (N, K, H, W); changes of the output at each lag, float64 (L, N, K),
-        0 where a kind is not in view; and whether the episode with nothing hidden ends before the
-        last lag, bool (N,).
+        Masks of each kind, bool (N, K, 64, 64); changes of the output at each lag, float64
+        (L, N, K), 0 where a kind is not in view; and whether the episode with nothing hidden ends
+        before the last lag, bool (N,).
 
     Raises:
         UserError: if the recording cannot be replayed.
@@ -305,11 +305,11 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
         seed: seed of the bootstrap.
 
     Returns:
-        The table of ``stats.effects.compare_conditions``, corrected over all comparisons, without
-        the columns ``label`` and ``pattern``. Additional columns are ``map``, ``compared_with``,
-        ``lag``, and the shares of correct signs of both: ``right`` and ``other``. ``altered`` is
-        the difference ``right`` - ``other``, and ``unaltered`` is 0. A control is the same
-        difference with the maps of other frames.
+        The table of ``stats.effects.compare_conditions``, whose p-values are corrected over all
+        comparisons, without the columns ``label`` and ``pattern``. Additional columns are ``map``,
+        ``compared_with``, ``lag``, and the shares of correct signs ``right`` (of ``map``) and
+        ``other`` (of ``compared_with``). ``altered`` is the difference ``right`` - ``other``, and
+        ``unaltered`` is 0. A control is the same difference with the maps of other frames.
     """
     shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))
     counted = np.all([(change != 0).any(axis=1) for change in changes.values()], axis=0)
@@ -426,7 +426,8 @@ def plot(tables: Mapping[str, pd.DataFrame], curves: np.ndarray, names: Sequence
     right, *falling, random = figure.subplots(1, 4)
     agreement = tables["agreement"]
     rows = agreement[(agreement["compared_with"] == CHANCE) & ~agreement["control"]].copy()
-    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5  # relative to 0.5 before
+    # The table has differences from 0.5; the figure shows shares.
+    rows[["low_95", "high_95", "control_low", "control_high"]] += 0.5
     forest_plot(right, rows, [f"{row.map.partition(',')[0]}, {row.lag} later" if row.lag
                               else row.map for row in rows.itertuples()], value="right")
     right.axvline(0.5, color=DARK_GREY, linewidth=0.8)

@@ -1,5 +1,5 @@
-"""Conditions under which failures are counted, see ``agents.failures``: the original agent, edited
-agents, invisible hazards and controls.
+"""Conditions under which failures are counted: the original agent, edited agents, invisible hazards
+and controls. ``agents.failures`` determines the causes of the failures.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
     if the hazard leaves a trail, or becomes another kind of object when it turns around."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
-        if kind.moving:  # show entities that became another kind by turning around
+        if kind.moving:  # first show all: some turned around and are now another kind
             entities = level.entities.copy()
             entities["alpha"][np.isin(entities["type"], kind.entity_types)] = 1
             level = dataclasses.replace(level, entities=entities)

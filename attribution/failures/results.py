@@ -119,7 +119,7 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return whether each level was failed because of each cause, as 1 or 0, float64 (N, K)."""
+    """Return 1 where a level was failed because of a cause, and 0 elsewhere, float64 (N, K)."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
