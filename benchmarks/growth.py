@@ -113,7 +113,7 @@ def measure(script: str, work: Path) -> None:
 
     def new_folder(name: str) -> Path:
         folder = work / f"{script}_{name}"
-        if script == "saliency_experiments":  # adds to the samples
+        if script == "saliency_experiments":  # writes into the folder of samples
             shutil.copytree(work / "samples", folder)
         return folder
 

@@ -39,8 +39,8 @@ def separate_process(make: Callable[..., Callable], *args: object
         args: arguments of ``make``.
 
     Yields:
-        Function that calls the measured function in the new process with the same arguments, and
-        returns a future of the result.
+        Function that passes its arguments to the measured function in the new process, and returns
+        a future of the result.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _prepare, (make, args)) as process:

@@ -22,7 +22,8 @@ NUM_DRAWN = 10  # levels whose frames are also rendered through set_state
 
 
 def frames_of(states: list[MazeState], source: Callable[[MazeState], FrameSource]) -> np.ndarray:
-    """Return a frame with the mouse on each free square of each level, except the cheese's square.
+    """Return one frame for each free square of each level, with the mouse on this square. The
+    cheese's square is left out.
 
     Args:
         source: returns the frame source of a level.

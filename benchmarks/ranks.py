@@ -115,7 +115,7 @@ def measure(name: str, make: Callable[[Distributed], Callable], repeats: tuple[i
     Args:
         name: name of what is trained, for the output.
         make: see ``TrainingProcess``.
-        repeats: number of calls of the work before a measurement, and number in it.
+        repeats: numbers of unmeasured and of measured runs per call; see ``TrainingProcess``.
         unit: name of the items processed, in the plural.
         amount: number of items per measurement.
     """
@@ -140,8 +140,8 @@ def measure_agent(name: str) -> None:
 
 
 def measure_simulator() -> None:
-    # Each measurement follows an unmeasured batch: after a pause of seconds, while other processes
-    # are measured, a batch takes up to a fifth longer.
+    # Each measurement follows an unmeasured batch, because the first batch after a pause, in which
+    # other processes are measured, takes up to a fifth longer.
     with recorded(NUM_EPISODES) as folder:
         settings = settings_for("defaults", folder, BATCH_SIZE, NUM_STEPS)
         measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}",

@@ -56,7 +56,7 @@ def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunctio
     """Compute the gradients of one function in one sample from a separate forward pass.
 
     Args:
-        copies: N perturbed copies of the sample's start vector (N, V).
+        copies: N perturbed copies of the sample's start vector of V elements (N, V).
     """
     draw = LatentSampler("mode")
     start = simulator.start_from(copies.clone().requires_grad_(), draw)

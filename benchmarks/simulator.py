@@ -44,7 +44,7 @@ PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 def settings_for(parameter_set: str, recording: Path, batch_size: int, num_steps: int
                  ) -> SimulatorRunSettings:
-    """Return the settings of a training run on a recording that saves only at the end."""
+    """Return the settings for training on a recording and saving only at the end."""
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9, "gen_model.batch_size": batch_size,
         "gen_model.num_sim_steps": num_steps})
@@ -135,7 +135,7 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         seconds: duration of the step.
     """
     simulator, draw = run.simulator, LatentSampler("sample")
-    frames = batch.images.flatten(0, 1)  # (T*B, C, H, W)
+    frames = batch.images.flatten(0, 1)  # (num_steps * batch_size, 3, 64, 64)
     with torch.no_grad(), run.compute.autocast():
         simulation = simulator(batch, draw)
         embeddings = simulator.frame_embedding(frames)
