@@ -2,9 +2,10 @@
 
     python -m tools.compare_outputs <folder> <other folder>
 
-Arrays, weights and images are compared bit for bit. Dates, durations, versions and the folders'
-paths are ignored in tables, JSON, YAML, reports and page data. The exit status is 1 if the folders
-differ.
+Arrays, weights and images are compared bit for bit. Dates and the folders' paths are ignored in all
+text files, and durations and versions in tables, JSON, YAML and checkpoints. The folders logs,
+pipeline and report, TensorBoard files and plots of training logs are not compared. The exit status
+is 1 if the folders differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
 
 def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
-    """Return the digest of each file in an output folder, ignoring dates, durations and paths.
+    """Return the digest of each compared file in an output folder; see the module docstring.
 
     Args:
         output: the folder.

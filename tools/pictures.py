@@ -91,7 +91,7 @@ def stored(pattern: str) -> Callable[[Shown], Image.Image]:
 def simulator(shown: Shown) -> Image.Image:
     """Return the image of the window with the median image error, among the windows drawn."""
     store = ResultStore(shown.output / "loss_over_time", LOSS_OVER_TIME)
-    errors = store.read("loss", "image").mean(axis=0)  # (N,)
+    errors = store.read("loss", "image").mean(axis=0)  # (windows,)
     drawn = [(float(error), window) for window, error in zip(store.settings()["windows"], errors)
              if store.has("strip", f"{window:06d}")]
     _, window = sorted(drawn)[len(drawn) // 2]
@@ -108,7 +108,7 @@ def shown_samples(shown: Shown) -> list[int]:
     samples = folder.samples
     numbers = np.array([number for number, functions in folder.finished(samples.numbers()).items()
                         if functions])
-    ends = samples.stacked_field("terminals", numbers.tolist())  # (N, T)
+    ends = samples.stacked_field("terminals", numbers.tolist())  # (samples, steps)
     goes_on = (ends.max(axis=1) < ENDED) & [
         recorded is not None and len(recorded) == ends.shape[1] for recorded in (
             recorded_frames(_recording(shown), samples, number, ends.shape[1])
