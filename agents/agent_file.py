@@ -203,7 +203,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
         if "embedder.block1.conv.weight" in state:
             keys = [f"embedder.block{k}.res1.conv1.weight" for k in (1, 2, 3)]
             c1, c2, c3 = (state[key].shape[1] for key in keys)
-            for key, c in zip(keys, (c1, c2, c3)):  # a small file must not build a huge network
+            for key, c in zip(keys, (c1, c2, c3)):  # a tiny file must not allocate a huge network
                 _check_shape(state, key, (c, c, 3, 3), path)
             embedder: Embedder = ImpalaEmbedder(size, (c1, c2, c3))
         elif "embedder.conv1a.weight" in state:

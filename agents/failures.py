@@ -1,9 +1,9 @@
 """Causes of failed episodes.
 
 Procgen reports whether a level is solved, but not why an episode ended. The cause of a failed
-episode is the hazard whose removal lets the episode continue after its last action. The last step
-is therefore repeated in copies of the level, each without the hazards of one kind near the player:
-if the episode continues in a copy, that kind is the cause.
+episode is the hazard whose removal prevents the failure. The last step is therefore repeated in
+copies of the level, each without the hazards of one kind near the player: if the episode does not
+fail in a copy, that kind is the cause.
 
 Reading the state of a level is slow, so it is read only every few steps. The state before a failure
 is restored by replaying the actions since the last state that was read.
@@ -26,11 +26,11 @@ from envs.procgen_env import EnvConfig, StateView
 from stats.effects import Outcome
 
 TIMEOUT = "timeout"
-MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, but no single kind does
+MULTIPLE = "multiple"  # removing all kinds of hazard prevents the failure, removing one does not
 OTHER = "other"  # removing all kinds of hazard does not prevent the failure
 ENDED = "ended"  # unknown cause, because the hazards of the game are not known
 FAILS_BY = "fails_by_"  # prefix of the outcomes of ``failure_outcomes``
-NEAR = 3.0  # distance from the player in cells within which hazards are removed
+NEAR = 3.0  # maximum distance of removed hazards from the player, in cells of the level
 STEPS_PER_STATE = 16  # steps of an episode between two states that are read
 
 
@@ -54,7 +54,7 @@ def unknown_hazards(game: str) -> str:
 
 
 class FailureAttributor(StateView):
-    """Finds the causes of failures by replaying steps in a copy of the level.
+    """Find the causes of failures by replaying steps in a copy of the level.
 
     Args:
         config: configuration of the game.

@@ -181,7 +181,7 @@ class ActivePatches:
         return float(in_std), float(norm), float(relative)
 
     def never_applied(self) -> list[Patch]:
-        """Return the patches that have not acted on any frame; empty before any forward pass."""
+        """Return the patches that have not acted on any frame; [] before the first forward pass."""
         if not self._has_run:
             return []
         acted = {bound.patch for bound in self._bound if bound.num_frames}
@@ -379,8 +379,8 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
         layers: layer names, as accepted by ``find_layer``.
         before: cache outputs before patches are applied.
         on: device of the copies.
-        graph: keep the original tensors, in the network's shapes, so that gradients can be
-            computed.
+        graph: keep the original tensors instead of copies, without reshaping them, so that
+            gradients can be computed.
     """
     cache = ActivationCache({name: find_layer(policy, name) for name in layers}, on, graph, before)
     with _HookStack.pushed(policy, cache):
@@ -436,8 +436,7 @@ def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:
-    """Return the active patches of a policy, one entry per enclosing ``with patched(...)`` block.
-    """
+    """Return the active patches of a policy, one entry per enclosing ``patched`` block."""
     stack = _HookStack.of(policy)
     return [] if stack is None else [block for block in stack.blocks
                                      if isinstance(block, ActivePatches) and block.layers]

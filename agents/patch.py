@@ -73,8 +73,9 @@ Condition = Callable[[BatchInfo], np.ndarray]
 
 Array = np.ndarray | Tensor
 Values = float | Array | Mapping[str, float | Array] | Callable[[BatchInfo], Array]
-"""Values for the entries of a layer: a number, an array that broadcasts to the layer's shape, such
-an array per layer name, or a function of the metadata that returns one per frame (R, *shape)."""
+"""Values for the entries of a layer: a number, an array that broadcasts to the layer's shape, a
+mapping from layer names to these, or a function from metadata to an array that broadcasts to
+(R, *shape)."""""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Patch:
         words: options defined by other packages, as written by the user.
             ``interventions.patch_text.open_patches`` turns them into conditions, cells and so on.
         text: the patch in the command-line syntax; "" if it was created in Python.
-        is_open: whether ``open_patches`` has applied the words and read the files.
+        is_open: whether ``open_patches`` has applied the words and read the files they name.
     """
 
     kind: ClassVar[str]

@@ -1,5 +1,6 @@
-"""Reference sets: frames from levels other than the measured ones, used to compute means and
-standard deviations of activations.
+"""Reference sets: frames from which means and standard deviations of activations are computed.
+
+The frames come from levels other than those on which a study measures effects.
 
 Letters in shape comments: n frames of the set, H W a frame, C channels and P cells of a layer,
 *shape a layer's shape for one frame, D hidden state.
@@ -57,8 +58,7 @@ def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence
 
 
 class ReferenceSet:
-    """Frames from which the mean and standard deviation of a layer's activations are computed. They
-    come from levels other than the measured ones.
+    """Frames from which the mean and standard deviation of a layer's activations are computed.
 
     Args:
         frames: uint8 (n, H, W, 3), n at least 2.
@@ -104,7 +104,7 @@ class ReferenceSet:
         return variance.sqrt().unsqueeze(1)
 
     def drawn(self, number: int, size: int, seed: int) -> np.ndarray:
-        """Draw frames with replacement: uint8 (size, H, W, 3).
+        """Return frames drawn with replacement, uint8 (size, H, W, 3).
 
         Args:
             number: number of the level or simulation that the frames are drawn for.
@@ -150,7 +150,7 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
 
 def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured: Collection[int],
                      size: int, seed: int, edit: LevelEdit | None = None) -> ReferenceSet:
-    """Create a reference set of random frames, one of the agent's episode on each of many levels.
+    """Create a reference set by playing one episode per level and drawing a random frame of each.
 
     Args:
         policy: the agent, without patches.

@@ -14,7 +14,7 @@ Layout, as published::
 Letters in shape comments: L frames of an episode, including the terminal frame; H W C a frame; D
 hidden state; A actions.
 
-POSITION_COLUMNS hold the player's position in cells, measured from the lower left corner of the
+POSITION_COLUMNS hold the player's position in squares, measured from the lower left corner of the
 level: x to the right, y upwards. They are empty in the last row, whose frame shows no level.
 
 Episodes are numbered in the order in which they start. When an episode ends, its folder is created,
@@ -172,7 +172,7 @@ class RolloutFolder(ResultStore):
             stored: stored digests. An episode's stored digest is returned if the total size of its
                 files is unchanged and no file is newer than ``stored_at``; otherwise the files are
                 read.
-            stored_at: time in nanoseconds; -1 to read all files.
+            stored_at: time when the digests were stored, in nanoseconds; -1 to read all files.
         """
         result: dict[str, list[int | str]] = {}
         for number in numbers:

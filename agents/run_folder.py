@@ -33,7 +33,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """Settings of a training run. All except ``num_threads`` affect its results.
+    """Settings of a training run. The results do not depend on ``num_threads``.
 
     Attributes:
         exp_name: name of the experiment, for the folder and titles.

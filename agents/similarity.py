@@ -58,7 +58,8 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
         - ``kl``, ``kl_of_other``: mean of KL(agent ‖ other) and of KL(other ‖ agent), in nats.
         - ``same_action``: fraction of frames with the same most likely action.
         - ``value_correlation``: correlation of the values.
-        - ``cka``: :func:`linear_cka` of each layer that both agents have, by name of the layer.
+        - ``cka``: :func:`linear_cka` by layer name, for the layers of both agents whose names end
+          in one of ``LAYERS``.
     """
     other_layers = {layer.name for layer in all_layers(other)}
     names = [layer.name for layer in all_layers(policy)
@@ -80,7 +81,7 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
 
 def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConfig,
                    num_levels: int, seed: int, edit: LevelEdit | None = None) -> dict:
-    """Compare two agents on one frame per level, at a random step of an episode of ``policy``.
+    """Compare two agents on one frame per level, from a random step of an episode of ``policy``.
 
     The hidden state of each agent results from the preceding frames of the episode.
 

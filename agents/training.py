@@ -2,7 +2,7 @@
 ``agents.ppo``.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
-the same weights and the same log as an uninterrupted run. Several processes
+the same weights and, except for wall times, the same log as an uninterrupted run. Several processes
 (``common.distributed``) share the environments, and reproduce a run of a single process up to
 rounding of sums.
 """
@@ -143,7 +143,7 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Load the teacher, or return None if its losses have weight 0 for the rest of the run.
+        """Return the teacher, or None if there is none or its losses have weight 0 from now on.
 
         Args:
             state: contents of the resume file; None for a new run.
@@ -242,7 +242,7 @@ class TrainingRun:
             state is saved in both cases.
 
         Raises:
-            NonFiniteLoss: if a loss is NaN or infinite; the last checkpoint is kept.
+            NonFiniteLoss: if a loss or the gradient is not finite; the last checkpoint is kept.
             LostProcess: if another process has ended; the saved files are kept.
         """
         stopped = 0
