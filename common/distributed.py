@@ -1,8 +1,8 @@
 """Data-parallel training on several processes, started by torchrun.
 
-All ranks run the same script, each on a share of the environments or windows. Results are gathered
-in the order of the ranks, so that all ranks compute the same weights. Without torchrun there is
-one process, :data:`SINGLE`, whose methods return their arguments unchanged.
+All ranks run the same script, each on its share of the environments or training windows. Results
+are gathered in the order of the ranks, so that all ranks compute the same weights. Without torchrun
+there is one process, :data:`SINGLE`, whose methods return their arguments unchanged.
 
 Tensors are sent through gloo, and between GPUs through NCCL; gradients of CPU processes on one
 machine are summed in shared memory (``common.shared_memory``). The environment variables are those

@@ -97,7 +97,7 @@ class _LockFile:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
-        # Unlike weakref.finalize, also called at the end of processes of multiprocessing.
+        # Unlike weakref.finalize, Finalize also runs when a process of multiprocessing ends.
         Finalize(self, _release, (self._path, self._file), exitpriority=0)
 
     def is_there(self) -> bool:

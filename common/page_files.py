@@ -1,6 +1,6 @@
 """Folders and data files of web pages that are opened from disk.
 
-Browsers let a page that is opened from disk load classic scripts, but neither files nor modules.
+Browsers let a page that is opened from disk load classic scripts, but no modules or other files.
 Each data file is therefore a script that calls ``panelData(name, content)`` with JSON; the page
 loads it on demand. Arrays are stored as [type, text], or as [type, text, "gzip"] if compressed; the
 text encodes the bytes of little-endian numbers, see ``letters``. Names chosen by a user are stored

@@ -164,9 +164,9 @@ class ResultStore:
 
         Raises:
             FolderInUse: if another process writes to the folder.
-            UserError: if the folder holds other data, items computed with other settings, or shards
-                of a different number of parts; or if ``overwrite`` is true and a file is not in the
-                schema.
+            UserError: if the folder holds other data, holds items computed with other settings, or
+                is divided into another number of shards; or if ``overwrite`` is true and a file is
+                not in the schema.
         """
         schema, growing, notes = self.schema, self.schema.growing, ShardNotes(self.path)
         before = {} if overwrite else read_description(self.settings_file).get(growing, {})

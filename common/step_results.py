@@ -73,7 +73,7 @@ class StepResults:
         return path
 
     def has(self, name: str) -> bool:
-        """Return whether an entry exists, or is missing although it must exist.
+        """Return whether an entry exists or must exist.
 
         Published folders, which have no settings file, may lack entries. With a settings file, all
         entries must exist, and ``read`` reports a missing file as an error.

@@ -141,8 +141,9 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
 def write_poster(path: Path, film: Path) -> None:
     """Write a frame of an MP4 file as an image, which pages show before the video is played.
 
-    The frame is taken after a third of the video. The episode has then begun, and saliency maps are
-    not yet blank; they are blank after the step at which the function is evaluated.
+    The frame is taken after a third of the video, when the episode has begun and saliency maps are
+    not yet blank. They are blank after the last step at which the differentiated function is
+    evaluated.
 
     Args:
         path: image to write.
