@@ -62,7 +62,7 @@ class Finding:
         num_levels: number of levels or frames.
         base: number without the intervention, or chance level; NaN if neither exists.
         p_holm: p-value corrected within the study; NaN if there is none.
-        altered: number with the intervention; NaN if the number is not an effect.
+        altered: number with the intervention; NaN if ``value`` is not an effect.
         p: uncorrected p-value.
         p_control: p-value from the comparison with controls, see ``stats.effects``.
         primary: whether this is the one number that tests its claim. The p-values of an agent's

@@ -10,8 +10,8 @@ the unaltered run.
 - ``p``: two-sided sign-flip test of the paired differences (Fisher 1935), exact if altered and
   unaltered runs are exchangeable. ``p_holm``: ``p`` corrected by Holm's method (1979) over all
   interventions and outcomes.
-- ``p_control``: with K controls, (1 + number of controls whose effect is at least as large in
-  absolute value) / (K + 1). It is not corrected for the number of comparisons.
+- ``p_control``: (1 + number of controls whose effect is at least as large in absolute value) /
+  (1 + number of controls). It is not corrected for the number of comparisons.
 
 An effect is claimed if its interval excludes 0, ``p_holm`` <= 0.05 and ``p_control`` <= 0.05, which
 requires at least 19 controls. Applying the rule to each control, with the other controls for

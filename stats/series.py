@@ -58,7 +58,7 @@ def with_correlations(agents: pd.DataFrame) -> pd.DataFrame:
 
     Intervals are those of Bonett and Wright (2000), "Sample size requirements for estimating
     Pearson, Kendall and Spearman correlations"; they cover the variation between agents, and are
-    NaN for fewer than four. There is no correlation if all numbers or all values are equal.
+    NaN for fewer than four agents. There is no correlation if all numbers or all values are equal.
 
     Args:
         agents: rows of the agents, from :func:`series_of`.

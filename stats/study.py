@@ -3,8 +3,8 @@
 A study measures outcomes at the same levels or starts without any intervention, under several
 interventions, and under matched controls of each. The calling code declares the conditions and a
 function that measures the outcomes of a condition; only this function interprets
-``Condition.value``. This module runs the conditions, estimates their effects and writes the
-results::
+``Condition.value``. This module runs the conditions and writes the results; ``stats.effects``
+estimates the effects::
 
     conditions = [Condition("zero", "channel 55 to zero", "zero", value=[patch]),
                   *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])
@@ -14,10 +14,10 @@ results::
     measure_conditions(store, "arm", [BASELINE, *conditions], lambda arm: play(arm.value))
     before, *after = (store.read("arm", arm.name) for arm in [BASELINE, *conditions])  # (N, K)
     table = compare_conditions(conditions, outcomes, before, np.stack(after), seed)
-    write_effects(store, table, outcomes, PATCHES, "agent.pt on 400 levels")
+    write_effects(store, table, outcomes, PATCHES, "model.pth on 400 levels")
 
-``stats.effects`` contains the statistics. Studies with their own report layout use functions of
-``stats.report`` and ``stats.forest_plot`` directly.
+Studies with their own report layout use functions of ``stats.report`` and ``stats.forest_plot``
+directly.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
         table: table from ``compare_conditions``.
         outcomes, over_time: see ``stats.forest_plot.plot_effects``.
         wording: terms for interventions and controls.
-        description: description of the runs, such as "agent.pt on 400 levels", without a full stop.
+        description: description of the runs, such as "model.pth on 400 levels", without a full
+            stop.
     """
     store.write("effects", value=table)
     store.write("report", value=report(table, outcomes, wording, f"{description}."))
