@@ -4,8 +4,8 @@ Layout of ``analysis/dyn_grad_comparison_data/``, of which the publication descr
 In file names, c is the number of a behaviour, or ``all`` for all samples together, and k is a lag.
 Matrices of gradients without paths through the environment have the suffix ``_without_env_grads``::
 
-    jacobian_clust<c>_t-<k>.npy         mean gradients (I, J): a row per IC, a column per IC and
-                                        then per output
+    jacobian_clust<c>_t-<k>.npy         mean gradients (I, J): one row per IC; one column per
+                                        IC, then one per output
     jacobian_median_clust<c>_t-<k>.npy  median gradients (I, J)
     agreement_clust<c>_t-<k>.npy        share of the samples in which the signs agree (I, J)
     agreement.csv                       one row per pair, lag, group and kind of gradient, see

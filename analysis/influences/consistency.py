@@ -27,11 +27,11 @@ does not change an influence that holds in all behaviours: it tests whether the 
 special, not whether there is an influence. Permuting the *ICs* is a valid test of a whole matrix
 (see below), but cannot give a p-value for one pair.
 
-A mere correlation is not claimed. If the states are correlated by a common cause, gradients that
-are zero or of unrelated sign agree with the deviations in half of the samples, with or without the
-shuffle (condition 1). A gradient that always has the same sign because of rounding or a negligible
-weight is too small (condition 4). A gradient without a correlation is not claimed either: the
-products of the deviations then have random signs, and half of the samples agree.
+A mere correlation is not claimed. If source and target are correlated through a common cause,
+gradients that are zero or of unrelated sign agree with the deviations in half of the samples, with
+or without the shuffle (condition 1). A gradient that always has the same sign because of rounding
+or a negligible weight is too small (condition 4). A gradient without a correlation is not claimed
+either: the products of the deviations then have random signs, and half of the samples agree.
 
 For a whole matrix, the statistic is the share of pairs of different ICs in which the median
 gradient has the sign of the cross-correlation. The null distribution is obtained by permuting the
@@ -112,7 +112,8 @@ class Agreement:
             the median is 0.
         correlations: mean products over all pairs of steps at this lag.
         agreement: share of the samples in which the gradient has the sign of the product of the
-            deviations from the medians; a sample in which any of them is 0 counts half.
+            deviations from the medians; a sample in which the gradient or a deviation is 0 counts
+            half.
         p: p-value of the agreement of the single pair.
         p_corrected: p-value corrected for all pairs, lags and groups (maximum statistic).
         effects: standard deviations by which the target moves per standard deviation of the source,

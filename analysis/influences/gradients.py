@@ -192,7 +192,8 @@ class InfluenceReader:
 
         Args:
             answer: name of the output, a key of ``ANSWERS``.
-            without_env_grads: kind of saliency: without or with gradients through the environment.
+            without_env_grads: whether to look for saliency without gradients through the
+                environment.
         """
         name = _stored_name(SaliencyFunction(answer), without_env_grads)
         return all(self._folder.file_of("hidden_states", number, name).exists()
