@@ -36,7 +36,7 @@ _ROWS_AT_A_TIME = 4096
 _LEAST_VARIANCE = 1e-6  # smallest variance of a component in use, relative to the first
 _RIDGE = 1e-6  # added to the diagonal of Gram matrices, which are singular for equal atoms
 _MAX_ITER = 200  # iterations of ICA and NMF
-_NMF_STATES = 5000  # states from which NMF is fitted; all would take minutes
+_NMF_STATES = 5000  # number of states that NMF is fitted to; all would take minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Dictionary:
 
 
 def top_k(outputs: Tensor, number: int) -> Tensor:
-    """Keep the ``number`` largest entries of each row (N, F) that are above 0; set others to 0."""
+    """Set all but the ``number`` largest entries of each row (N, F), and negative entries, to 0."""
     values, places = outputs.topk(min(number, outputs.shape[1]), dim=1)
     return torch.zeros_like(outputs).scatter(1, places, values.relu())
 
@@ -150,7 +150,7 @@ class AutoencoderTraining:
     Attributes:
         num_steps: number of Adam steps.
         batch_size: number of states per batch.
-        learning_rate: learning rate of Adam at the beginning; it decays linearly to 0.
+        learning_rate: learning rate of Adam at the beginning; it decays linearly to a thousandth.
         dead_after: number of states without activation after which a feature is dead.
         num_revived: number of dead features that reconstruct the residual (k_aux of Gao et al.).
         auxiliary: weight of the loss of this reconstruction.
@@ -171,7 +171,7 @@ def train_autoencoder(states: Tensor, size: int, num_active: int, seed: int,
                       training: AutoencoderTraining = DEFAULT_TRAINING) -> Dictionary:
     """Train a TopK sparse autoencoder (Gao et al. 2024).
 
-    The states are centred and divided by a common scale. The bias is tied: the same vector is
+    The states are centred and divided by a common scale. The centre acts as a tied bias: it is
     subtracted before the encoder and added after the decoder. The encoder begins as the transposed
     decoder; atoms keep norm 1. Dead features are trained to reconstruct the residual.
 
@@ -275,6 +275,6 @@ def random_directions(centred: np.ndarray, number: int, rng: np.random.Generator
     Returns:
         Unit vectors, float32 (number, D).
     """
-    root = np.linalg.qr(centred, mode="r")  # its square is the covariance times N
+    root = np.linalg.qr(centred, mode="r")  # root.T @ root is the covariance times N
     drawn = rng.standard_normal((number, len(root))) @ root
     return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)

@@ -115,7 +115,7 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
     Returns:
         A row per ``curve``: the name of a reset or swap that acts once, or ATTRIBUTION.
 
-        - ``reach``: last step at which the mean exceeds REACH of its maximum
+        - ``reach``: last step at which the mean curve exceeds REACH of the curve's maximum
         - ``spearman``: rank correlation over steps with the mean attribution; NaN if a curve is
           constant
         - ``reach_low_95``, …: ends of the 95 % intervals of ``reach`` and ``spearman``
@@ -144,7 +144,7 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
 
 
 def last_above(curves: np.ndarray) -> np.ndarray:
-    """Return the last step, from 1, at which each curve (R, K) exceeds REACH of its maximum; 0 for
+    """Return the last step (from 1) at which each curve (R, K) exceeds REACH of its maximum; 0 for
     a curve without positive values."""
     above = curves > REACH * curves.max(axis=-1, keepdims=True).clip(min=0)
     steps = curves.shape[-1] - above[..., ::-1].argmax(axis=-1)

@@ -6,7 +6,8 @@ Let h_t be the state that enters step t. A lesion lets the agent continue from a
 reset    the initial state of an episode
 swap     the state of another level at the same step; if no other level lasts that long, the last
          state of the longest one
-delay    the state that the agent had ``delay`` steps earlier, or the initial state
+delay    the state that the agent had ``delay`` steps earlier; before step ``delay``, the initial
+         state
 freeze   the state one step before the lesion, held at all later steps
 copy     the unchanged state of the same episode; checks the implementation
 =======  ==========================================================================================
@@ -54,8 +55,8 @@ class Lesion:
 
     Attributes:
         kind: RESET, SWAP, DELAY, FREEZE or COPY.
-        once: whether the lesion acts at a single step; otherwise it acts at all steps from its
-            first one on.
+        once: whether the lesion acts at a single step; otherwise it acts at all steps from a first
+            one on.
         delay: age of the state that DELAY restores, in steps.
         control: seed of the random rotation of a control; None for the lesion itself.
     """
@@ -77,7 +78,7 @@ class Donors:
     Args:
         states: states that enter the L steps of each episode, (L, D) each.
         levels: level seed of each episode.
-        first: step that the first state of each episode enters; by default 0.
+        first: step that the first state of each episode enters; by default 0, as ``other`` assumes.
         seed: seed of the choice of donors.
     """
 

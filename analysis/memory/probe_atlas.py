@@ -11,10 +11,10 @@ Representations, all for the same steps; a PCA is fitted on training levels only
     action_position    last action (one-hot) and position of the player
     current            embedding, last action and position together
 
-*Gain*: the score of the hidden state minus the score of the best of BASELINES. Each representation
-has a linear probe and a network with one hidden layer. The validation part of the levels is used to
-choose the penalty (linear probe), the number of epochs (network), the better probe of each
-representation, and the best baseline.
+The score of the hidden state is compared with that of the best of BASELINES, see ``with_claims``.
+Each representation has a linear probe and a network with one hidden layer. The validation part of
+the levels is used to choose the penalty (linear probe), the number of epochs (network), the better
+probe of each representation, and the best baseline.
 
 Layout of the folder that ``analysis/probe_atlas.py`` writes::
 
@@ -239,8 +239,11 @@ def hidden_states_of(policy: Policy, examples: Examples) -> np.ndarray:
 
 
 def _action_position(examples: Examples) -> np.ndarray:
-    """Return the last action, one-hot and 0 at the first step, and the position of the player, if
-    it was recorded, divided by its standard deviation; float32 (N, F)."""
+    """Return features of the last action and of the player's position, float32 (N, F).
+
+    The action is one-hot, and all 0 at the first step of an episode. The position is divided by its
+    standard deviation, and left out if it was not recorded.
+    """
     last = np.where(examples.step > 0, np.roll(examples.actions, 1), -1)
     parts = [last[:, None] == np.arange(NUM_ACTIONS)]
     steps = examples.folder.all_steps(np.unique(examples.episode))

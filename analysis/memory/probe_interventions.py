@@ -1,16 +1,16 @@
-"""Interventions along directions that probes of the hidden state define.
+"""Interventions along directions of the hidden state that represent labels.
 
 A push adds a vector of fixed Euclidean norm to the state that leaves a step, to increase or
 decrease the decoded value of a label. Its direction is either the weights of the linear probe, or
-the covariance of the state with the label, which for a property is the difference between the two
-class means (Haufe et al. 2014). The controls are pushes of the same norm in random directions. The
-norm is given in standard deviations of the state along a random direction.
+the covariance of the state with the label, which for a property is parallel to the difference
+between the two class means (Haufe et al. 2014). The controls are pushes of the same norm in random
+directions. The norm is given in standard deviations of the state along a random direction.
 
 *Open loop*: pushes are applied to recorded states of levels that no probe was trained on, and only
 the heads run. Pushes are compared with a full swap, which replaces the state by a randomly drawn
 recorded state. If the label is a property, the drawn state has (or lacks) it; if the label is a
-number, the drawn state is in its upper (or lower) quarter. The controls of swaps draw from all
-states. *Closed loop*: the agent plays, and is pushed at every step.
+number, its value at the drawn state is in the upper (or lower) quarter. The controls of swaps draw
+from all states. *Closed loop*: the agent plays, and is pushed at every step.
 
 Layout of the folder that ``analysis/probe_interventions.py`` writes::
 
@@ -102,7 +102,7 @@ def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_
         directions: unit vectors (D,), by label and method.
         norm: Euclidean norm of a push.
         num_controls: number of random directions.
-        seed: seed of the random directions; each direction depends on seed and index.
+        seed: seed of the random directions; each depends only on the seed and its index.
     """
     conditions = [Condition(
         f"{sense}_{label}_{method}", f"{sense} {label} ({method})", PUSH, value=sign * norm * unit,

@@ -7,12 +7,13 @@ measured on the third part, or in the real game on further levels.
 
 - A feature is *named* after its label if the AUC of its activation on the third part differs from
   0.5 by at least ``NAME_MARGIN``, its 95 % interval excludes 0.5, and its p-value, corrected by
-  Holm's method over all features of the dictionary, is at most 0.05. An AUC below 0.5 names the
-  absence of the label. The p-value comes from a sign-flip test over levels of the covariance
-  between rank and label. As a control, the whole procedure is repeated with labels that were
-  shuffled between levels.
-- *Ablation* of a feature subtracts its activation times its atom from the state. Controls subtract
-  the same amount along random directions with the covariance of the states.
+  Holm's method over all features of the dictionary, is at most 0.05. A feature with an AUC
+  below 0.5 is named after the absence of the label. The p-value comes from a sign-flip test over
+  levels of the covariance between rank and label. As a control, the whole procedure is repeated
+  with labels that were shuffled between levels.
+- *Ablation* of a feature subtracts its activation times its atom from the state. On recorded
+  states, controls subtract the same amount along random directions with the covariance of the
+  states. In the real game, all features share their controls, see ``ablation_conditions``.
 
 Letters in shape comments: N states, D units, F features, K labels, A actions, C directions, E
 levels.

@@ -1,18 +1,18 @@
-"""Files of ``analysis/sparse_features.py``: schema, report and figure; schema of the files of
+"""Schema, report and figure of ``analysis/sparse_features.py``, and schema of
 ``analysis/feature_dreams.py``.
 
 Layout of the output folder::
 
     settings.json
-    dictionaries/<name>.npz    a dictionary, see ``Dictionary``; sae_256, or pca, ...
+    dictionaries/<name>.npz    a dictionary, see ``Dictionary``; for example sae_256 or pca
     names/<dictionary>.csv     a row per feature: columns of ``name_features``, and named_shuffled
     arms/<arm>/                runs in the real game, see ``interventions.comparison.ArmRuns``:
                                unaltered, splice_<dictionary>, feature_<number>, control_<number>
     dictionaries.csv           a row per dictionary: columns of ``score_dictionary``; named,
-                               named_shuffled (shares of the features); success, and its change with
-                               the reconstruction spliced in
-    features.csv               the names of all dictionaries; for the strongest features also the
-                               columns of ``score_ablations``
+                               named_shuffled (shares of the features); success rate without and
+                               with the reconstruction spliced in, and its change
+    features.csv               names of the features of all dictionaries; for the strongest features
+                               also the columns of ``score_ablations``
     sae.npz                    the sparse autoencoder whose features are ablated
     effects.csv, effects.md, effects.png
                                ablation of the strongest features in the real game
@@ -79,7 +79,7 @@ ABLATIONS = Wording(
 
 
 def describe_dictionary(name: str) -> str:
-    """Return the description of a dictionary, such as "sparse autoencoder, 256 features"."""
+    """Return the description of a dictionary, such as "units of the state"."""
     kind, _, size = name.partition("_")
     if kind == "sae":
         size, _, pursuit = size.partition("_")
@@ -131,7 +131,7 @@ def report(dictionaries: pd.DataFrame, features: pd.DataFrame, effects: pd.DataF
 
 
 def signed_label(label: str, auc: float) -> str:
-    """Return a feature's label, preceded by "not" if the feature is active without it."""
+    """Return a feature's label, preceded by "not" if the AUC is below 0.5."""
     return f"not {label}" if auc < 0.5 else label
 
 
