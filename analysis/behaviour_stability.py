@@ -114,7 +114,8 @@ def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConf
         tsne_seed: seed of t-SNE.
 
     Returns:
-        Behaviour of each sample for each method, NOT_DRAWN for the other samples, int64 (K, M).
+        Behaviour of each sample for each method, NOT_DRAWN for samples outside the draw, int64
+        (K, M).
     """
     rows = features[draw].reshape(-1, features.shape[2])
     standardised = standardizer_of(rows).standardise(rows)

@@ -301,8 +301,8 @@ class BehaviourPages:
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """Return the first of the given rows in each sample, in the given order, for at most
-        _SHOWN_OF_COMPONENT samples. Rows are indices into the M * T steps of all samples."""
+        """Select the first row of each sample, for at most _SHOWN_OF_COMPONENT samples. Rows are
+        indices into the M * T steps of all samples, and keep their order."""
         _, first = np.unique(rows // num_steps, return_index=True)
         return rows[np.sort(first)[:_SHOWN_OF_COMPONENT]]
 

@@ -213,14 +213,14 @@ def _agglomerative(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray
                         np.arange(0, indices.size + 1, k)), shape=(len(rows), len(rows)))
     model = AgglomerativeClustering(num_clusters, linkage="ward",
                                     connectivity=graph.maximum(graph.T))
-    with warnings.catch_warnings():  # about a disconnected graph, which scikit-learn then connects
+    with warnings.catch_warnings():  # scikit-learn warns about a disconnected graph and connects it
         warnings.filterwarnings("ignore", "the number of connected components", UserWarning)
         return model.fit_predict(rows)
 
 
 def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
     smallest = max(5, len(rows) // (4 * num_clusters))
-    with warnings.catch_warnings():  # about an argument of scikit-learn that was renamed
+    with warnings.catch_warnings():  # hdbscan uses an old argument name of scikit-learn
         warnings.filterwarnings("ignore", "'force_all_finite' was renamed", FutureWarning)
         labels = HDBSCAN(min_cluster_size=smallest, min_samples=DENSITY_NEIGHBOURS,
                          algorithm="boruvka_kdtree").fit_predict(rows)
@@ -241,8 +241,9 @@ START_STD = 1e-4  # initial standard deviation of the first coordinate; t-SNE ne
 
 def embed(principal: np.ndarray, num_components: int, seed: int,
           fit_rows: int | None = None) -> tuple[np.ndarray, int]:
-    """Compute a t-SNE map (van der Maaten 2008) of principal coordinates with perplexity 30.
+    """Compute a t-SNE map (van der Maaten 2008) of principal coordinates.
 
+    The perplexity is 30, or a third of the number of other rows if that is smaller.
     Two-dimensional maps are computed by openTSNE, which uses interpolation (Linderman et al. 2019)
     for 10 000 rows or more, and the Barnes-Hut approximation for fewer. Three-dimensional maps are
     computed by scikit-learn.
@@ -271,7 +272,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
     start = principal[chosen, :num_components].astype(np.float64)
     start = (start - start.mean(axis=0)) * (START_STD / start[:, 0].std())
     places = np.empty((len(principal), num_components), dtype=np.float32)
-    # t-SNE needs three times as many neighbours as its perplexity.
+    # t-SNE needs three times as many neighbours per row as the perplexity.
     perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
     if num_components < 3:
         places[chosen] = _fit_fast(principal[chosen], start, perplexity, seed)
@@ -288,7 +289,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
 
 def _fit_fast(rows: np.ndarray, start: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
     indices, distances = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
-    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # hides its log of default settings
+    logging.getLogger("openTSNE").setLevel(logging.WARNING)  # openTSNE logs its default settings
     affinities = PerplexityBasedNN(perplexity=perplexity, n_jobs=num_jobs(len(rows)),
                                    knn_index=PrecomputedNeighbors(indices, distances))
     return np.asarray(FastTSNE(start.shape[1], n_jobs=num_jobs(len(rows)), random_state=seed).fit(

@@ -145,7 +145,7 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
         seed: seed of the initial unmixing matrix.
 
     Returns:
-        Arrays and facts by name:
+        Arrays, and facts about the fit, by name:
 
         - ``unmixing``: matrix W (k, k). A state with principal coordinates p has the independent
           coordinates (p / std(p)) W^T, see ``interventions.projector.Projector``.
@@ -186,7 +186,7 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
         seed: seed of the initialisation.
 
     Returns:
-        Arrays, float32, and facts by name:
+        Arrays, float32, and facts about the fit, by name:
 
         - ``nmf``: non-negative weight of each factor in each state (N, F)
         - ``nmf_components``: non-negative factors (F, D)

@@ -13,8 +13,7 @@ number of simulated samples, and rows are the steps of sample 0, then of sample 
 
 All are ``.npy`` files.
 
-Letters in shape comments: P principal components, E units of the environment's state, C clusters,
-N states (rows).
+Letters in shape comments: P principal components, E units of the environment's state, C clusters.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         UserError: if a file is missing or damaged, or belongs to other samples.
     """
     num_states = len(steps.sample)
-    principal = results.read("principal", num_states)  # (N, P)
+    principal = results.read("principal", num_states)  # (rows, P)
     labels, num_clusters = read_clusters(results, num_states)
     means = results.read("cluster_means")
     variances = Variances(results, principal)

@@ -1,7 +1,7 @@
 """Figures shared by several analyses, as pairs of a file name and a figure.
 
 Letters in shape comments: N states, P principal components, d coordinates, n samples of T frames,
-H W C a frame.
+H W C height, width and channels of a frame.
 """
 
 from __future__ import annotations

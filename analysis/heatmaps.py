@@ -1,8 +1,8 @@
 """Heat maps of matrices whose rows and columns are independent components (ICs) or other named
 quantities.
 
-Blue marks positive and red negative values, as in the saliency images; colour-blind readers can
-distinguish them.
+Blue marks positive and red negative values, as in the saliency images. Colour-blind readers can
+distinguish these colours.
 
 Letters in shape comments: I rows and J columns of a matrix (square ones: I ICs), K lags.
 """
@@ -124,8 +124,8 @@ class Names:
 def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[ColourScale],
                   columns: int, title: str, seriation: Seriation | None = None,
                   tree: bool = False) -> Figure:
-    """Draw several matrices with the same rows and columns. Row names are written only at the left
-    panels, and column names only at the lowest panels.
+    """Draw several matrices with the same rows and columns. Row names are written only next to
+    the leftmost panels, and column names only below the lowest panels.
 
     Args:
         panels: matrices, row by row.

@@ -33,8 +33,8 @@ def percent(share: float) -> str:
 
 
 def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int) -> str:
-    """Describe the actions, values and rewards of a group of samples, in how many of them the
-    episode ends, and the ICs whose mean over the group is most unusual.
+    """Describe a group of samples: most likely actions, mean value, numbers of samples with an end
+    of the episode and with a reward, and the ICs whose mean over the group is most unusual.
 
     Args:
         rows: indices of the group's n samples among all M samples (n,); unusual ICs are left out if
@@ -172,8 +172,8 @@ class BehaviourInfluences:
         return "\n".join([*parts, self._persistence(variant), self._whole(variant)])
 
     def components(self) -> list[str]:
-        """Return the names of all components in the influences that ``text`` lists, ordered by
-        number."""
+        """Return the names of all components in the first MOST_LISTED claims for each kind of
+        gradient, ordered by number."""
         names = []
         for variant in self.variants:
             for _, row in self.claims(variant).head(MOST_LISTED).iterrows():

@@ -165,8 +165,8 @@ def compute(run: SampleRun) -> None:
     influence between units are part of the result.
 
     Raises:
-        UserError: if there are no components, or samples or gradients are missing, damaged or too
-            few.
+        UserError: if no components are chosen, or if samples or gradients are missing, damaged or
+            too few.
     """
     directions = run.parameters.get(DirectionsConfig)
     functions = [function.name + (WITHOUT_ENV_GRADS if run.args.without_env_grads else "")

@@ -1,8 +1,9 @@
-"""Label every step of a recording with the state of its level: objects in view, velocity, contact
-with the ground, and the cause of failure of each episode. The recording is replayed in the real
-game, and every frame is compared with the recorded one.
+"""Label every step of a recording with the state of the level (objects in view, velocity, contact
+with the ground), and every episode with the cause of its failure. The recording is replayed in the
+real game, and every frame is compared with the recorded one.
 
-A killed run resumes after the last episode. Each shard labels a disjoint subset of the episodes.
+A killed run resumes after the last finished episode. Each shard labels a disjoint subset of the
+episodes.
 """
 
 from __future__ import annotations

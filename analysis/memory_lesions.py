@@ -1,5 +1,5 @@
-"""Measure the effects of lesions of an agent's hidden state: reset, swap, delay and freeze it, once
-and at every step.
+"""Measure the effects of lesions of an agent's hidden state: reset, swap or delay it at one step or
+at every step, or freeze it from a step on.
 
 On recorded frames, the divergence of the policy is measured at each step after the lesion. Its
 course over the steps is compared with that of the attribution of an action to earlier frames, by
@@ -267,7 +267,7 @@ class ClosedLoop:
         compute: device and precision.
         game: the game.
         levels: number and level seed of each episode.
-        seed: seed of the actions and of the steps of lesions.
+        seed: seed of the actions, of the steps of lesions and of the choice of donors.
         num_envs: number of episodes played in parallel.
         store: store that keeps the states of the intact agent.
     """
@@ -311,7 +311,7 @@ class ClosedLoop:
         return table.assign(moved=moved / np.maximum(changed, 1), changed_steps=changed)
 
     def _size_of(self, condition: Condition[Lesion]) -> float | None:
-        """Return the size of each change by a control; see ``LesionedMemory``."""
+        """Return the argument ``size`` of ``LesionedMemory`` for a condition."""
         if not condition.control or lesion_of(condition).once:
             return None
         return mean_change(self.store.read("episodes", condition.pattern))

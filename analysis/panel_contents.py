@@ -246,7 +246,7 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
     """Read one array of a sample's saliency.
 
     Raises:
-        UserError: if its shape is not ``shape``.
+        UserError: if the array's shape is not ``shape``.
     """
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
     if array.shape != shape:

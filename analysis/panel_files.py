@@ -145,16 +145,17 @@ class Feature:
         number: number of the feature in its dictionary.
         name: name, such as "not wall in view"; "" if the feature has none.
         label: label that the activation predicts best, or "" if no label could be tested.
-        auc: AUC of the activation as a predictor of the label.
+        auc: AUC of the activation as a predictor of the label, with its interval.
         frequency: share of held-out states in which the feature is active.
-        kl: KL divergence of the policy if the feature is ablated, in nats.
+        kl: KL divergence of the policy if the feature is ablated, in nats, with its interval.
         kl_control: median KL divergence of random directions.
-        success: change of the success rate if the feature is ablated in the real game.
-        success_controls: smallest and largest change by random directions.
-        claimed: whether this change is claimed.
+        success: change of the success rate if the feature is ablated in the real game, with its
+            interval.
+        success_controls: smallest and largest change of the success rate by random directions.
+        claimed: whether the change ``success`` is claimed.
         dream: start that was optimised for the feature, or None.
-        examples: the n frames in which the feature is most active, uint8 (n, H, W, C); None if it
-            is never active.
+        examples: the n frames in which the feature is most active, uint8 (n, H, W, C); None if
+            the feature is never active.
     """
 
     number: int
@@ -313,7 +314,7 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
 
 def _opening_sample(content: PanelContent) -> int:
     """Return the sample that the panel opens on: of the samples with the most saliency types, the
-    one with the largest range of values."""
+    one with the largest range of value estimates."""
     ranges = [np.ptp(content.steps["values"][begin:end])
               for begin, end in itertools.pairwise(content.first_rows)]
     counts = content.has_saliency.sum(axis=1)

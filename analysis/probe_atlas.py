@@ -1,9 +1,9 @@
 """Decode labels of recorded steps from the agent's hidden state: objects in view or no longer in
 view, the player's motion, time, the end of the episode, and own actions up to 50 steps ahead.
-Compare with probes of the current frame, of the last action and position, and of the hidden state
-of an untrained agent.
+Compare the scores with those of probes of the current frame, of the last action and position, and
+of the hidden state of an untrained agent.
 
-A killed run resumes after the last label.
+A killed run resumes after the last finished label.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ player, and measure actions, success and failures. Pushes of the same size in ra
 directions are the controls. On recorded states, pushes are also compared with full swaps of the
 state.
 
-The directions come from analysis/probe_atlas.py. A killed run resumes after the last push; a
-finished run can be extended with more labels.
+The directions come from analysis/probe_atlas.py. A killed run resumes after the last finished
+push; a finished run can be extended with more labels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Train sparse autoencoders on the hidden states of a recorded agent, and compare them with other
 dictionaries with the same number of active features.
 
-Reports reconstruction error (state, policy, success), feature names, and ablation effects. Features
-are named after the label of the level state that they predict best. The strongest features are
-ablated in the real game, and compared with random directions. A killed run resumes after its last
-dictionary or condition.
+The report contains the reconstruction error, the effects of the reconstruction on policy and
+success rate, feature names, and ablation effects. Features are named after the label of the level
+state that they predict best. The strongest features are ablated in the real game, and compared with
+random directions. A killed run resumes after the last finished dictionary or condition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
 Letters in shape comments: N states, M other states, which are drawn in black for comparison,
-P principal components, H W C a frame.
+P principal components, H W C height, width and channels of a frame.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from common.video import write_gif
 # numbered category is written at the median position of its states.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
-OTHERS_SIZE = 6  # smallest marker area of other states, in square points; they are few
+OTHERS_SIZE = 6  # smallest marker area of other states, in square points
 COLOUR_MAP = "viridis"
 LEGEND_ROWS = 20
 DENSITY_BINS = 160
-SPACE_POINTS = 8_000  # states per rotating figure; more make the file ten times larger, not sharper
+SPACE_POINTS = 8_000  # states per rotating figure; more would only make the file larger
 SPACE_FRAMES = 36
 SPACE_SECONDS = 6
 ROTATION_DPI = 80
@@ -62,8 +62,8 @@ class Plane:
 
     @property
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper axis limits, (2,) or (3,) each: range of the states plus 10 % on each
-        side."""
+        """Lower and upper axis limits, (2,) or (3,) each: range of the states, including other
+        states if ``others_in_view``, plus 10 % on each side."""
         inside = self.places
         if self.others is not None and self.others_in_view:
             inside = np.concatenate([inside, self.others])
