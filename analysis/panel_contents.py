@@ -91,8 +91,9 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         max_states: maximum number of recorded states to show, evenly spaced.
         recordings: recordings whose frames the samples start from, by name of the sample folder;
             folders without one are shown without recorded frames.
-        features: results of analysis/sparse_features.py, and of analysis/feature_dreams.py for the
-            same features (None if no starts were optimised). If None, no features are shown.
+        features: results of analysis/sparse_features.py, paired with those of
+            analysis/feature_dreams.py for the same features, or with None if no starts were
+            optimised; None instead of the pair to show no features.
 
     Returns:
         The content; its ``sample`` function reads the samples one by one and can raise the same

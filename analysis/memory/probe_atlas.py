@@ -20,7 +20,8 @@ Layout of the folder that ``analysis/probe_atlas.py`` writes::
 
     scores/<label>.csv    one row per representation and kind of probe, see ``probe_label``
     beyond/<label>.csv    one row: hidden state compared with the best baseline
-    weights/<label>.npz   linear probe of the hidden state; levels of the three parts
+    weights/<label>.npz   weights of the linear probe of the hidden state, and level seeds of the
+                          three parts; no file if the label is an action
     atlas.csv, beyond.csv, skipped.csv, report.md, actions_ahead.png, beyond_the_frame.png
 
 Letters in shape comments: N examples, F features of a representation, D hidden units.
