@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class StateMap:
-    """Computes the shared steps of an analysis and stores their results.
+    """Shared steps of an analysis, computed once and stored.
 
     Attributes:
         config: parameters of the analysis.

@@ -158,7 +158,7 @@ class Influences:
 
 
 class InfluenceReader:
-    """Reads gradients with respect to ICs from the saliency of samples.
+    """Reader of gradients with respect to ICs, from the saliency of samples.
 
     Args:
         samples: folder of the samples.
