@@ -68,7 +68,7 @@ class Output:
             actions: actions taken, int64 (…,).
 
         Returns:
-            Scalars (…,): values in the agent's unit, log-probabilities in nats.
+            Scalars (…,): values in the unit of the training rewards, log-probabilities in nats.
         """
         if self.name in ANSWERS:
             return ANSWERS[self.name](output.values, output.log_probs)

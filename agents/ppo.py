@@ -142,7 +142,7 @@ class Collector:
 
         Args:
             frames, first: observations from :meth:`_observed`.
-            hidden: states that leave the last step (N, D).
+            hidden: states that leave the previous step (N, D).
             draws: uniform random numbers in [0, 1), (N,).
 
         Returns:

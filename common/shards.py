@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One of several parts of some work.
+    """One of the parts into which work is divided.
 
     Attributes:
         part: number of this part, counted from 1.

@@ -4,7 +4,7 @@ A result folder contains::
 
     settings.json      folders of the agents' studies, and further settings
     series.csv         a row per agent and measure, and a row per measure with the rank correlation
-                       over agents; num_levels counts levels, or frames, features or agents
+                       over agents; num_levels: number of levels, frames, features or agents
     report.md          the values of series.csv as Markdown tables
     series.png         each measure plotted against the number in which the agents differ
 """
