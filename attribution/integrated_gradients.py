@@ -46,8 +46,8 @@ class Integration:
     Attributes:
         steps: initial number S of nodes per path.
         rule: "gauss" for Gauss-Legendre nodes, or "right" for the right Riemann sum, as published.
-        tolerance: completeness error above which a path is refined, to at most MAX_STEPS nodes;
-            None for no refinement.
+        tolerance: accepted completeness error. Paths are refined, to at most MAX_STEPS nodes, until
+            their error is below ``_TARGET`` times this value; None for no refinement.
     """
 
     steps: int = 16

@@ -20,7 +20,7 @@ from common.devices import Compute
 from common.errors import UserError
 from interventions.partial_forward import PartialForward
 
-# Short names of layers per embedder; in other embedders, each output of a ReLU has one.
+# Short names of layers per embedder; in other embedders, each ReLU with a spatial map has one.
 _SHORT_NAMES = {
     ImpalaEmbedder: {"block1": "embedder.block1.res2.resadd",
                      "block2": "embedder.block2.res2.resadd", "block3": "embedder.relu3"},

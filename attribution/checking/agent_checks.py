@@ -167,7 +167,8 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
     """Format the report of all checks as Markdown.
 
     Args:
-        tables: table of each check with stored results, by the name of the check, in order.
+        tables: table of each check with stored results, by the name of the check, in the order of
+            the report.
         what: a sentence that describes the checked frames and agent.
     """
     checks = [(name, CHECKS[name], table) for name, table in tables.items()]

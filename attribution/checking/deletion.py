@@ -287,7 +287,8 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row per feature, with NaN where attributions or changes are constant:
+        A row per feature; slope, R² and rank correlation are NaN if attributions or changes are
+        constant:
 
         - ``feature``: number of the feature
         - ``change``: mean change

@@ -172,8 +172,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         seed: seed of the bootstrap over episodes.
 
     Returns:
-        A table with one row per kind, NaN where too few frames show the kind. The cells of a kind
-        are the cells that its mask touches in a frame.
+        A table with one row per kind, NaN where too few frames or only one episode show the kind.
+        The cells of a kind are the cells that its mask touches in a frame.
 
         - ``kind``; ``frames`` and ``episodes``, numbers of frames and episodes with such cells
         - ``change``: mean change of the output without the kind

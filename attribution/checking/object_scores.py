@@ -115,7 +115,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
 
     Returns:
         A pair. The first element is a table with one row per feature and kind; scores are NaN where
-        there are too few frames:
+        there are too few frames or episodes:
 
         - ``feature``, ``kind``: number of the feature, and kind of object
         - ``auc``, ``low_95``, ``high_95``: area under the ROC curve, with its interval by bootstrap
@@ -233,8 +233,8 @@ class ObjectScorer:
             activations: activations of the features, float (O, H, W, F).
 
         Returns:
-            Areas (F, K), NaN without enough frames; and weighted histograms of the activations by
-            episode, in touched and in untouched cells, float32 (F, K, 2, E, B).
+            Areas (F, K), NaN where ``enough`` is False; and weighted histograms of the activations
+            by episode, in touched and in untouched cells, float32 (F, K, 2, E, B).
         """
         codes = self._codes(activations)
         num_episodes, kinds = self._episode.max() + 1, self._touched.shape[-1]

@@ -4,12 +4,13 @@ predicts correctly what happens in the real game?
 A simulation starts at the bottleneck vector that is encoded from the recorded frame and the frames
 before it; step 0 of the simulation shows the recorded frame. The output is read at step 0 or
 ``lag`` steps later, and differentiated with respect to the image of step 0. The predictions of both
-kinds of map are tested in the real game, by hiding an object or a part of the frame from the agent.
+kinds of map are tested by hiding an object in the real game, or a part of the recorded frame, from
+the agent.
 
-Every map is scored by three measures in the same frames:
+In the same frames, both kinds of map are scored by three measures:
 
-- deletion and insertion of blocks of the frame
-- rank correlation with the maps of agents with randomised weights
+- deletion and insertion of blocks of the frame, for outputs at step 0
+- rank correlation with the maps of agents with randomised weights, in some of the frames
 - share of objects for which the output changes with the predicted sign when the object is hidden in
   the real game; the prediction is the opposite of the sign of the map's sum over the object
 
@@ -83,7 +84,7 @@ class Map:
         name: name of the kind of map, with the lag, for tables.
         lag: number of steps after the frame at which the output is read.
         bottleneck: layer whose cells the map covers; ``PIXELS`` for saliency.
-        values: contributions to the output, float64 (N, H, W).
+        values: values of the maps, float64 (N, H, W).
     """
 
     name: str

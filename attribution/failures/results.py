@@ -15,8 +15,8 @@ Layout::
                            per_1000, per_1000_low_95, per_1000_high_95
     effects.csv            one row per condition (except the original) and cause: the columns of
                            stats.effects.compare_conditions, with failures by each cause as
-                           outcomes; p_holm and the columns of controls and claims are empty for
-                           conditions without controls
+                           outcomes; for conditions without controls, p_holm and the columns of
+                           controls are empty, and claimed is False
     blindness.csv          one row per edited agent and invisible hazard: label, hazard, blindness,
                            low_95, high_95
     report.md, causes.png  report, and figure of the failure rates
