@@ -1,7 +1,8 @@
 """Read and write the serialised state of a Procgen level; keep game-specific fields as bytes.
 
 ``get_state`` of an environment returns little-endian ``bytes`` without padding. Integers and
-booleans are int32; a string is its int32 length followed by its characters. The order is::
+booleans are int32, other numbers are float32, and a string is its int32 length followed by its
+characters. The order is::
 
     head                version (0), name of the game
     options             options of rendering and level generation
@@ -103,9 +104,9 @@ class LevelState:
         options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
             ``STEP``, ``DRAWING`` and ``WORLD``.
         level_generator, game_generator, picture_generator: serialised random generators.
-        grid_size: stored size, w * h in a generated level.
+        grid_size: number of cells, h w.
         entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
-        grid: cells, int32 (h, w); row 0 is the bottom of the frame.
+        grid: cells in h rows and w columns, int32 (h, w); row 0 is the bottom of the level.
         tail: fields of the individual game, and the end mark.
     """
 
@@ -216,7 +217,7 @@ class LevelState:
 
     @property
     def player(self) -> np.void:
-        """Player: the last entity of type 0, as in Procgen."""
+        """Record of the player, which is the last entity of type 0, as in Procgen."""
         return self.entities[self.entities["type"] == 0][-1]
 
     @property

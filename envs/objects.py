@@ -30,8 +30,8 @@ class GameObject:
     Attributes:
         name: name such as ``saw``.
         entity_types: types of the entities of this kind.
-        moving: direction that restricts the kind: ``left`` for entities that move to the left or
-            stand still, ``right`` for entities that move to the right; None for all entities.
+        moving: direction of motion of the entities of this kind: ``left`` for entities that move to
+            the left or stand still, ``right`` for entities that move to the right, None for all.
         cells: values of the cells of this kind in the grid.
         hazard: whether the kind can end an episode.
         trails: types of entities that entities of this kind leave behind. A trail belongs to the

@@ -25,8 +25,8 @@ with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, p
 MAX_LEVEL = 2**31 - 1
 
 LevelEdit = Callable[[bytes], bytes]
-"""Map the serialised state of a new level to the state that is played instead. The function must be
-pure and idempotent, because the first frame of a level may be observed twice."""
+"""Function that maps the serialised state of a new level to the state that is played instead. It
+must be pure and idempotent, because the first frame of a level may be observed twice."""
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),
@@ -102,8 +102,8 @@ class EnvConfig:
     def unseen_levels(self) -> EnvConfig:
         """Return the same game with all level seeds above the current range.
 
-        If ``num_levels`` is 0, the range covers all levels, so the configuration is returned
-        unchanged; a run sees a negligible part of these 2**31 levels.
+        If ``num_levels`` is 0, the range covers all 2**31 - 1 levels, of which a run sees a
+        negligible part. The configuration is then returned unchanged.
 
         Raises:
             UserError: if no level is left.

@@ -24,8 +24,9 @@ def clipped_scale(deviation: float, largest: float) -> float:
 class RewardNormalizer:
     """Normaliser that divides rewards by the running standard deviation of the discounted return.
 
-    Mean and variance are updated over all environments at once with the parallel formula of
-    Chan et al. (1979), as in ``VecNormalize`` of OpenAI Baselines.
+    The quotients are clipped to [-CLIP, CLIP]. Mean and variance are updated over all environments
+    at once with the parallel formula of Chan et al. (1979), as in ``VecNormalize`` of OpenAI
+    Baselines.
     """
 
     DISCOUNT = 0.99
@@ -41,7 +42,7 @@ class RewardNormalizer:
 
     @property
     def scale(self) -> float | None:
-        """Current factor from raw to normalised rewards; None before the first reward.
+        """Current factor from raw to normalised rewards; None before the first non-zero reward.
 
         The factor never raises the largest reward above CLIP.
         """
