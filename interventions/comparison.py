@@ -106,8 +106,8 @@ class ArmRuns:
         actions: actions of the agent, int64 (S,).
         values: value estimates of the agent, float32 (S,).
         rewards: rewards of the actions, float32 (S,).
-        moved: mean Euclidean norm, per step, of the change that the patches cause in a layer's
-            output, in standard deviations of its units and summed over patches, float64 ().
+        moved: Euclidean norm of a patch's change of its layer's output, in standard deviations of
+            the units, averaged over the changed frames and summed over the patches, float64 ().
         norm: the same norm in the scale of the activations, float64 (); None if it was not
             measured.
         relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
@@ -148,7 +148,8 @@ class Testbed:
         policy: agent to which patches are applied.
         env: configuration of the game; None in the simulator.
         levels: seeds of the levels to play; empty in the simulator.
-        reference: function that maps a size and a seed to a reference set of other frames.
+        reference: function that maps a size and a seed to a reference set. Its frames come from
+            levels, or in the simulator from recorded episodes, that the runs do not use.
         edit: edit applied to every level; None for no edit.
     """
 

@@ -1,9 +1,9 @@
 """Conditions of a comparison: removed or swapped directions of the hidden state, and patched
 layers, each with its controls.
 
-A swap is text on the command line: ``10:12`` applies the change along direction 10 to direction 12
-instead; ``10:12,5:None`` also removes the change along direction 5. The value of a condition is a
-list of patches.
+On the command line, the swap ``10:12`` applies the change along direction 10 to direction 12
+instead, and ``10:12,5:None`` also removes the change along direction 5. The value of a condition is
+a list of patches.
 """
 
 from __future__ import annotations

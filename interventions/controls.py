@@ -3,15 +3,18 @@
 ========================================  =====================================================
 patch                                     controls
 ========================================  =====================================================
-add or project, with a vector             PERMUTED (default): vector with its cells permuted
+add, or project in all channels           PERMUTED (default): vector with its cells permuted
                                           within each channel (units: permuted among each other);
                                           GAUSSIAN: Gaussian vector of the same norm; OTHERS:
                                           given vectors
-zero, mean, multiply, … of some channels  CHANNELS: random sets of the same number of channels,
-                                          whose change differs in size by at most a quarter
+zero, mean, multiply, … of some channels  CHANNELS (default): random sets of the same number of
+                                          channels, whose change differs in size by at most a
+                                          quarter
 set of some cells                         CELLS (default): the same values at other cells;
                                           CHANNELS: other channels at the same cells, with the
                                           value rescaled to their standard deviations
+zero, mean, multiply, … of some cells in  CELLS (default): the same change at other cells
+all channels
 ========================================  =====================================================
 
 Controls of swaps of directions are defined in ``interventions.conditions``. Each control is
@@ -53,8 +56,9 @@ class Control:
     Attributes:
         patches: one control per patch, in the same order.
         drawn: random choices for each patch, for metadata.
-        matched: whether the size of the change by every random set of channels differs by at most a
-            quarter from that of the patch.
+        matched: whether, for every patch, the size of the control's change differs by at most a
+            quarter from that of the patch's change. Sizes are compared only for random sets of
+            channels, except those of ``set``; all other controls count as matched.
     """
 
     patches: tuple[Patch, ...]

@@ -35,8 +35,8 @@ class PartialForward:
         layer: name of the layer, as in ``agents.layers``.
 
     Attributes:
-        chain: names of the modules that follow the layer in sequence: each reads only the output
-            of its predecessor, which no other module reads.
+        chain: names of the modules that follow the layer in sequence. Each of them reads only the
+            output of its predecessor, which no other module reads.
         bypassed: whether later modules also read the frame, or the output of an earlier module.
 
     Raises:

@@ -10,8 +10,8 @@ The command-line syntax is::
     interchange@embedder.block2.res1.resadd:55,source=7/8
 
 A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
-the options. In such a file, a list of values is a sweep: the file then defines several lists of
-patches, called arms, with one of the values each. A flat list of ``channels`` is one set of
+the options. In such a file, a list of values is a sweep. The file then defines several lists of
+patches, called arms, one for each combination of values. A flat list of ``channels`` is one set of
 channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``

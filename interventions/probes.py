@@ -57,8 +57,8 @@ class Parts:
 
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Map the number of times that each of R draws contains each level of the test part (R, E) to a
-score per draw (R,); NaN if the score of a draw is undefined."""
+"""Function that maps the number of times that each of R draws contains each level of the test part
+(R, E) to a score per draw (R,), NaN if the score of a draw is undefined."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Probe:
             example, or (K, *shape) for more than two classes; None for a network.
         intercept: intercept, () or (K,); None for a network.
         penalty: chosen weight of the L2 penalty; NaN for a network.
-        held_out: mean log-probability on ``Parts.penalty``, or in a regression minus the mean
+        held_out: mean log-probability on ``Parts.penalty``, or in a regression the negative mean
             squared error. Probes of the same label can be chosen by this score.
         statistics: metrics on ``Parts.test`` as functions of the draws of a bootstrap over its
             levels, see ``Statistic``.

@@ -2,7 +2,8 @@
 levels, and test the strongest on the other half, to avoid selection bias.
 
 The study also compares the effects with their first-order estimates, and for ``interchange`` finds
-circuits, see ``interventions.circuits``.
+circuits, see ``interventions.circuits``. For ``interchange``, effects and estimates are absolute
+values and have no p-values.
 
 Layout of ``analysis/scan/``::
 
@@ -232,8 +233,8 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
 
         - ``layer``, and ``parts``, the number of its parts S.
         - ``rank_correlation``, ``low_95``, ``high_95``: Spearman's correlation over the parts in
-          each frame, averaged over frames. The average leaves out frames in which no part has an
-          effect, or all estimates are equal.
+          each frame, averaged over frames. The average leaves out frames in which all effects or
+          all estimates are equal.
         - ``of_means``: Spearman's correlation of the means over frames.
     """
     of_frames = _rank_correlations(result.effects, estimates)

@@ -12,8 +12,8 @@ If the vector of a single pair is added with coefficient -1 while the policy see
 object, the policy's output is the same as for the frame without the object. This holds at every
 layer that no skip connection bypasses.
 
-Letters in shape comments: N levels, P pairs of frames, B frames, C channels, H W cells of a layer's
-map, D units of the hidden state. A layer's shape, *shape, is (C, H, W) or (units,).
+Letters in shape comments: N pairs of levels, P pairs of frames, B frames, C channels, H W cells of
+a layer's map, D units of the hidden state. A layer's shape, *shape, is (C, H, W) or (units,).
 """
 
 from __future__ import annotations
