@@ -116,8 +116,8 @@ class AlignedBatch:
         terminals: terminal labels, 0 or 1 (T, B).
         first_hidden: the agent's hidden state before the first step (B, D).
         hidden_states: labels of the agent's hidden states after each step (T, B, D).
-        positions: the player's position in squares, x to the right and y up, at the frame before
-            the first step and at each step's label (T + 1, B, 2), NaN where unknown; None for
+        positions: the player's position in squares, x to the right and y up, at the second-to-last
+            initial frame and at each step's label (T + 1, B, 2), NaN where unknown; None for
             recordings without positions.
     """
 
@@ -132,7 +132,7 @@ class AlignedBatch:
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
-    """Align windows with simulated steps, on the windows' device; arrays of both are time first.
+    """Align windows (W, B, …) with simulated steps, on the device of the windows.
 
     Raises:
         UserError: if the windows do not have ``config.window_length`` frames.

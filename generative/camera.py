@@ -3,12 +3,12 @@
 Games are drawn from sprites of one square each. The size of a square need not be a whole number of
 pixels, so the appearance of a square depends on where the pixels lie within it. A frame can
 therefore not be computed from an earlier one by interpolation alone. The *phase* is the position of
-the camera within a square, given by the cosine and sine of two angles: one for the position to the
-right, one for the position down; a full turn is one square. It is estimated in the last initial
-frame and follows from the displacement afterwards.
+the camera within a square. It is given by the cosine and sine of two angles, the first for the
+position to the right and the second for the position down, where a full turn is one square. The
+phase is estimated in the last initial frame and follows from the displacement afterwards.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, C H W an
-image, S pixels per side, A actions.
+image, S pixels or patches per side, A actions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CROP = 24  # pixels per side of the crop from which the camera's motion is predi
 FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
 PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase down
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
-_SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion in pixels between two frames that the encoder tests
+_SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motions, in pixels, that ``motion_costs`` compares
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
-_HARMONICS = 3  # number of multiples of the squares' frequency at which edges are measured
+_HARMONICS = 3  # number of harmonics of the squares' frequency at which edges are measured
 _MOTION_WIDTH = 128
 
 
@@ -231,7 +231,7 @@ class VelocityEstimator(nn.Module):
     Costs are matching errors at motions of whole pixels. They can be ambiguous, because
     neighbouring squares often look alike. Changes of the phase measure fractions of a pixel, but
     cannot distinguish motions that differ by whole squares. Where the last two frames are
-    ambiguous, the frames before them help.
+    ambiguous, earlier frames help.
 
     Args:
         num_frames: I, number of initial frames.
@@ -298,8 +298,8 @@ def near_player(memory: Tensor) -> Tensor:
 class CameraMotion(nn.Module):
     """Predictor of the camera's motion, from the centre of the view, the memory and the action.
 
-    In training mode, gradients pass only to the motion memory and, in the first step, to the
-    velocity predicted by ``generative.spatial.SpatialStart``.
+    In training mode, the only inputs that get gradients are the motion memory and, in the first
+    step, the velocity predicted by ``generative.spatial.SpatialStart``.
 
     Args:
         config: sizes of the networks, and pixels per square.

@@ -77,7 +77,7 @@ class SimulatorConfig:
         fine_channels: number of memory channels of each block of 2 x 2 pixels of the view; None for
             no such memory.
         motion_dim: size of the memory of the camera's motion. ``deter_dim`` is the sum of this
-            size, the 9 other numbers of the camera, and the channels of all cells.
+            size, the 9 other numbers of the camera, and the channels of all cells and blocks.
         spatial_width: number of channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.

@@ -24,14 +24,16 @@ from common.errors import UserError
 class Windows:
     """One window (W, …), or a batch of windows with time first (W, B, …).
 
-    Steps outside the episode have black frames and zeros; steps after its end are terminal.
+    Steps outside the episode have black frames, and zeros in all fields except ``terminals`` and
+    ``positions``.
 
     Attributes:
         frames: recorded frames, uint8 (…, C, H, W).
         actions: actions taken at the frames, int64 (…,).
         rewards: recorded rewards, float32 (…,).
         values: values of the recorded agent, float32 (…,).
-        terminals: 1 where the episode ends or has ended, float32 (…,).
+        terminals: 1 where the episode ends and, if ``terminal_absorbing`` of ``RolloutDataset`` is
+            True, after its end, float32 (…,).
         hidden_states: the agent's hidden states before each frame and after the last frame,
             float32 (W + 1, …, D).
         positions: the player's position in squares of the level, x to the right and y up, float32

@@ -48,7 +48,7 @@ class Life:
 
     Attributes:
         outcome: the first of ``OUTCOMES`` to happen.
-        step: number of actions until the outcome; the horizon if it is ``neither``.
+        step: number of actions until the outcome, or of all actions if it is ``neither``.
         actions: actions that the agent took, int64 (at most T,).
     """
 

@@ -175,8 +175,8 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot the fidelity card, see ``generative.fidelity.FidelityCard``.
 
-    The figure has one panel per measure over simulated steps. A last panel has the shares of the
-    objects in view at the start that are still shown at the last step.
+    The figure has one panel per measure over simulated steps. The last panel is a bar chart of kept
+    objects, that is, objects in view at the start that are still shown at the last step.
 
     Args:
         table: table from ``loss_over_time.table_of``.

@@ -39,7 +39,7 @@ from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator
 from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
 
-_AT_A_TIME = 64  # windows per batch while they are stored
+_AT_A_TIME = 64  # windows per batch while their inputs are computed
 _BATCH_SIZE = 128
 _HELD_OUT = 256  # windows on which the drift is measured
 _TRUE_CAMERA_SHARE = 0.3  # mean share of steps after which the recorded motion is substituted
@@ -205,7 +205,10 @@ class CameraTraining:
 
     @torch.no_grad()
     def drift(self, windows: CameraWindows) -> tuple[float, float]:
-        """Compute the mean and median error of the displacement at the last step, in pixels."""
+        """Compute the mean and median error of the displacement at the last step, in pixels.
+
+        Windows whose episode has ended by then are excluded.
+        """
         batch = windows.rows(torch.arange(len(windows.actions)))
         predicted, _ = self.predict(batch, torch.zeros_like(batch.actions, dtype=torch.bool))
         errors = torch.linalg.vector_norm((predicted - batch.camera)[:, -1, 2:], dim=-1)

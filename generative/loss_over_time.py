@@ -27,8 +27,8 @@ The card excludes terminal frames, all frames after them, and windows whose init
 outside the episode.
 
 Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
-kinds of object, D agent hidden state, A actions, E frame embedding, S K latent variables and their
-classes, L frames of an episode.
+kinds of object (after S: classes of a latent variable), S latent variables, D agent hidden state, A
+actions, E frame embedding, L frames of an episode.
 """
 
 from __future__ import annotations

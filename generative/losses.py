@@ -71,7 +71,7 @@ class SimulatorLosses:
         kl: balanced KL divergence of posterior and prior (T, B).
         update: norm of the change in h (T, B).
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
-        first_hidden: sum of squared errors of the agent's initial hidden state (B,).
+        first_hidden: sum of squared errors of the agent's hidden state before the first step (B,).
         first_action: cross-entropy of the first step's input action (B,).
         camera: smooth L1 error of the camera's displacement, 0 from the first terminal step on
             (T, B). The first step has the error of the velocity instead, plus the squared error of

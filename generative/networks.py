@@ -325,7 +325,7 @@ def _transposed_conv_of_one_pixel(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 class Head(nn.Sequential):
-    """MLP with layer-normalised hidden layers, (N, in_size) to (N, out_size)."""
+    """MLP with optionally layer-normalised hidden layers, (N, in_size) to (N, out_size)."""
 
     def __init__(self, in_size: int, hidden_layers: int, out_size: int, layer_norm: bool):
         layers = []

@@ -12,8 +12,8 @@ Layout, as published except for the files marked *::
                                       arranged by the action's direction
     recording.json *                  settings of the samples
 
-A sample with its final name is complete. Shards (``common.shards``) write the same files;
-``recording.json`` is written when they are joined, by the first process that opens the folder.
+A sample with its final name is complete. Shards (``common.shards``) write the same files, except
+``recording.json``: the first process that opens the folder joins the shards and writes this file.
 
 Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
 deterministic state of the environment, V bottleneck vector.

@@ -60,8 +60,8 @@ class SamplingPlan:
     Attributes:
         random_start: start from random vectors instead of recorded frames.
         recorded_actions: force the recorded actions; after an episode's end, the action is 0.
-        manual_actions: force one of these actions at every step, with one sample per action; empty
-            if the agent acts, in which case the simulator predicts the first step's input action.
+        manual_actions: force one of these actions at every step, with one sample per action. If no
+            actions are forced, the agent acts, and the simulator predicts the first input action.
         num_steps: T, number of simulated steps.
         num_init_steps: number of recorded frames that a simulation starts from.
         sample_latents: draw z instead of taking its most likely class.
@@ -256,7 +256,7 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
     """Simulate and write the missing samples; stop early after a stop signal.
 
     Args:
-        sampler: simulates the samples.
+        sampler: sampler that simulates the samples.
         folder: folder opened for writing.
         starts: numbers of the starts.
         batch_size: number of starts per batch.

@@ -239,8 +239,8 @@ class Simulator(nn.Module):
                 window.
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
-            true_camera: motion of the camera, see ``batches.true_camera`` (T, B, 4), and a mask
-                of the steps in which they replace the predicted ones, bool (T, B).
+            true_camera: recorded motion of the camera, see ``batches.true_camera`` (T, B, 4), and a
+                mask of the steps in which it replaces the predicted motion, bool (T, B).
             agent_windows: windows in which the agent acts. The agent's states, log-probabilities,
                 values and actions are returned for these windows only.
 

@@ -22,7 +22,7 @@ memory and earlier velocities. In evaluation mode everything is differentiable.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
 steps, C H W an image (elsewhere, H is the state and W the hidden channels), K coefficients of a
-patch, V bottleneck vector, A actions, S K latent variables and their classes.
+patch (after S: classes of a latent variable), S latent variables, V bottleneck vector, A actions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A run is a pure function of its settings: on a CPU, a run that is stopped anywhe
 the same weights and metrics as an uninterrupted run. Several processes (``common.distributed``)
 share the windows of every batch and give the results of one process, up to the rounding of sums.
 
-Letters in shape comments: N frames, C H W a frame, V bottleneck vector.
+Letters in shape comments: N frames, C H W a frame, V bottleneck vector, B windows of a process.
 """
 
 from __future__ import annotations
@@ -346,8 +346,14 @@ class SimulatorTraining:
         return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
-        """Return a mask of this process's windows, of ``num`` in the batch, whose latents are drawn
-        from the prior; None if ``open_loop_share`` is 0."""
+        """Return a mask of this process's windows, True where latents are drawn from the prior.
+
+        Args:
+            num: number of windows in the whole batch.
+
+        Returns:
+            Mask, bool (B,); None if ``open_loop_share`` is 0.
+        """
         share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
         return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
                 if share else None)

@@ -7,12 +7,13 @@ Layout, as published except for the files marked *; <function> is the name of a 
     sample_00000/grad_processed_env_h_<function>.npy *  only with a spatial simulator
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
-    sample_00000/specificity.json *                     see ``Specificity``
+    sample_00000/specificity.json *, specificity_without_env_grads.json *    see ``Specificity``
     sample_00000/difference_00000.png *                 a step of the difference demonstration
 
 The name of a function ends with ``_without_env_grads`` where gradients do not flow through the
-action that enters the environment. A function without a JSON file is not finished. Shards
-(``common.shards``) write the same files; joining them checks that none is missing.
+action that enters the environment. A function is finished once its JSON file exists; published
+folders have no JSON files, see ``SaliencyFolder.finished``. Shards (``common.shards``) write the
+same files; joining them checks that none is missing.
 
 Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
 the environment, M maps of this state.

@@ -199,12 +199,12 @@ class SampleSaliency:
         return SaliencyArrays(**of_sample, processed=processed, processed_states=states)
 
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
-        """Compare simulated with recorded frames, and add the differing samples to ``diverging``.
+        """Compare simulated with stored frames, and add the differing samples to ``diverging``.
 
         Args:
             numbers: numbers of the samples.
             images: images of the T' simulated steps (G, T', C, H, W).
-            frames: recorded frames of the samples (G, T, H, W, C).
+            frames: stored frames of the samples (G, T, H, W, C).
         """
         simulated = np.moveaxis(images, 2, -1) * 255
         differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
@@ -221,7 +221,7 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
     """Compute and write the missing saliency; stop early after a stop signal.
 
     Args:
-        saliency: computes the saliency.
+        saliency: computation of the saliency of samples.
         folder: folder that the files are written to.
         numbers: numbers of the samples.
         batch_size: number of samples per forward pass.

@@ -10,10 +10,11 @@ comparison (an *arm*). There are two outcomes:
   search began. A control is the best of ``best_of`` starts redrawn from all recorded starts.
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
   nearest to the optimised start; then the agent continues. The outcome is the share of recorded
-  values that are lower than the target at the step (higher if the objective minimises the target),
-  minus 0.5. A further arm, ``recorded``, uses the best recorded start instead. A control shifts the
-  starts of an arm by j objectives: the target of objective i is read in the start of objective
-  i + j. There is a control for every shift j that gives each objective the start of another target.
+  values that are lower than the target at the step (higher if the objective minimises the target;
+  equal values count half), minus 0.5. A further arm, ``recorded``, uses the best recorded start
+  instead. A control shifts the starts of an arm by j objectives: the target of objective i is read
+  in the start of objective i + j. There is a control for every shift j that gives each objective
+  the start of another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B vectors
 of size V.

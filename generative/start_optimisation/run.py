@@ -120,7 +120,7 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
         args, explicit, parameters: parsed flags, see ``Parser.read``, with the aims in ``aims``.
         folder: output folder.
         schema: schema of the folder, with the entries of ``OPTIMISED_STARTS``.
-        choose: chooses the targets.
+        choose: function that chooses the targets, see ``Choice``.
 
     Returns:
         The finished search, or the exit status after a signal.

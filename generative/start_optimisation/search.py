@@ -310,7 +310,7 @@ def _recorded_frames(context: SearchContext, rows: np.ndarray) -> tuple[np.ndarr
     """
     windows, first = (context.dataset.batch(context.starts.windows[rows]),
                       context.dataset.num_init_steps - 1)
-    return windows.frames[first:].movedim(2, -1).numpy(), windows.actions[first - 1:].numpy()
+    return windows.frames[first:].movedim(2, -1).numpy(), windows.actions[first - 1:-1].numpy()
 
 
 def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
