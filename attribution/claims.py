@@ -67,11 +67,11 @@ CLAIMS = ClaimsTable({
              "share with the hazard invisible"),
     9: Claim("Interpretable features appear with many training levels: Spearman correlation 0.91 "
              "over 14 models",
-             "Spearman's rank correlation over agents of the number of training levels and the "
-             "object score (see R11), and other measures of the agents, which are not those of "
-             "the columns. The claim is not tested, because features of an untrained agent have "
-             "high object scores too"),
-    10: Claim("If trained on 100 levels, the value is a clock, and features look at the "
+             "Spearman's rank correlation of the number of training levels with the object score "
+             "(see R11) and with other measures, over agents trained on different numbers of "
+             "levels; the column's own agent is not among them. The claim is not tested, because "
+             "features of an untrained agent have high object scores too"),
+    10: Claim("In an agent trained on 100 levels, the value is a clock, and features look at the "
               "background",
               "share of V's variance explained by the number of steps left in the level; share "
               "of |attribution| that the features leave as a residual"),
@@ -81,8 +81,8 @@ CLAIMS = ClaimsTable({
               "cell shows an object of the feature's best kind. Reference: the same with masks of "
               "other frames"),
     12: Claim("Unusual frames have a large residual",
-              "Spearman correlation over frames between the residual's share of |attribution| "
-              "and |advantage|"),
+              "Spearman correlation, over frames, of |advantage| with the residual's share of "
+              "|attribution|"),
 }, "python -m attribution.table", (
     "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares of "
     "levels, otherwise a bootstrap over episodes or levels. The exceptions are R2 (quartiles), R4 "
@@ -99,8 +99,8 @@ NOT_RUN = {1: "python -m attribution.checks has not been run",
            5: "python -m attribution.failure_causes has not been run",
            7: "failure_causes has not been run with an edited agent",
            8: "failure_causes has not been run with an edited agent and --invisible",
-           9: "no such agents of this network have been measured (python -m "
-              "attribution.series)",
+           9: "no agents with this network and different numbers of training levels have been "
+              "compared (python -m attribution.series)",
            11: "python -m attribution.objects has not been run",
            12: "the settings of the attributions lack the unit of rewards; run python -m "
                "attribution.attribute again with the same flags to add it"}

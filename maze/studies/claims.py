@@ -69,10 +69,10 @@ CLAIMS = ClaimsTable({
              "forks with the cheese outside the region"),
     3: Claim("Agents trained with a larger region R take detours to the cheese: never with R = "
              "1, rarely with R = 2, and with every larger R; 15 agents, no frequencies",
-             "rank correlation, over agents trained with different R, of R and the share of "
-             "episodes that reach the cheese, which lies outside the regions of all agents; its "
-             "interval covers the variation between agents (Bonett and Wright); and the numbers of "
-             "claim 2 for each R. The agents of a column differ in R"),
+             "rank correlation of R with the share of episodes that reach the cheese (outside the "
+             "regions of all agents) and with other measures, over agents trained with different "
+             "R; and the numbers of claim 2 for each R. An agent's name stands for a series of "
+             "agents trained with different R"),
     4: Claim("One feature of a level predicts whether the cheese is reached: accuracy with "
              "Euclidean distances from the cheese to the region (C-5x5) 0.775, to the corner (C-T) "
              "0.773, and to the decision square (C-D) 0.761; with path lengths C-D 0.754, C-5x5 "
@@ -104,13 +104,13 @@ CLAIMS = ClaimsTable({
              "the vector often works up to 2 squares away, but not farther; the mean vector "
              "of 100 levels does nothing; figures, no numbers",
              "change of P(cheese), as in claim 6, when the vector of another level is subtracted; "
-             "results are grouped by the distance in squares between the cheeses of the two "
-             "levels"),
+             "results are grouped by the distance between the cheeses of the two levels (the "
+             "larger of the distances in rows and in columns)"),
     10: Claim("With the vector subtracted, the field is often nearly that without cheese: "
               "figures, no numbers",
               "change of the mean total variation between the field and the field without "
               "cheese, when the vector is subtracted"),
-    11: Claim("The cheese vector can be subtracted in every agent: subtraction also works at all "
+    11: Claim("Subtracting the cheese vector works in every agent: subtraction also works at all "
               "layers at once with coefficient -0.05; results differ in the last layers",
               "the change of P(cheese) of claim 6, with the vector subtracted at one layer (the "
               "layer with the largest change is shown) or at all layers at once"),
@@ -148,33 +148,34 @@ CLAIMS = ClaimsTable({
               "random channels by 0.60 and 0.54 (published norm, %, 30 seeds)",
               "mean total variation between the fields before and after resampling channels "
               "(causal scrubbing), from sources with the cheese on the same or on another "
-              "square. Tested: the difference between these two kinds of sources, for chosen "
-              "minus random channels. findings.csv also has the *published norm*, which "
-              "procgen-tools prints: the Euclidean norm of the changes of all squares' four "
-              "movement probabilities, divided by twice the number of squares. It is smaller in "
-              "larger mazes"),
+              "square. Tested: the difference between these two kinds of sources for the chosen "
+              "channels, minus the same difference for random channels. findings.csv also has the "
+              "*published norm*, which procgen-tools prints: the Euclidean norm of the changes of "
+              "all squares' four movement probabilities, divided by twice the number of squares. "
+              "It is smaller in larger mazes"),
     18: Claim("Probes find squares, cheese and mouse well, and predict whether the cheese is "
               "reached: accuracy 0.78 to 0.85 at a base rate of 0.68; 1 000 forks",
-              "score of each linear probe on held-out levels, for its best layer: area under the "
-              "ROC curve (auc), R² (r2) or accuracy; reference: score without features"),
+              "score of each linear probe on held-out levels, at the layer with the highest "
+              "score. The score is the area under the ROC curve (auc), R² (r2) or accuracy; the "
+              "reference is the score without features"),
 }, "python -m maze.table", (
     "A level's *cheese vector* is a layer's output with the cheese minus the output without the "
     "cheese. The *vector to the corner* is the output with a path from the maze's corner to the "
-    "world's corner minus the output without this path. "
+    "corner of the world (the grid around the maze) minus the output without this path. "
     f"The layer is `{LAYER}` unless a row names another one. "
     "R is the side of the region at the top right in which the cheese lay in training. P(cheese), "
     "P(corner) and P(other) are the probabilities, at the decision square, of the first step "
     "towards the cheese, of the first step towards the corner, and of all other moves.",
-    "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares, "
-    "otherwise a bootstrap over levels. The exceptions are the rank correlations in claim 3 and "
-    "the range over Gaussian vectors in claim 8. In claims 6 to 13, 15 and 16, a number with a "
-    "sign is a change caused by the intervention. *Reference* is the number without intervention, "
-    "or the "
-    "base rate, unless the claim's section defines it. An effect is *claimed* if its interval "
-    "excludes 0, and both *p* and *controls* are at most 0.05. *p* is the p-value of paired sign "
-    "flips, after Holm's correction over the agent's column. *controls* is (1 + n) / (K + 1), "
-    "where n of K controls have an effect at least as large. A tested claim *holds* if its effect "
-    "is claimed. Claim 7 predicts no effect, so it does not hold if an effect is claimed.",
+    "Ranges in brackets and in the columns *interval* are 95 % intervals: Wilson's for shares of "
+    "episodes, otherwise a bootstrap over levels. The exceptions are the rank correlations in "
+    "claim 3 (Bonett and Wright, over agents) and the range over Gaussian vectors in claim 8. In "
+    "claims 6 to 13, 15 and 16, a number with a sign is a change caused by the intervention. "
+    "*Reference* is the number without intervention, or the base rate, unless the claim's section "
+    "defines it. An effect is *claimed* if its interval excludes 0, and both *p* and *controls* "
+    "are at most 0.05. *p* is the p-value of paired sign flips, after Holm's correction over the "
+    "agent's column. *controls* is (1 + n) / (K + 1), where n of K controls have an effect at "
+    "least as large. A tested claim *holds* if its effect is claimed. Claim 7 predicts no effect, "
+    "so it does not hold if an effect is claimed.",
     "Agents with a common teacher are not independent; the model cards report how similar the "
     "shipped agents are to their teacher."))
 
