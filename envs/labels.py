@@ -15,7 +15,7 @@ from envs.objects import GameObject, objects_of, places_in_view
 VELOCITY = ("velocity_x", "velocity_y")
 ON_GROUND = "on_ground"
 _GROUND_CELLS = {"coinrun": (15, 16), "ninja": (20,)}  # cells that support the player, by game
-_COINRUN_ON_BOX = 4  # word of CoinRun's tail: whether a box below stopped the player
+_COINRUN_ON_BOX = 4  # index of a word in CoinRun's tail: 1 if a box below stopped the player
 _CONTACT = 0.01  # distance in cells at which these games look for ground
 
 

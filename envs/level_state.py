@@ -83,7 +83,7 @@ _MAX_DRAWN = 100  # largest absolute value of cells and image types
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
 _THEMES = {"maze": 1}  # games in which every image has fewer than _MAX_THEMES themes
-_MAX_TILES = 100  # background tiles in the view
+_MAX_TILES = 100  # largest number of background tiles in the view
 # Limits of entities: radius in cells, and growth per step. Procgen hangs above them.
 _MAX_RADIUS, _MAX_GROWTH = 1000, 10
 _BACKGROUNDS = {

@@ -147,8 +147,8 @@ class Simulator(nn.Module):
     """The generative model: a learned environment and a frozen agent.
 
     Args:
-        config: settings of the simulator. If their ``agent_hidden_size`` is None, the attribute
-            ``config`` has the hidden size of the agent instead.
+        config: settings of the simulator. If ``agent_hidden_size`` is None, the attribute
+            ``config`` contains the hidden size of the agent instead.
         policy: a trained agent; its parameters are frozen in place.
 
     Raises:

@@ -76,7 +76,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
         directions: numbers of the directions to remove, one at a time.
         swaps: swaps such as ``10:12,5:None``.
         num_controls: number of controls of each swap.
-        projector: the directions.
+        projector: projector onto the directions.
         device: device of the states.
         from_step: first step of an episode that is altered, from 0.
 

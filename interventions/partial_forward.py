@@ -168,7 +168,8 @@ class _Step(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Tracer whose nodes are the layers, including the memory; other parameters are constants."""
+    """Tracer that treats all layers, including the memory, as leaf modules, and other parameters as
+    constants."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, Memory) or not any(module.children())

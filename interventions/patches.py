@@ -357,8 +357,9 @@ class Interchange(Patch):
     """Activation patching: a' = activations in the forward pass of a paired frame.
 
     Attributes:
-        pairs: maps batch metadata either to the paired frames, uint8 (R, H, W, 3), which are then
-            run without patches, or to the layer's outputs for these frames, float32 (R, *shape).
+        pairs: function that maps batch metadata either to the paired frames, uint8 (R, H, W, 3),
+            which are then run without patches, or to the layer's outputs for these frames, float32
+            (R, *shape).
     """
 
     kind: ClassVar[str] = "interchange"

@@ -97,7 +97,7 @@ class Part:
 
     @property
     def label(self) -> str:
-        """Name for reports and figures, in the syntax of patches."""
+        """Name for reports and figures, in the syntax of patches without ``embedder.``."""
         return (self.layer.removeprefix("embedder.")
                 + ("" if self.channel is None else f":{self.channel}")
                 + ("" if self.cell is None else f",cell={self.cell[0]}.{self.cell[1]}"))

@@ -4,14 +4,15 @@ Several starts of an objective share a batch. For each start, the search maximis
 
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
-where mean and deviation of the target are taken over recorded starts, excess is defined by
-``RecordedDensity``, and end is minus the log-probability that the episode has not ended by the
-step: the sum of -log(1 - P(end)), in nats. Without the term ``end``, the search finds the black
-frames after an episode's end. The term diversity * ``vector_crowding``, which also spreads the
-simulator's vectors in training, is subtracted from the sum of this function over the starts of a
-batch, not from each start's value. Nothing is sampled: latents take their most likely class, the
-agent takes its most likely actions, and both pass straight-through gradients. These gradients are
-biased, so the vector with the best score minus penalty is kept, not the last vector.
+Mean and deviation of the target are taken over recorded starts, and excess is defined by
+``RecordedDensity``. The term end is the negative log-probability, in nats, that the episode has not
+ended by the step, which is the sum of -log(1 - P(end)) over the steps. Without this term, the
+search finds the black frames after an episode's end. The term diversity * ``vector_crowding``,
+which also spreads the simulator's vectors in training, is subtracted from the sum of this function
+over the starts of a batch, not from each start's value. Nothing is sampled: latents take their most
+likely class, the agent takes its most likely actions, and both pass straight-through gradients.
+These gradients are biased, so the vector with the best score minus penalty is kept, not the last
+vector.
 
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was
