@@ -41,8 +41,8 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     """Compute outliers, PCA, ICA, clusters, t-SNE and NMF of hidden states, and store the results.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
-    principal coordinates that explain 95 % of the variance, not divided by their standard
-    deviations. NMF uses the states as recorded, not standardised.
+    principal coordinates that explain 95 % of the variance (at least as many as the t-SNE map has
+    dimensions), not divided by their standard deviations. NMF uses the states as recorded, not standardised.
 
     Args:
         states: recorded states, float32 (N, D).
@@ -76,7 +76,7 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
 
     arrays = results.step("pca", find_components)
     principal = arrays["principal"]
-    number = results.facts["pca"]["components_for_95_percent"]
+    number = max(results.facts["pca"]["components_for_95_percent"], config.n_components_tsne)
     leading = np.ascontiguousarray(principal[:, :number])
     k = config.n_components_ica
     results.step("ica", lambda: independent_components(

@@ -156,13 +156,12 @@ class BehaviourInfluences:
         if not self.testable:
             return (f"Too few samples for a test ({self.num_samples}, but at least "
                     f"{self._min_samples} are needed); nothing is claimed.\n")
-        best, claims = self.best(variant), self.claims(variant)
-        on_answers = claims["target"].isin(list(ANSWERS))
-        parts = [self._list(claims[~on_answers], "Components on other components"),
-                 self._list(claims[on_answers], "Components on the agent's outputs")]
+        best, (on_components, on_outputs) = self.best(variant), self._by_target(variant)
+        parts = [self._list(on_components, "Components on other components"),
+                 self._list(on_outputs, "Components on the agent's outputs")]
         if not best["target"].isin(list(ANSWERS)).any():
             parts[1] = "**Components on the agent's outputs:** not analysed.\n"
-        if claims.empty:
+        if on_components.empty and on_outputs.empty:
             nearest = best.iloc[0]
             parts.append(
                 f"No influence exceeds chance. The most consistent one, "
@@ -172,14 +171,18 @@ class BehaviourInfluences:
         return "\n".join([*parts, self._persistence(variant), self._whole(variant)])
 
     def components(self) -> list[str]:
-        """Return the names of all components in the first MOST_LISTED claims for each kind of
+        """Return the names of all components in the influences that ``text`` lists for any kind of
         gradient, ordered by number."""
-        names = []
-        for variant in self.variants:
-            for _, row in self.claims(variant).head(MOST_LISTED).iterrows():
-                names += [row["source"], row["target"]]
-        return sorted({name for name in names if name not in ANSWERS},
+        listed = pd.concat([claims.head(MOST_LISTED) for variant in self.variants
+                            for claims in self._by_target(variant)])
+        return sorted({*listed["source"], *listed["target"]} - set(ANSWERS),
                       key=lambda name: int(name.split()[1]))
+
+    def _by_target(self, variant: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the claims on other components, and those on the agent's outputs."""
+        claims = self.claims(variant)
+        on_outputs = claims["target"].isin(list(ANSWERS))
+        return claims[~on_outputs], claims[on_outputs]
 
     def _list(self, claims: pd.DataFrame, heading: str) -> str:
         if claims.empty:

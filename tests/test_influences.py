@@ -21,7 +21,11 @@ import xcorr_and_xcaus_plots
 from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours import BEHAVIOUR_FILES
-from analysis.influence_sentences import influence_sentence
+from analysis.influence_sentences import (
+    MOST_LISTED,
+    BehaviourInfluences,
+    influence_sentence,
+)
 from analysis.influences.comparison import COMPARISON_FILES, claims_summary
 from analysis.influences.consistency import (
     ALL_SAMPLES,
@@ -521,6 +525,20 @@ def test_a_sentence_says_no_more_than_its_row(compared):
     row[["steadiness", "explained", "lag"]] = [0.95, 1.4, 0]
     text = influence_sentence(row, None)
     assert "going left at lag 0.**" in text and "more than their whole covariance" in text
+
+
+def test_a_page_shows_every_component_that_its_text_names(compared):
+    """Also the source of an influence on an output, after a full list of those on components."""
+    tables = comparison_of(compared / "analysis")
+    row = tables.read("table").query("source != target").iloc[0]
+    claimed = row.to_frame().T.loc[[row.name] * (MOST_LISTED + 1)].assign(claimed=True, samples=50)
+    claimed["source"], claimed["agreement"] = "IC 1", 1.0
+    claimed["target"] = [f"IC {number + 2}" for number in range(MOST_LISTED)] + ["value"]
+    claimed.iloc[-1, claimed.columns.get_indexer(["source", "agreement"])] = "IC 40", 0.9
+    matrices = tables.read("matrix_table")
+    found = BehaviourInfluences(claimed, matrices[matrices["behaviour"] == row["behaviour"]], 0.05, 8)
+    named = set(re.findall(r"IC \d+", found.text(row["env_grads"])))
+    assert {"IC 1", "IC 40"} < named == set(found.components())
 
 
 def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, monkeypatch):
