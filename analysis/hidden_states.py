@@ -42,7 +42,8 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
     principal coordinates that explain 95 % of the variance (at least as many as the t-SNE map has
-    dimensions), not divided by their standard deviations. NMF uses the states as recorded, not standardised.
+    dimensions), not divided by their standard deviations. NMF uses the states as recorded, not
+    standardised.
 
     Args:
         states: recorded states, float32 (N, D).

@@ -535,8 +535,8 @@ def test_a_page_shows_every_component_that_its_text_names(compared):
     claimed["source"], claimed["agreement"] = "IC 1", 1.0
     claimed["target"] = [f"IC {number + 2}" for number in range(MOST_LISTED)] + ["value"]
     claimed.iloc[-1, claimed.columns.get_indexer(["source", "agreement"])] = "IC 40", 0.9
-    matrices = tables.read("matrix_table")
-    found = BehaviourInfluences(claimed, matrices[matrices["behaviour"] == row["behaviour"]], 0.05, 8)
+    matrices = tables.read("matrix_table").query("behaviour == @row.behaviour")
+    found = BehaviourInfluences(claimed, matrices, 0.05, 8)
     named = set(re.findall(r"IC \d+", found.text(row["env_grads"])))
     assert {"IC 1", "IC 40"} < named == set(found.components())
 
