@@ -176,6 +176,7 @@ def _command(settings: TrainSettings) -> str:
         if getattr(settings, name):
             flags[name] = Path(getattr(settings, name)).name
     words = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
-    if env.use_backgrounds:
-        words.append("--use_backgrounds")
+    words += [f"--{name}" for name, is_given in (("use_backgrounds", env.use_backgrounds),
+                                                 ("keep_optimizer", settings.keep_optimizer))
+              if is_given]
     return f"python train.py {' '.join(words)}"

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 
@@ -237,6 +238,13 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     assert run.train() == 0
     taken = run.optimizer.state[parameters["init_hx"]]["step"]
     assert taken > 0 and run.optimizer.state[parameters["fc_value.bias"]]["step"] == 28584 + taken
+    card = (run.folder / "model_card.md").read_text()
+    command = re.search(r"^    python train.py (.*)$", card, re.MULTILINE)[1]
+    repeated = vars(train.parser().parse_args(shlex.split(command)))
+    given = {**dataclasses.asdict(settings), **dataclasses.asdict(settings.env),
+             "model_file": path.name}
+    for name in repeated.keys() & given.keys() - {"num_threads"}:
+        assert repeated[name] == given[name], name
 
     without = TrainingRun(tmp_path / "other", published(), FLOAT32)
     assert not without.optimizer.state

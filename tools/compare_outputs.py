@@ -25,7 +25,7 @@ import yaml
 # contains a wall time.
 TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
          "model_sha256"}
-NO_NUMBERS = ("logs", "pipeline", "report")
+SKIPPED_FOLDERS = ("logs", "pipeline", "report")
 DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
 
@@ -43,7 +43,7 @@ def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
     result = {}
     for path in sorted(output.rglob("*")):
         relative = path.relative_to(output)
-        if (path.is_file() and relative.parts[0] not in NO_NUMBERS
+        if (path.is_file() and relative.parts[0] not in SKIPPED_FOLDERS
                 and not path.name.startswith(("events.", "plot."))):
             result[DATE.sub("DATE", str(relative))] = _digest(path, places)
     return result
