@@ -374,7 +374,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         results: precomputed results.
         samples: folder of the samples.
         steps: steps of the same samples.
-        config: parameters of the analysis, not used.
+        config: ignored; the figures of all analyses are drawn with the same arguments.
         seed: seed of the order in which states are drawn.
 
     Raises:

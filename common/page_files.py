@@ -110,7 +110,7 @@ def _little_endian(array: np.ndarray) -> bytes:
 
 
 def letters(data: bytes) -> str:
-    """Encode bytes as text for UTF-16 scripts, with 15 bits per character; base64 has 6.
+    """Encode bytes as text with 15 bits per character, for a script in UTF-16. (Base64 has 6 bits.)
 
     The first two characters encode the number of bytes; the bits follow, padded with zeros.
     """

@@ -273,7 +273,7 @@ def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
 
 
 def arm_name(patches: Sequence[Patch]) -> str:
-    """Return a name of a list of patches for folders, reports and figures.
+    """Return the name of a list of patches in folder names, reports and figures.
 
     Names longer than MAX_NAME are truncated and end in a checksum, which keeps them unique.
     """
@@ -330,7 +330,7 @@ def register_option(name: str, open_option: OpenOption) -> None:
 
 
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
-    """Read the files that patches name, and apply their registered options, for one agent.
+    """Prepare patches for an agent: read the files that they name, and apply their options.
 
     Args:
         patches: patches as parsed from text.

@@ -196,7 +196,8 @@ class Submitter:
         self._submitted: dict[str, Submitted] = {}
 
     def plan(self) -> list[StagePlan]:
-        """Decide what to submit, from the records and the scheduler's list."""
+        """Decide what to submit, from the records and, if jobs were submitted, the scheduler's
+        list."""
         stages = []
         for stage, decision in self._pipeline.plan():
             submitted = read_submitted(self._experiment, stage.name)
@@ -209,8 +210,8 @@ class Submitter:
                 done = self._experiment.shards_done(stage.name, shards, decision.key)
             stages.append(StagePlan(stage.name, decision, tuple(self._pipeline.sources(stage)),
                                     shards, done, submitted))
-        return plan_submission(
-            stages, self._scheduler.list_jobs() if self._scheduler.is_here() else [])
+        is_asked = self._scheduler.is_here() and any(plan.submitted for plan in stages)
+        return plan_submission(stages, self._scheduler.list_jobs() if is_asked else [])
 
     def submit(self, plans: Sequence[StagePlan], dry_run: bool = False) -> None:
         """Submit the stages of a plan and the report job, and print the jobs.

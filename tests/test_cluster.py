@@ -256,7 +256,8 @@ def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), *more]
 
 
-def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys):
+def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys, lsf):
+    lsf.stop()  # without submitted jobs, there is nothing to ask
     assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--dry_run")) == 0
     text = capsys.readouterr().out
     assert re.findall(r"^(\w+): would be submitted as job <\1>(?: and <\1>)?, because it has not "
@@ -267,7 +268,7 @@ def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys):
         f"done(<{name}>)" for name in ("record", "simulate", "hidden_states", "behaviours",
                                        "saliency", "saliency_without_env_grads"))
     assert f"{ROOT / 'run_pipeline.py'} --preset tiny --output_dir {tmp_path / 'out'}" in panel[-1]
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -289,6 +290,7 @@ def lsf(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return SimpleNamespace(
         bsub=bsub, bjobs=lambda text: program("bjobs", f"echo '{text}'"),
+        stop=lambda: program("bjobs", "echo 'LSF is down' >&2; exit 255"),
         submitted=lambda stage: read_submitted(Experiment(tmp_path / "out"), stage))
 
 

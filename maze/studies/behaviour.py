@@ -11,9 +11,9 @@ A result folder contains::
     report.md, *.png     report and figures
 
 ``paths.npz`` contains the ``seeds`` of N levels, int64 (N,), the ``lengths`` of their paths, int64
-(N,), and the concatenated paths, ``squares``, int16 (S, 2). A path consists of the inner row and
-column of the mouse in each frame of an episode, followed by those of the cheese if the mouse got
-it.
+(N,), and the concatenated paths, ``squares``, int16 (S, 2). A path consists of the row and column
+of the mouse in each frame of an episode, followed by those of the cheese if the mouse got it. Rows
+and columns are counted from the bottom left square inside the walls around the maze.
 
 Claims 2, 4 and 5 of the table of claims are computed from such folders.
 """

@@ -112,7 +112,7 @@ CLAIMS = ClaimsTable({
               "cheese, when the vector is subtracted"),
     11: Claim("Subtracting the cheese vector works in every agent: subtraction also works at all "
               "layers at once with coefficient -0.05; results differ in the last layers",
-              "the change of P(cheese) of claim 6, with the vector subtracted at one layer (the "
+              "change of P(cheese), as in claim 6, when the vector is subtracted at one layer (the "
               "layer with the largest change is shown) or at all layers at once"),
     12: Claim("The vector to the corner draws the mouse there: P(corner) rises a little at "
               "coefficient 0.5, strongly at 1 and 5, less at 10; at 20 the field makes no sense; "
@@ -222,7 +222,11 @@ class StudiesFolder:
         return table, len(levels) if isinstance(levels, list) else 0
 
     def steering(self, study: str, name: str = "effects") -> tuple[pd.DataFrame, int]:
-        """Return the effects of vectors, ``effects`` or ``field_effects``, and the number of forks.
+        """Return a table of effects of a steering study, and the number of forks.
+
+        Args:
+            study: folder name of the study.
+            name: "effects" or "field_effects".
         """
         return self.table(study, STEERING_FILES, name, EFFECT_COLUMNS)
 

@@ -117,8 +117,9 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
     """Return the outcomes that are measured over fields.
 
     Args:
-        kind: kind of vector; if given, the outcomes include the distance from the field of the
-            changed level in the kind's pair of levels, such as the level without cheese.
+        kind: kind of vector, or None. A vector is the difference between a level and a changed
+            level (without cheese, for example). If given, the outcomes include the distance from
+            the field of the changed level.
         exact: whether to include exact probabilities, which need fields with both facings.
     """
     other = () if kind is None else (Outcome(
