@@ -257,6 +257,7 @@ def arguments(folder, *more):
 
 
 def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys, lsf):
+    lsf.bsub(refused=0)
     lsf.stop()  # without submitted jobs, there is nothing to ask
     assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--dry_run")) == 0
     text = capsys.readouterr().out
