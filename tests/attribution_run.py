@@ -1,4 +1,4 @@
-"""A small run of attribution's scripts, for the tests of its page."""
+"""A small run of the attribution scripts, for the tests of the attribution page."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from attribution.page_files import AttributionPageFolder
 from attribution.results import INPUT, AttributionStore
 from attribution.trajectories import Trajectories
 
-LAYERS = ("block3", "embedder.relufc")  # a map, and units
-OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone
+LAYERS = ("block3", "embedder.relufc")  # a layer with cells and a layer of units
+OUTPUTS = ("value", "log_prob_any_right")  # the second output only at block3
 NUM_FEATURES = 5
 NUM_STEPS = 110
-LAGS = 3  # steps that the first output at the map goes back to
+LAGS = 3  # memory steps of the first output at block3
 
 
 @dataclasses.dataclass(frozen=True)
 class AttributionRun:
-    """Folder of a run, and the agent's file."""
+    """Run folder and agent file of an attribution run."""
 
     folder: Path
     agent: Path
@@ -40,7 +40,7 @@ class AttributionRun:
         return AttributionStore(self.folder / "attribution")
 
     def read(self, entry: str, *key: object) -> SimpleNamespace:
-        """Arrays of an item of the attributions."""
+        """Return the arrays of an item of the attributions."""
         return SimpleNamespace(**self.attributions.read(entry, *key))
 
     @property
@@ -48,14 +48,14 @@ class AttributionRun:
         return self.attributions.trajectories()
 
     def arguments(self, output: Path, *more: str) -> list[str]:
-        """Those of attribution.page."""
+        """Return the command-line arguments of attribution.page."""
         return ["--agent_file", str(self.agent), "--data_dir", str(self.recording.path),
                 "--features_dir", str(self.folder / "features"), "--attribution_dir",
                 str(self.attributions.path), "--output_dir", str(output), *more]
 
 
 def write_run(folder: Path, agent: Path) -> AttributionRun:
-    """Play and attribute: two trajectories of fruitbot."""
+    """Record fruitbot, extract features, and attribute outputs along two trajectories."""
     play(folder, agent)
     assert features.main([
         "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
@@ -68,7 +68,7 @@ def write_run(folder: Path, agent: Path) -> AttributionRun:
 
 
 def write_edited(run: AttributionRun, folder: Path) -> AttributionRun:
-    """The same levels, played by the run's agent without a feature, attributed to its features."""
+    """Write a run of an agent with three features ablated, on the same levels and features."""
     agent = folder / "edited.pth"
     assert edit_agent.main(["--agent_file", str(run.agent), "--features_dir",
                             str(run.folder / "features"), "--layer", LAYERS[0], "--features", "0",
@@ -97,13 +97,13 @@ def attribute(folder: Path, agent: Path, layers: Sequence[str], outputs: Sequenc
 
 
 def exported(run: AttributionRun, output: Path, *more: str) -> AttributionPageFolder:
-    """The page of a run."""
+    """Export the page of a run."""
     assert page.main(run.arguments(output, *more)) == 0
     return AttributionPageFolder(output)
 
 
 def refused(run: AttributionRun, output: Path, capsys, *more: str) -> str:
-    """The sentence with which attribution.page refuses; nothing may be left of its output."""
+    """Return the error message of attribution.page, and check that it leaves no output."""
     before = sorted(output.rglob("*")) if output.exists() else None
     assert page.main(run.arguments(output, *more)) == 2
     assert (sorted(output.rglob("*")) if output.exists() else None) == before
@@ -112,7 +112,7 @@ def refused(run: AttributionRun, output: Path, capsys, *more: str) -> str:
 
 
 def hues(count: int) -> np.ndarray:
-    """Colours of features as ATTRIBUTION.md 1.5 has them: vectors of length 1 (count, 3)."""
+    """Return unit colour vectors of features (count, 3), independently of the page's code."""
     anchors = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]], float)
     anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
     found = []

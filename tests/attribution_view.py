@@ -1,4 +1,4 @@
-"""Reading the attribution page in the browser, and what it should draw, computed from the files."""
+"""Helpers that read the attribution page in a browser, and a reference for its drawings."""
 
 import re
 
@@ -12,18 +12,18 @@ MAP, UNITS = "block3", "embedder.relufc"
 VALUE, RIGHT = "value", "log-probability of anything right"
 GAMMA, LAMBDA = 0.999, 0.95
 WIDE = {"viewport": {"width": 1500, "height": 1100}}
-GAIN = 0.3  # if the address names none
-RES = NUM_FEATURES  # number of the residual
-DIM = 0.6  # brightness of the frame behind an attribution
+GAIN = 0.3  # default of the page
+RES = NUM_FEATURES  # index of the residual
+DIM = 0.6  # brightness of the frame in the background
 
 
 def show(page, fragment):
-    """Show another view: of the map's layer, if it names none."""
+    """Show another view; the layer is MAP if the fragment names none."""
     go(page, fragment if "layer=" in fragment else f"layer={MAP}&{fragment}")
 
 
 def shown_frame(page):
-    """Numbers of trajectory and frame, from 1."""
+    """Return the numbers of the shown trajectory and frame, from 1."""
     label = page.locator(".picture canvas").first.get_attribute("aria-label")
     return tuple(map(int, re.search(r"trajectory (\d+), frame (\d+)", label).groups()))
 
@@ -33,24 +33,24 @@ def row(page, index=0):
 
 
 def picture(page, index=0, kind=0):
-    """An image of a row, whose first canvas is its chart."""
+    """Return the canvas of an image in a row; the first canvas of the row is its chart."""
     return row(page, index).locator("canvas").nth(1 + kind)
 
 
 def table_of(page, index=0):
-    """Numbers of a row by their titles."""
+    """Return the numbers of a row by title."""
     return {line.locator("th").text_content(): parse_number(line.locator("td").text_content())
             for line in row(page, index).locator(".views .table tr").all()}
 
 
 def tile_of(image, line=0):
-    """The middles of the pixels of the observation in an image of all rows (64, 64, 3)."""
+    """Return the observation in an image of all rows, read at pixel centres (64, 64, 3)."""
     at = np.round(16 + (np.arange(64) + 0.5) * 5).astype(int)
     return np.asarray(image, float)[line * (320 + 48 + 16) + 48 + at][:, at]
 
 
 def smoothed(rgb, smoothing):
-    """Spread the colours of cells (H, W, 3) exponentially over the cells at most 7 away."""
+    """Smooth colours of cells (H, W, 3) with exponential weights, up to a distance of 7 cells."""
     places = np.indices(rgb.shape[:2]).reshape(2, -1).T
     distance = np.linalg.norm(places[:, None] - places, axis=-1)
     weights = np.where(distance <= 7, np.exp(-distance / smoothing), 0)
@@ -58,7 +58,7 @@ def smoothed(rgb, smoothing):
 
 
 class Reference:
-    """What the page should draw, computed here from the attributions' own files."""
+    """Expected drawings of the page, computed from the files of the attributions."""
 
     def __init__(self, run, folder):
         self.run, self.folder, self.steps = run, folder, run.steps
@@ -70,7 +70,7 @@ class Reference:
         return picture_of(sheet)[64 * i:64 * i + 64, 64 * j:64 * j + 64].astype(float)
 
     def scale(self, output):
-        """Median over all frames of the largest |cell| of a feature."""
+        """Return the median over frames of the largest |attribution| of any feature and cell."""
         cells = [self.run.read("attributions", MAP, output, number).cells
                  for number in range(len(self.steps.bounds) - 1)]
         return np.median(np.abs(np.concatenate(cells)[..., :-1].astype(float)).max(axis=(1, 2, 3)))
@@ -83,9 +83,9 @@ class Reference:
 
     def painted(self, cells, factor, trajectory, step, kind, on=None, smoothing=1.0,
                 overlay=True, stride=8):
-        """Cells (H, W, F + 1), times a factor, in colours over a frame."""
+        """Return the image of cells (H, W, F + 1), times a factor, drawn over a frame."""
         cells = cells.astype(float)
-        unit = np.abs(cells).max() / LEVELS  # cells are whole numbers of this
+        unit = np.abs(cells).max() / LEVELS  # quantisation step of the cells
         cells = np.rint(cells / unit) * unit
         res = cells.shape[-1] - 1
         hue = np.concatenate([hues(res), np.ones((1, 3))]) if res else np.ones((1, 3))
@@ -101,7 +101,7 @@ class Reference:
             rgb = part @ hue
         if smoothing:
             rgb = smoothed(rgb, smoothing)
-        # Cell i of block3 is centred on pixel 8 i, so it has the pixels from 8 i - 4 to 8 i + 3.
+        # Cell i of block3 is centred on pixel 8 i, so it covers the pixels 8 i - 4 to 8 i + 3.
         cell = np.floor(np.arange(64) / stride + 0.5).astype(int)
         inside = cell < len(rgb)
         cell = np.where(inside, cell, 0)

@@ -49,14 +49,14 @@ from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector, matrix_files
 from interventions.tracking import NUM_PERMUTATIONS, Tracker
 
-# No test cuts the power, and thousands of small files would wait for the disk.
+# No test simulates a power failure, and fsync would make thousands of small files slow.
 os.fsync = lambda file: None
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
-# The files that take longest, by their CPU time, in this order: no worker is left with one of them
-# at the end.
+# Test files with the longest CPU time, longest first. They run first, so that no worker is still
+# busy with one of them when the others are idle.
 LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
                  "test_training", "test_gen_model_training", "test_spatial", "test_maze_page",
                  "test_probe_atlas", "test_interventions", "test_commands", "test_maze_channels",
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
 
 
 def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
-    """The recipe of the golden numbers' weights."""
+    """Return the weights of a parameter for which the golden numbers were computed."""
     rng = np.random.RandomState(zlib.crc32(key.encode()))
     x = rng.standard_normal(shape).astype(np.float32)
     if len(shape) >= 2:
@@ -86,7 +86,7 @@ def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
 
 
 def module_of_layout(layout: dict[str, list[int]]) -> torch.nn.Module:
-    """A module with these parameters, registered in this order, as a published script has it."""
+    """Return a module with parameters of these names and shapes, registered in this order."""
     root = torch.nn.Module()
     for key, shape in layout.items():
         *parents, name = key.split(".")
@@ -108,8 +108,8 @@ def golden_projector() -> Projector:
 
 
 def save_projector(folder, projector):
-    """A folder with the matrices of a projector, under the names of 12 episodes, found in states
-    of the agent of ``agent_path``."""
+    """Save the matrices of a projector as results of 12 episodes of the agent of ``agent_path``,
+    and return the folder."""
     folder.mkdir()
     save_json(hidden_state_results(folder, 12).settings_file,
               {"agent_sha256": weights_sha256(tiny_policy())})
@@ -119,7 +119,7 @@ def save_projector(folder, projector):
 
 
 def write_recording(path, lengths):
-    """A folder of random rollouts from our own writer; returns the episodes."""
+    """Write random rollouts to a folder with `RolloutWriter`, and return the episodes."""
     rng = np.random.default_rng(0)
     writer, episodes = RolloutWriter(path, {"kind": "test"}), []
     for number, length in enumerate(lengths):
@@ -140,7 +140,7 @@ def random_frames(number, seed=0):
 
 
 def simulator_settings(name, agent_file, data, training=None, simulator=None, **changes):
-    """Settings of a run of train_gen_model.py on 6 episodes, with the parameter set of a name."""
+    """Return the settings of a run of train_gen_model.py on 6 episodes with a parameter set."""
     parameters = ParameterSet(name)
     return dataclasses.replace(SimulatorRunSettings(
         "t", str(agent_file), sha256(agent_file), "", str(data), 4, "float32", 6,
@@ -151,18 +151,18 @@ def simulator_settings(name, agent_file, data, training=None, simulator=None, **
 
 
 def progress_of(folder: Path) -> pd.DataFrame:
-    """The log of a simulator's run without what depends on the machine."""
+    """Return the log of a simulator run without the columns that depend on the machine."""
     return pd.read_csv(folder / "progress.csv").drop(
         columns=["wall_time", "frames_per_second", "waiting_for_data"])
 
 
 def tiny_config(**changes):
-    """The parameter set `tiny`, with changes."""
+    """Return the agent's parameter set `tiny`, with changes."""
     return dataclasses.replace(load_agent_config("tiny"), **changes)
 
 
 def tiny_policy(seed: int = 0, recurrent: bool = True, architecture: str = "impala"):
-    """An untrained agent that takes different actions in different states."""
+    """Return an untrained agent that takes different actions in different states."""
     torch.manual_seed(seed)
     policy = build_policy(architecture, 64, recurrent, learned_initial_state=True)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def tiny_policy(seed: int = 0, recurrent: bool = True, architecture: str = "impa
 
 
 def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy:
-    """An untrained agent of few channels, for many pictures: 4, 6 and 5, and 12 units of a GRU."""
+    """Return a small untrained agent: 4, 6 and 5 channels in IMPALA, and a GRU of 12 units."""
     torch.manual_seed(3)
     embedder = {"impala": lambda: ImpalaEmbedder(16, (4, 6, 5)),
                 "nature": lambda: NatureEmbedder(16),
@@ -183,7 +183,7 @@ def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy
 
 
 def track(levels, seed: int, num_permutations: int = NUM_PERMUTATIONS) -> pd.DataFrame:
-    """Tracking scores of levels, each a tuple of the arguments of ``Tracker.add``."""
+    """Return the tracking scores of levels, each given as arguments of ``Tracker.add``."""
     levels = list(levels)
     tracker = Tracker(levels[0][1].shape, seed, num_permutations)
     for level in levels:
@@ -204,16 +204,16 @@ def scrub(targets, channels, outcomes, std, seed: int,
 
 
 def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:
-    """An untrained agent of which one channel of ``embedder.block2.res1.resadd`` is all that the
-    rest of the network reads. A linear function of a pixel's colour makes up the channel: the
-    largest one of each cell. Unit u of ``embedder.fc`` is the channel at cell u of 8 x 8, and the
+    """Return an untrained agent whose later layers read a single channel of
+    ``embedder.block2.res1.resadd``. The channel is a linear function of a pixel's colour,
+    max-pooled over cells. Unit u of ``embedder.fc`` is the channel at cell u of 8 x 8, and the
     weights of ``fc_policy`` are 0."""
     torch.manual_seed(0)
     policy = build_policy("impala", 64, False, learned_initial_state=False)
     embedder = policy.embedder
     with torch.no_grad():
         for block, kept in ((embedder.block1, 0), (embedder.block2, channel)):
-            for unit in (block.res1, block.res2):  # the kept channel is neither read nor added to
+            for unit in (block.res1, block.res2):  # they neither read nor change `kept`
                 for conv in (unit.conv1, unit.conv2):
                     conv.weight[kept] = conv.weight[:, kept] = 0
         embedder.block1.conv.weight[0] = 0
@@ -232,10 +232,10 @@ def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """Makes what several files of tests read, once for all processes of pytest-xdist.
+    """Create objects that several test files use, once for all processes of pytest-xdist.
 
-    ``shared(name, make)`` gives what ``make`` returns for a new folder. The process that asks
-    first makes it, and the others wait.
+    ``shared(name, make)`` returns the result of ``make`` for a new folder. The first process
+    that asks for it calls ``make``; the others wait.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -273,7 +273,7 @@ def attribution_export(shared):
 
 @pytest.fixture(scope="session")
 def browser():
-    """A headless browser; each page that is opened in it has a context of its own."""
+    """A headless browser; every page is opened in its own context."""
     from tools.browser import running_browser
     with running_browser() as running:
         yield running
@@ -305,19 +305,19 @@ def train_arguments(logdir: Path, num_updates: int, *more: str) -> list[str]:
 
 
 def trained_run(logdir: Path) -> Path:
-    """The folder of the only run that train.py wrote to a log folder."""
+    """Return the folder of the only run in a log folder of train.py."""
     (folder,) = (logdir / "procgen" / "fruitbot" / "t").iterdir()
     return folder
 
 
 def log_of(run: Path) -> pd.DataFrame:
-    """The log of a run without its times."""
+    """Return the log of a run without wall times."""
     return pd.read_csv(run / "log.csv").drop(columns="wall_time")
 
 
 @pytest.fixture(scope="session")
 def recording(agent_path, shared) -> Path:
-    """A folder with a finished recording of 12 episodes, more than are played at a time."""
+    """A folder with a finished recording of 12 episodes, more than are played in parallel."""
     def make(folder):
         assert record.main(record_arguments(agent_path, folder, 12)) == 0
         return folder
@@ -326,8 +326,8 @@ def recording(agent_path, shared) -> Path:
 
 @pytest.fixture(scope="module")
 def coarse_figures():
-    """Figures of the analyses have few pixels and no layout, and rotating ones turn in few steps,
-    which is as good a test as many and takes a third of the time."""
+    """Draw figures of the analyses with few pixels, no layout and few rotation steps, which takes
+    a third of the time and tests the same code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.state_plots.SPACE_FRAMES", 3)
         for module in ("state_maps", "causal_stories"):
@@ -337,8 +337,8 @@ def coarse_figures():
 
 
 def save_simulator(folder: Path, agent_path: Path) -> Path:
-    """Write an untrained simulator of the set `tiny` around an agent, its hyperparameters beside
-    it. Its weights are large enough for different starts to look and end differently."""
+    """Write an untrained simulator with the parameter set `tiny` around an agent, and its
+    settings. Its weights are large, so that different starts look and end differently."""
     parameters = ParameterSet("tiny")
     config = parameters.get(SimulatorConfig)
     torch.manual_seed(1)
@@ -357,19 +357,19 @@ def save_simulator(folder: Path, agent_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def simulator_file(agent_path, shared) -> Path:
-    """A simulator around that agent."""
+    """Checkpoint of a simulator around the agent of ``agent_path``."""
     return shared("simulator", lambda folder: save_simulator(folder, agent_path))
 
 
 @pytest.fixture
 def simulator(simulator_file, agent_path) -> Simulator:
-    """That simulator, which a test may alter."""
+    """The simulator of ``simulator_file``, which a test may modify."""
     return open_simulator(simulator_file, agent_path, SimulatorConfig(), FLOAT32)
 
 
 @pytest.fixture(scope="session")
 def published_agent(shared) -> Path:
-    """An agent file in the published layout, by the recipe of the golden numbers."""
+    """An agent file in the published layout, with the weights of the golden numbers."""
     def make(folder):
         layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
         path = folder / "model_80412672.pth"
@@ -382,15 +382,15 @@ def published_agent(shared) -> Path:
 
 @pytest.fixture(scope="session")
 def matrices(shared) -> Path:
-    """A folder with the matrices of the golden projector, found in states of that agent."""
+    """A folder with the matrices of the golden projector, for the agent of ``agent_path``."""
     return shared("matrices", lambda folder: save_projector(folder / "m", golden_projector()))
 
 
 @pytest.fixture(scope="session")
 def box_agent(shared) -> Path:
-    """An agent that runs and jumps to the right in CoinRun, whose value is a constant minus what it
-    sees of boxes; all that it reads of the last map is one channel, and every map behind it is
-    linear."""
+    """An agent that runs and jumps to the right in CoinRun. Its value is a constant minus a term
+    that grows with the visible boxes. It reads a single channel of the last map, and the later
+    layers are linear in that channel."""
     def make(folder):
         # A linear function of a pixel's colour, from 0 to 1, that is above 0 for boxes alone.
         policy = planted_policy(3, (5.2, -6.7, -1.2))
@@ -409,7 +409,7 @@ def box_agent(shared) -> Path:
 
 @pytest.fixture(scope="session")
 def box_run(box_agent, shared) -> Path:
-    """A folder with a recording of that agent, features of ``block3`` and attributions."""
+    """A folder with a recording of ``box_agent``, features of ``block3`` and attributions."""
     from attribution import attribute, features
 
     def make(folder):
@@ -432,8 +432,8 @@ def box_run(box_agent, shared) -> Path:
 
 @contextlib.contextmanager
 def figures_drawn():
-    """Gathers the figures that are saved inside, by the names of their files: a test that looks at
-    what they show fails for more than an empty picture."""
+    """Collect the figures that are saved in this context by file name, so that tests can check
+    what they show."""
     figures, save = {}, Figure.savefig
 
     def keep(figure, path, **more):
@@ -446,13 +446,13 @@ def figures_drawn():
 
 
 def colours_of(artists):
-    """The colours of lines or bars, as "#rrggbb"."""
+    """Return the colours of lines or bars as "#RRGGBB"."""
     return [to_hex(artist.get_facecolor() if isinstance(artist, Patch) else artist.get_color())
             .upper() for artist in artists]
 
 
 def assert_same(a, b):
-    """Equal structures of equal tensors."""
+    """Assert that two structures of tensors are equal."""
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert a.keys() == b.keys()
@@ -469,14 +469,14 @@ def assert_same(a, b):
 
 
 def bytes_of_files(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones and films too, by its path inside."""
+    """Return the bytes of every file below a folder, also of hidden ones, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
             if path.is_file()}
 
 
 @contextlib.contextmanager
 def killed_at(owner: object, method: str, call: int) -> Iterator[None]:
-    """The process ends inside, as far as files go, when a method has been called so often."""
+    """Simulate a kill of the process: raise KeyboardInterrupt in the n-th call of a method."""
     calls, act = itertools.count(1), getattr(owner, method)
 
     def count(*args, **more):
@@ -491,7 +491,7 @@ def killed_at(owner: object, method: str, call: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_work_in(folder: Path) -> Iterator[str]:
-    """Another process that has locked a folder, as the words that name it; killed at the end."""
+    """Lock a folder in another process, and yield the words that name this process in errors."""
     code = ("import sys, pathlib, common.locks as locks\n"
             "lock = locks.FolderLock(pathlib.Path(sys.argv[1]))\n"
             "print('locked', flush=True)\n"
@@ -507,7 +507,7 @@ def at_work_in(folder: Path) -> Iterator[str]:
 
 
 def wait_for(condition, process, seconds=120):
-    """Wait until a condition holds while a process runs."""
+    """Wait until a condition holds; fail if the process ends first."""
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -516,26 +516,26 @@ def wait_for(condition, process, seconds=120):
 
 
 def start(script: str, *argv: str) -> subprocess.Popen:
-    """Run a script of the root in a process of its own, which obeys SIGINT even if the tests run in
-    the background of a shell, where it is ignored."""
+    """Start a script in its own process, which obeys SIGINT even if the tests run in the
+    background of a shell, where SIGINT is ignored."""
     return subprocess.Popen([sys.executable, script, *argv], cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def read_video(path):
-    """Frames of an mp4 file (T, H, W, 3)."""
+    """Return the frames of an mp4 file (T, H, W, 3)."""
     with av.open(str(path)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def refusal(main, argv, capsys) -> str:
-    """The sentence with which a script refuses its arguments."""
+    """Return the error message with which a script refuses its arguments."""
     capsys.readouterr()
     begin = "error: "
     try:
         status = main([str(word) for word in argv])
-    except SystemExit as stop:  # of argparse, which names the script first
+    except SystemExit as stop:  # argparse puts the script's name first
         status, begin = stop.code, r"\S+: error: "
     assert status == 2
     *before, last = capsys.readouterr().err.splitlines()

@@ -1,5 +1,5 @@
-"""Runs of train.py and train_gen_model.py that a test makes by one process and, through torchrun,
-by several: of a smaller parameter set than those of the files.
+"""Runs of train.py and train_gen_model.py for tests that compare one process with several, which
+torchrun starts. The runs are shorter than those of the parameter sets in the files.
 
     torchrun tests/distributed_runs.py all FOLDER AGENT_FILE DATA_DIR
     torchrun tests/distributed_runs.py agent|simulator FLAGS OF THE SCRIPT
@@ -28,7 +28,7 @@ STEPS_PER_UPDATE = 8 * 24
 
 
 def agent_arguments(logdir: Path, teacher: Path) -> list[str]:
-    """A teacher, validation, and an agent file of every update."""
+    """Return flags of train.py with a teacher, validation, and an agent file per update."""
     return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
             "--num_timesteps", str(UPDATES * STEPS_PER_UPDATE), "--val_interval", "3",
             "--num_checkpoints", str(UPDATES), "--teacher_file", str(teacher), "--precision",
@@ -37,7 +37,7 @@ def agent_arguments(logdir: Path, teacher: Path) -> list[str]:
 
 def simulator_arguments(log_dir_base: Path, agent: Path, data: Path,
                         parameter_set: str = "tiny") -> list[str]:
-    """Weights of rare colours, and a batch that two processes cannot share evenly."""
+    """Return flags of train_gen_model.py with weights by colour rarity, and a batch of odd size."""
     return ["--agent_file", str(agent), "--data_dir", str(data), "--log_dir_base",
             str(log_dir_base), "--interpreting_params_name", parameter_set,
             "--gen_mod_exp_name", "t", "--seed", "4", "--log_interval", "2", "--max_batches",
@@ -46,9 +46,9 @@ def simulator_arguments(log_dir_base: Path, agent: Path, data: Path,
 
 
 def train_agent(argv: list[str], recurrent: bool = True) -> int:
-    """train.py with short rollouts, and steps that are small because Adam makes as much of the
-    rounding of a gradient near 0 as of a gradient. Two processes have minibatches of a recurrent
-    agent of which one has no environment."""
+    """Run train.py with short rollouts and a small learning rate, because Adam amplifies rounding
+    errors of gradients near 0. In some minibatches of a recurrent agent, one of two processes has
+    no environment."""
     of_file = train.load_agent_config
     train.load_agent_config = lambda name: tiny_config(
         n_steps=24, learning_rate=1e-4, recurrent=recurrent)
@@ -59,8 +59,8 @@ def train_agent(argv: list[str], recurrent: bool = True) -> int:
 
 
 def make_all(folder: Path, agent: Path, data: Path) -> int:
-    """Train a recurrent agent, a feed-forward one, and a simulator of each architecture, in
-    folders of these names."""
+    """Train a recurrent agent, a feed-forward one, and a simulator of each architecture, in the
+    folders ``recurrent``, ``feed-forward``, ``simulator`` and ``spatial``."""
     return (train_agent(agent_arguments(folder / "recurrent", agent))
             or train_agent(agent_arguments(folder / "feed-forward", agent), recurrent=False)
             or train_gen_model.main(simulator_arguments(folder / "simulator", agent, data))
@@ -68,20 +68,20 @@ def make_all(folder: Path, agent: Path, data: Path) -> int:
                                                         "tiny-spatial")))
 
 
-# By name: the shape of a parameter, and which of two ranks have a gradient of it.
+# Parameters by name: shape, and those of the two ranks that have a gradient.
 GRADIENTS = {"small": ((3, 2, 5, 5), (0, 1)), "large": ((64, 32, 8, 8), (0, 1)),
              "small of one": ((4, 4), (1,)), "large of one": ((96, 32, 8, 8), (1,)),
              "large of none": ((512, 512), ())}
 
 
-# How the numbers of two ranks may come together.
+# Ways in which two ranks may exchange gradients.
 WAYS = ("in memory", "on two machines", "in memory that one cannot see")
 ROUNDS = 3
 
 
 def parameters_of(rank: int, number: int) -> list[torch.nn.Parameter]:
-    """Those of GRADIENTS, some in memory with the channels last, and with gradients that differ
-    from rank to rank and from round to round."""
+    """Return the parameters of GRADIENTS, some in channels-last memory format, with gradients that
+    differ between ranks and rounds."""
     generator = torch.Generator().manual_seed(10 * number + rank)
     parameters = []
     for shape, ranks in GRADIENTS.values():
@@ -95,17 +95,17 @@ def parameters_of(rank: int, number: int) -> list[torch.nn.Parameter]:
 
 
 def shares_memory() -> bool:
-    """Whether this process sees memory for gradients."""
+    """Whether this process has mapped shared memory for gradients."""
     return "/memfd:gradients" in Path("/proc/self/maps").read_text()
 
 
 def sum_gradients(file: Path) -> int:
-    """Write each rank's sums by way and round, and whether it had shared memory for them, to a file
-    named after it; the last one is late.
+    """Write the rank's sums of gradients by way and round, and whether it mapped shared memory, to
+    a file named after the rank. Higher ranks write later.
 
     Returns:
-        0 if all are there when a rank may leave, and if signals stop it no more: torchrun sends
-        them to those that take longer to leave.
+        0 if the files of all ranks exist and stop signals no longer end the process: torchrun
+        sends these signals to ranks that take longer to exit.
     """
     def refuse(*where):
         raise PermissionError
@@ -122,7 +122,7 @@ def sum_gradients(file: Path) -> int:
             with (mock.patch("common.distributed.map_memory", refuse) if unseen
                   else contextlib.nullcontext()):
                 for number in range(ROUNDS):
-                    # In the last round with fewer parameters.
+                    # The last round has fewer parameters.
                     parameters = parameters_of(world.rank, number)[number == ROUNDS - 1:]
                     connected.sum_gradients(parameters)
                     found[way, number] = [parameter.grad for parameter in parameters]

@@ -1,4 +1,4 @@
-"""Exports of the three pages for their tests, see ``shared`` in conftest.py."""
+"""Exports of the three pages for their tests; ``shared`` in conftest.py calls them once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Export:
 
     Attributes:
         page_file: its ``index.html``.
-        run: what it was made from.
+        run: source of the page; for the maze page, agent files by name.
     """
 
     page_file: Path
@@ -50,7 +50,7 @@ def export_panel_page(folder: Path) -> Export:
 
 
 def export_maze_page(folder: Path) -> Export:
-    """The page of mazes with two agents, by name."""
+    """Export the maze page with two agents."""
     save_agent(folder / "small.pth", small_maze_policy())
     files = [folder / "small.pth", ROOT / "pretrained" / SHIPPED / "model.pth"]
     assert maze_page.main(["--agent_file", *map(str, files), "--name", MAZE_NAME, SHIPPED,
@@ -60,7 +60,7 @@ def export_maze_page(folder: Path) -> Export:
 
 
 def small_maze_policy() -> Policy:
-    """A feed-forward agent of widths that fill no vector register, with opinions."""
+    """Return a feed-forward agent with large weights, and widths that fill no vector register."""
     torch.manual_seed(3)
     policy = Policy(ImpalaEmbedder(30, (5, 8, 11)), None)
     for parameter in policy.parameters():
@@ -69,7 +69,7 @@ def small_maze_policy() -> Policy:
 
 
 def export_attribution_page(folder: Path) -> Export:
-    """The attribution page of a small run of fruitbot."""
+    """Export the attribution page of a small run of fruitbot."""
     save_agent(folder / "model_0.pth", tiny_policy(), {})
     run = attribution_run.write_run(folder, folder / "model_0.pth")
     labels = folder / "labels.json"

@@ -1,4 +1,4 @@
-"""Reading the three pages in the browser, and their data: by hand, without the project's writer."""
+"""Helpers that read the three pages in a browser, and their data without the project's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.browser import SHOWN
 
 
 def read_script(path: Path) -> dict:
-    """The content that a file of data gives to its page."""
+    """Return the content of a data file of a page."""
     data = path.read_bytes()
     text = data.decode("utf-16" if data.startswith(codecs.BOM_UTF16_LE) else "ascii")
     begin = f'panelData("{path.stem}", '
@@ -25,7 +25,7 @@ def read_script(path: Path) -> dict:
 
 
 def bytes_of(letters: str) -> bytes:
-    """Bytes from letters that hold 15 bits each, behind two that hold their number."""
+    """Decode bytes from letters of 15 bits each; the first two letters hold the number of bytes."""
     codes = [ord(letter) - 0x4000 for letter in letters]
     assert all(0 <= code < 1 << 15 for code in codes)
     bits = "".join(f"{code:015b}" for code in codes)
@@ -54,7 +54,7 @@ def go(page, fragment):
 
 
 def fragment_of(page):
-    """The view in the address, once it is written there: lists of texts by name."""
+    """Return the view in the address, once it is written there, as lists of texts by name."""
     page.wait_for_timeout(300)
     return parse_qs(urlsplit(page.url).fragment)
 
@@ -64,27 +64,27 @@ def parse_number(text):
 
 
 def facts(page, row=0):
-    """Texts about the frame by their titles, of one of several rows."""
+    """Return the texts about the frame in one of several rows, by title."""
     return page.locator(".facts").nth(row).evaluate("""(facts) => Object.fromEntries(
         [...facts.children].map((each) => [each.querySelector('dt').textContent,
             each.querySelector('dd').innerText.replace('−', '-').replace(/\\s+/g, ' ').trim()]))""")
 
 
 def image_of(canvas):
-    """All pixels of a canvas, float (H, W, 3)."""
+    """Return all pixels of a canvas, float (H, W, 3)."""
     _, _, data = canvas.evaluate("(canvas) => canvas.toDataURL()").partition(",")
     image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA")
     return np.asarray(image, float)[..., :3]
 
 
 def colours(canvas, places):
-    """Colours (n, 3) of a canvas at places (n, 2): across and down, from 0 to 1."""
+    """Return the colours (n, 3) of a canvas at places (n, 2): across and down, from 0 to 1."""
     image = image_of(canvas)
     across, down = (np.asarray(places) * (image.shape[1], image.shape[0])).astype(int).T
     return image[down, across]
 
 
 def pixels(canvas, size=64):
-    """Colours of the middles of size x size equal parts of a canvas (size, size, 3)."""
+    """Return the colours at the centres of size x size equal parts of a canvas (size, size, 3)."""
     down, across = (np.indices((size, size)).reshape(2, -1) + 0.5) / size
     return colours(canvas, np.stack([across, down], axis=1)).reshape(size, size, 3)

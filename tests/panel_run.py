@@ -1,5 +1,5 @@
-"""A small run for the tests of the interpretability panel, with numbers that can be worked out by
-hand, as the stages before it write it."""
+"""A small run for the tests of the interpretability panel, in the format of the earlier stages and
+with numbers that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NUM_EPISODES, BEHAVIOUR_SAMPLES = 7, 6
 UNALTERED, SWAPPED = "informed_init", "informed_init_swapped_<i>0<b>_to_\"1\"&amp;,#%"
 READ_AT = 2
 START = 34  # frame of its episode at which the first sample starts
-AGENT = "0" * 64  # its digest
+AGENT = "0" * 64  # digest of the agent
 TYPES = ("value", "action", "hx_direction_1_ica", "value_without_env_grads")
 TITLES = ("value", "most likely action", "IC 1", "value, without environment gradients")
-LACKING = (5, "action")  # a sample, and what it lacks
-RED_OF_MAPS = (130, 250)  # of the maps of the state, which are otherwise as those of the pixels
+LACKING = (5, "action")  # a sample, and the saliency type that it lacks
+RED_OF_MAPS = (130, 250)  # red of the state's maps; green and blue are as in the pixel maps
 BEHAVIOURS = np.array([2, -1, 0, 2, 2, 0])
 DREAMS = "dreams/penalty_1"  # relative to the folder of the run
-EXAMPLES = ((200, 30, 40), (40, 200, 30), (30, 40, 200))  # colours of feature 7's
-# As the page reads them: feature 7 has a name, 3 is never active on held-out levels, 120 has no
-# dream; the dream of feature 3 is sample 2 of DREAMS.
+EXAMPLES = ((200, 30, 40), (40, 200, 30), (30, 40, 200))  # colours of the examples of feature 7
+# Features as the page reads them: 7 has a name, 3 is never active on held-out levels, and 120 has
+# no dream. The dream of feature 3 is sample 2 of DREAMS.
 FEATURES = [
     {"number": 7, "name": "not wall in view", "label": "wall in view", "auc": [0.25, 0.2, 0.3],
      "frequency": 0.06, "kl": [0.02, 0.01, 0.03], "kl_control": 0.004,
@@ -53,34 +53,36 @@ FEATURES = [
      "dream": {"step": 3, "score": 1.5, "recorded_score": 2.0, "dreamed": False, "active": True,
                "others_active": 0.25, "sample": NUM_SAMPLES + NUM_SWAPPED + 2}}]
 
-# p = (hx - mean) / std; s = W (p / (2, 1, 1)): see `coordinates`.
+# Coordinates are s = W (p / (2, 1, 1)), with p = (hx - mean) / std and the unmixing matrix W.
 MATRICES = {"mean": [1, 0, 0, 0], "std": [2, 1, 1, 1], "components": np.eye(4),
             "variances": [4, 1, 1, 1], "unmixing": [[1, 0, 0], [0, 2, 0], [1, 0, 1]],
             "mixing": [[1, 0, 0], [0, 0.5, 0], [-1, 0, 1]]}
 
 
 def coordinates(hx: np.ndarray) -> np.ndarray:
-    """Coordinates (…, 3) of states (…, 4), worked out by hand."""
+    """Return the coordinates (…, 3) of states (…, 4), by formulas derived by hand."""
     first = (hx[..., 0] - 1) / 4
     return np.stack([first, 2 * hx[..., 1], first + hx[..., 2]], axis=-1)
 
 
 def coordinate_gradients(of_states: np.ndarray) -> np.ndarray:
-    """Gradients (…, 4) along hx_0 = 4 s_0 + 1, hx_1 = s_1 / 2, hx_2 = s_2 - s_0; (…, 3)."""
+    """Convert gradients with respect to states (…, 4) to gradients with respect to coordinates
+    (…, 3), where hx_0 = 4 s_0 + 1, hx_1 = s_1 / 2 and hx_2 = s_2 - s_0."""
     g = of_states
     return np.stack([4 * g[..., 0] - g[..., 2], g[..., 1] / 2, g[..., 2]], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Folder and numbers of a run.
+    """Folder and arrays of a run.
 
     Attributes:
-        folder: its root.
-        samples: arrays of the two folders of samples, one below the other (13, 5, …).
-        gradients: with respect to the hidden states by type; NaN where missing (13, 5, 4).
+        folder: root folder of the run.
+        samples: arrays of the two folders of samples, concatenated (13, 5, …).
+        gradients: gradients with respect to hidden states by saliency type; NaN where missing
+            (13, 5, 4).
         recorded: independent coordinates of the recorded states (300, 3).
-        positions: of the player at these states, where they were recorded (300, 2).
+        positions: positions of the player at the recorded states (300, 2); None if not recorded.
     """
 
     folder: Path
@@ -94,21 +96,21 @@ class Run:
         return coordinates(self.samples.hidden_states)
 
     def arguments(self, *more: str) -> list[str]:
-        """Flags of export_panel.py."""
+        """Return the flags of export_panel.py."""
         return ["--interpreting_params_name", "tiny", "--generated_data_dir", str(self.folder),
                 "--samples", UNALTERED, SWAPPED, "--save_dir", str(self.folder), "--num_episodes",
                 str(NUM_EPISODES), "--num_behaviour_samples", str(BEHAVIOUR_SAMPLES), *more]
 
 
 def write_run(folder: Path, with_recording: bool = False) -> Run:
-    """Write a run, always the same; with the recording in which the samples start, or without."""
+    """Write a run that is always the same, with or without the recording of its starts."""
     rng = np.random.default_rng(0)
     total = NUM_SAMPLES + NUM_SWAPPED
 
     def normal(*shape: int) -> np.ndarray:
         return rng.normal(size=(total, NUM_STEPS, *shape)).astype(np.float32)
 
-    # A colour of its own for every step of every sample: red the sample, green the step.
+    # Every step of every sample has its own colour: red encodes the sample, green the step.
     frames = np.zeros((total, NUM_STEPS, FRAME, FRAME, 3), dtype=np.uint8)
     frames[..., 0] = (15 * np.arange(total))[:, None, None, None]
     frames[..., 1] = (50 * np.arange(NUM_STEPS))[:, None, None]
@@ -149,8 +151,9 @@ def write_run(folder: Path, with_recording: bool = False) -> Run:
 
 
 def _record(folder: Path) -> np.ndarray:
-    """Write the recording of the recorded states; returns positions of the player (300, 2), those
-    of an episode's last step repeated as figures do. Frames are blue, and greener with each step.
+    """Write the recording of the recorded states, and return positions of the player (300, 2).
+    The last step of an episode repeats the position before it, as in figures. Frames are blue,
+    and greener with each step.
     """
     writer = RolloutWriter(folder / "recording", {"positions": True})
     rng, shown = np.random.default_rng(1), []
@@ -186,11 +189,11 @@ def _write_samples(path: Path, chosen: range, swap: dict | None, samples: Sample
             of_states = gradients[name][place]
             if np.isnan(of_states).any():
                 continue
-            # Blue the type; red and green as in the frames.
+            # Blue encodes the saliency type; red and green are those of the frame.
             processed = samples.frames[place].copy()
             processed[..., 2] = 80 + 50 * index
             of_map = None
-            if swap is None:  # the others could be of a vector simulator
+            if swap is None:  # swapped samples lack maps, as with a vector simulator
                 of_map = np.stack([processed] * len(RED_OF_MAPS))
                 of_map[..., 0] = np.reshape(RED_OF_MAPS, (-1, 1, 1, 1))
             saliency.add(number, name, SaliencyArrays(
@@ -211,8 +214,8 @@ def sample_folder(run: Run, name: str = UNALTERED) -> SampleFolder:
 
 
 def write_features(run: Run) -> list[str]:
-    """Write FEATURES as analysis/sparse_features.py and analysis/feature_dreams.py do; returns
-    flags of export_panel.py."""
+    """Write FEATURES in the formats of analysis/sparse_features.py and analysis/feature_dreams.py,
+    and return flags of export_panel.py."""
     features = ResultStore(run.folder / "features", SPARSE_FEATURES)
     features.open({"agent_sha256": AGENT})
     rows, effects, dreams = [], [], []

@@ -1,4 +1,4 @@
-"""Attribution to layers: which layers are cuts, where their cells lie, and integrated gradients."""
+"""Attribution to layers: bottleneck layers, positions of their cells, and integrated gradients."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ AGENTS = {
 
 
 def agent(embedder: str, recurrent: bool, seed: int = 0) -> Policy:
-    """An untrained agent with biases, so that nothing is proportional to anything."""
+    """Return an untrained agent with biases, so that no output is proportional to an input."""
     torch.manual_seed(seed)
     policy = Policy(AGENTS[embedder](), 12 if recurrent else None)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def agent(embedder: str, recurrent: bool, seed: int = 0) -> Policy:
 
 
 def frames_of(policy: Policy, num: int = NUM, seed: int = 0):
-    """Random frames of few colours, entering states and actions."""
+    """Return random frames of 8 x 8 coloured blocks, entering states, and actions."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (num, 8, 8, 3), dtype=np.uint8)
     return (small.repeat(8, axis=1).repeat(8, axis=2),
@@ -74,7 +74,7 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
     assert is_cut("gru") and is_cut("hidden_state")
 
     class Around(nn.Module):
-        """The same embedding, and a glance at the picture itself."""
+        """An embedder with a skip connection from the frame to the embedding."""
 
         def __init__(self, inner):
             super().__init__()
@@ -89,7 +89,7 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
 
 @pytest.mark.parametrize("embedder", ("wide", "nature", "clear"))
 def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
-    """The centre of mass of |d cell / d pixel| over channels and random frames."""
+    """Compare with the centre of mass of |d cell / d pixel| over channels and random frames."""
     policy = agent(embedder, False)
     pixels = torch.rand(24, 3, 64, 64, requires_grad=True)
     bottlenecks, places = find_bottlenecks(policy), torch.arange(64, dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_refinement_goes_on_until_gaps_are_small_and_counts_its_nodes():
 
 
 def walked(policy, num=5):
-    """Frames of an episode, the states that enter them, and values, step by step."""
+    """Return frames, hidden states and values of an episode, computed step by step, and actions."""
     frames, _, actions = frames_of(policy, num)
     states, values = [policy.initial_state().detach()[None]], []
     for frame in frames:
@@ -227,7 +227,7 @@ def test_attributions_over_time_add_up_and_see_each_step_once(name):
         found = over_time.attribute_over_time(*window, actions[row:row + 1], np.ones(1))
         assert found.outputs[0, 0] == pytest.approx(values[row], abs=1e-5)
         state = policy.initial_state().detach()[None]
-        for _ in range(min(lags, row + 1)):  # the start of the path: nothing is ever seen
+        for _ in range(min(lags, row + 1)):  # start of the path: the layer is 0 in every step
             empty = torch.zeros(1, *bottleneck.layer.shape)
             run = over_time._head.run_from(empty, (state,))
             state = run.hidden_states

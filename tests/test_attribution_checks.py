@@ -1,4 +1,4 @@
-"""Checks of attributions and names of features, on an agent whose right answers are known."""
+"""Checks of attributions, and names of features, on an agent with known correct answers."""
 
 import json
 import shutil
@@ -100,7 +100,7 @@ def test_the_checks_find_what_was_planted(made, box_run):
 
 
 def test_attributions_of_the_wrong_sign_are_found_out(box_agent, box_run, tmp_path):
-    """The same run, with its attributions turned around."""
+    """The signs of all attributions of a run are flipped."""
     wrong = shutil.copytree(box_run / "attribution", tmp_path / "attribution")
     for path in (wrong / "block3" / "value").glob("trajectory_*.npz"):
         with np.load(path) as found:
@@ -124,7 +124,7 @@ def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, 
     written = raw.stat().st_mtime_ns
     assert checks.main([*arguments, "--layers", "block3"]) == 0
     assert raw.stat().st_mtime_ns == written
-    # Numbers of other features are computed again.
+    # Results that belong to other features are recomputed.
     np.savez(raw, **{**np.load(raw), "of": np.array("0" * 64)})
     assert checks.main([*arguments, "interventions"]) == 0
     files, whole = (bytes_of_files(each.path) for each in (store, made))
@@ -173,8 +173,8 @@ def test_associations_are_those_of_scipy():
 
 
 def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(box_agent):
-    """Kind 0 changes the output by its own cells, kind 1 by a constant, while all cells are alike;
-    kind 2 is in too few frames."""
+    """Kind 0 changes the output through its own cells. Kind 1 changes it by a constant, although
+    the cells have the same distribution. Kind 2 occurs in too few frames."""
     [bottleneck] = find_bottlenecks(load_agent(box_agent), ["block3"])
     rng, number = np.random.default_rng(1), 100
     masks = np.zeros((number, 3, 64, 64), bool)
@@ -183,7 +183,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(box_
             masks[frame, kind, row:row + 3, column:column + 3] = True
     masks[:4, 2, 5:9, 5:9] = True
     attributions = rng.normal(size=(number, 8, 8))
-    cell = np.clip(np.floor(np.arange(64) / 8 + 0.5), 0, 7).astype(int)  # of each pixel
+    cell = np.clip(np.floor(np.arange(64) / 8 + 0.5), 0, 7).astype(int)  # cell of each pixel
     changes = np.zeros((number, 3))
     for frame in range(number):
         places = {(cell[i], cell[j]) for i, j in np.argwhere(masks[frame, 0])}
@@ -205,7 +205,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(box_
 # Object masks of recordings, scores and names of features
 
 def changed(run: Path, folder: Path, **description) -> RolloutFolder:
-    """A copy of a recording with another description."""
+    """Copy a recording and change its description."""
     shutil.copytree(run / "data", folder)
     file = RolloutFolder(folder).description_file
     file.write_text(json.dumps({**json.loads(file.read_text()), **description}))
@@ -218,7 +218,7 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path)
     array = np.load(frames.episode_folder(1) / "ob.npy")
     array[4, 0, 20, 20] ^= 1
     np.save(frames.episode_folder(1) / "ob.npy", array)
-    assert len(list(replayed(frames, 1, [0, 3]))) == 2  # what lies before is as it was
+    assert len(list(replayed(frames, 1, [0, 3]))) == 2  # frames before the change are accepted
     description = frames.description()
     for folder, words in (
             (frames, "episode 1 differs from the real game at step 4; likely its frames, actions"),
@@ -246,9 +246,9 @@ def test_a_pixel_touches_the_cell_whose_centre_is_nearest():
 
 
 def planted(number=160, side=6, seed=0):
-    """Activations of four features and masks of three kinds: kind 0 anywhere, kind 1 in the upper
-    half alone, kind 2 always at one place. Feature 0 goes with kind 0, feature 1 with the upper
-    half whatever is there, feature 2 with nothing, feature 3 with kind 1."""
+    """Return activations of four features and masks of three kinds. Kind 0 occurs anywhere, kind 1
+    only in the upper half, and kind 2 always at one place. Feature 0 is active on kind 0, feature 1
+    in the whole upper half, feature 2 independently of the kinds, and feature 3 on kind 1."""
     rng = np.random.default_rng(seed)
     touched = np.zeros((number, side, side, 3), bool)
     touched[..., 0] = rng.random((number, side, side)) < 0.1
@@ -277,7 +277,7 @@ def test_scores_find_what_a_feature_goes_with_and_not_where_it_lies():
     assert np.abs(known["chance"] - 0.5).max() < 0.02
     assert score[0] == pytest.approx(np.nanmax(auc, axis=1).mean())
     assert score[1] < score[0] < score[2] and 0.5 < score[3] < 0.55 < score[0]
-    for kind in range(2):  # weighted by position
+    for kind in range(2):  # scores are weighted by position
         share = touched[..., kind].mean(axis=0)
         weights = np.where(touched[..., kind], 1 - share, share)
         for feature in range(4):
@@ -316,7 +316,7 @@ def test_a_feature_that_is_active_without_its_object_is_listed():
     (rate, low, high), found = hallucinations(activations, touched, observations, seed=0)
     threshold = np.quantile(activations, 0.99, method="higher")
     assert rate == 15 and 0 <= low < 15 < high and threshold > 1.1
-    assert found.to_numpy().tolist() == [  # one an episode, strongest first
+    assert found.to_numpy().tolist() == [  # one per episode, strongest first
         [5, 51, 7, 0, 30, threshold], [12, 120, 0, 5, 25, threshold]]
     (rate, *_), found = hallucinations(activations, np.ones_like(touched), observations, seed=0)
     assert (rate, len(found)) == (0, 0)

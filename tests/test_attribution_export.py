@@ -1,4 +1,4 @@
-"""The export of the attribution page: what belongs together, refusals, the unit of rewards."""
+"""Export of the attribution page: consistency of inputs, error messages, unit of rewards."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def foreign(run, tmp_path_factory):
     ("attribution_dir", "trajectory_00001.npz"),
     ("exp_name", "page holds other data")])
 def test_what_does_not_belong_together_is_refused(flag, words, run, foreign, tmp_path, capsys):
-    if flag == "exp_name":  # whichever; the output folder holds another file
+    if flag == "exp_name":  # any name; the output folder holds a foreign file
         (tmp_path / "page").mkdir()
         (tmp_path / "page" / "notes.txt").write_text("mine")
     assert words in refused(run, tmp_path / "page", capsys, f"--{flag}", str(foreign / flag))
@@ -67,7 +67,7 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run,
     assert (shown(None), shown([MAP]), shown([])) == ([MAP, UNITS], [MAP], [])
     with pytest.raises(UserError, match=r"'block4', which .* \(did you mean 'block3'\?\)"):
         shown(["block4"])
-    monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # of block3's 64
+    monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # block3 has 64 cells
     assert shown(None) == [UNITS]
 
 
@@ -83,7 +83,7 @@ def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path):
 
 
 def test_rewards_have_the_unit_that_is_known(run, tmp_path):
-    """Of the agent file, of its training run, or as training scales them."""
+    """The unit is that of the agent file, of its training run, or an estimate."""
     rows = pd.concat([run.recording.steps(number) for number in range(6)])
     agent = load_agent(run.agent)
     save_agent(tmp_path / "model_1.pth", agent, origin=AgentOrigin(2.0, gamma=0.9, lmbda=0.8))

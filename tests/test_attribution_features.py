@@ -1,4 +1,4 @@
-"""Features of a layer: exact reduction, factorisation, its order and stability, and examples."""
+"""Features of a layer: least-squares fit, factorisation, order and stability, and examples."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from attribution.layers import find_bottlenecks
 from attribution.reduction import Reducer, nnls, split_activations, split_signs
 from common.errors import UserError
 
-NUM, CHANNELS, GRID = 40, 6, 6  # observations, channels, cells a side
+NUM, CHANNELS, GRID = 40, 6, 6  # observations, channels, cells per side
 
 
 @pytest.mark.parametrize(("number", "slots"), ((8, 32), (1, 5), (12, 16)))
@@ -40,7 +40,7 @@ def test_directions_that_make_up_each_other_still_give_the_best_fit():
     directions = rng.random((4, 9))
     rows = rng.random((500, 9))
     best = nnls(rows, directions) @ directions
-    noise = 1e-10 * rng.normal(size=directions.shape)  # so that rounding sees a gain in them
+    noise = 1e-10 * rng.normal(size=directions.shape)  # comparable to rounding errors
     more = np.concatenate([directions, directions[:2], directions[:1] + directions[1:2],
                            directions + noise])
     found = nnls(rows, more)
@@ -66,28 +66,28 @@ def test_what_directions_make_up_is_found_again_and_the_residual_is_the_rest():
     values[:, 2] = 0.75 * weights
     found = Reducer(directions, True).attributions(values, activations)
     np.testing.assert_allclose(found[:, 0], weights, atol=1e-6)
-    # Of the second direction only its last slot is there: the least squares of one entry of two.
+    # Only the last of the second direction's two slots is non-zero: least squares of one entry.
     np.testing.assert_allclose(found[:, 1], weights * 0.75**2 / (0.75**2 + 0.25**2), atol=1e-6)
     np.testing.assert_allclose(found.sum(axis=1), values.sum(axis=1), atol=1e-6)
 
 
 def planted(overlapping: bool, signed: bool) -> tuple[LayerSamples, np.ndarray]:
-    """Attributions made up of three directions, and these, those with most attribution first."""
+    """Return attributions composed of three directions, and the directions, largest share first."""
     rng = np.random.default_rng(1)
     slots = 2 * CHANNELS if signed else CHANNELS
     directions = np.zeros((3, slots))
     for number, some in enumerate(((0, 1), (1, 2), (3, 4)) if overlapping else ((0,), (2,), (3,))):
         directions[number, some] = (0.7, 0.3)[:len(some)]
-    if signed:  # the last one is of negative activations
+    if signed:  # the last direction has negative activations
         directions[2] = np.roll(directions[2], CHANNELS)
     directions /= directions.sum(axis=1, keepdims=True)
     size = (NUM, GRID, GRID)
     weights = rng.gamma(1, np.array([1, 8, 3]), (*size, 3)) * (rng.random((*size, 3)) < 0.3)
     positive = rng.random(size)[..., None] < 0.5
-    weights[..., 2:] *= ~positive  # the last one only ever lowers the value
+    weights[..., 2:] *= ~positive  # the last direction only lowers the value
     rows = np.where(positive, 1, -1) * (weights @ directions)
     if signed:
-        negative = weights[..., 2:] > 0  # a channel has one sign at a time
+        negative = weights[..., 2:] > 0  # a channel has one sign per cell
         of_last = directions[2, CHANNELS:] > 0
         activations = np.where(negative & of_last, -1.0, 1.0)
         rows[..., :CHANNELS] *= activations > 0
@@ -104,7 +104,7 @@ def test_planted_features_are_found_in_the_order_of_their_attribution(overlappin
     held, expected = planted(overlapping, signed)
     reducer, facts = find_features(held, 3, seed=0)
     assert held.signed == signed
-    # Overlapping directions are unique but for what can be moved between them.
+    # Overlapping directions are determined only up to parts that can move between them.
     np.testing.assert_allclose(reducer.directions, expected, atol=0.08 if overlapping else 1e-3)
     assert facts["explained"] > 0.999 and facts["residual_share"] < 0.02
     assert facts["attribution"] == sorted(facts["attribution"], reverse=True)
@@ -114,7 +114,7 @@ def test_planted_features_are_found_in_the_order_of_their_attribution(overlappin
     np.testing.assert_allclose(reducer.directions.sum(axis=1), 1, rtol=1e-6)
     again, _ = find_features(held, 3, seed=0)
     np.testing.assert_array_equal(again.directions, reducer.directions)
-    if not overlapping and not signed:  # features of activations are found in activations
+    if not overlapping and not signed:  # kind=ACTIVATIONS factorises activations
         swapped = LayerSamples("layer", np.roll(held.attributions, 1, axis=1),
                                np.abs(held.attributions), held.episodes)
         found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS)[0].directions
@@ -165,12 +165,12 @@ def test_each_place_shows_the_observation_that_is_strongest_there():
     examples = spatial_examples(found, bottleneck(), 1)
     np.testing.assert_array_equal(examples.observations[0].ravel(), 64 + np.arange(64))
     np.testing.assert_array_equal(examples.strengths[0].ravel(), 1 + np.arange(64))
-    # Cell 3 is centred on pixel 24, and a cell has 8 pixels.
+    # Cell 3 is centred on pixel 24 and is 8 pixels wide.
     assert examples.boxes[0, 3, 0].tolist() == [20, -4, 28, 4]
 
 
 def test_no_observation_is_shown_too_often_and_weaker_claims_take_their_next_best():
-    """64 places and 640 observations: each may be shown once."""
+    """With 64 cells and 640 observations, each observation may be shown once."""
     found = np.zeros((640, 1, 8, 8), np.float32)
     found[5, 0] = 10 + np.arange(64).reshape(8, 8)
     found[6, 0] = 5
@@ -189,7 +189,7 @@ def test_finer_grids_are_interpolated_with_held_edges():
 
 def test_thumbnails_show_the_strongest_with_at_most_four_at_a_cell():
     found = np.zeros((30, 1, 8, 8), np.float32)
-    found[:, 0, 6, 2] = 100 - np.arange(30)  # all have the same best cell
+    found[:, 0, 6, 2] = 100 - np.arange(30)  # all observations have the same best cell
     found[:, 0, 1, 5] = 50 - np.arange(30)  # and the same second best
     found[:, 0, 0, 7] = 20
     examples = thumbnail_examples(found, bottleneck())

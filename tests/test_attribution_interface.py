@@ -20,7 +20,7 @@ def flag(command, name):
 
 
 def scripts_of(agent, folder, **keywords):
-    """The commands of a call that never has to record more, by their scripts."""
+    """Return the commands that `run` starts, if its second recording is long enough."""
     commands = []
 
     def start(command, check, env):
@@ -68,7 +68,7 @@ def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
     assert "--lmbda" not in page
     modules = {"record": record, "attribution.features": features_script,
                "attribution.attribute": attribute_script, "attribution.page": page_script}
-    for command in commands:  # the flags are those that the scripts have
+    for command in commands:  # the scripts accept the flags
         modules[command[2]].parser().parse_args(command[3:])
 
 

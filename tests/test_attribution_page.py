@@ -1,4 +1,4 @@
-"""The attribution page in a real browser: its images and numbers are those of the files."""
+"""The attribution page in a real browser: its images and numbers match the files."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def opened(browser, folder):
 
 @pytest.fixture
 def page(opened):
-    """The module's page, at a new view of the map's layer."""
+    """The page, shared by the tests of this module, at a new view of the layer MAP."""
     opened.keyboard.press("Escape")
     show(opened, f"trajectory=1&frame=1&row=value&unused={next(COUNTER)}")
     opened.mouse.move(700, 5)
@@ -86,7 +86,7 @@ def section(page, name):
 
 
 def sum_of(found, step):
-    """Numbers of a row: baseline, features, residual and output."""
+    """Return the numbers of a row: baseline, features, residual and output."""
     return [found.baseline[step], *found.totals[step], found.output[step]]
 
 
@@ -145,7 +145,7 @@ def test_attributions_are_drawn_as_python_computes_them(page, reference):
             for place, kind in enumerate(kinds):
                 expected = reference.picture(output, 1, 8, kind, **changes)
                 np.testing.assert_allclose(pixels(picture(page, index, place)), expected, atol=2)
-        if "on" not in changes:  # and it is not the picture of any other frame
+        if "on" not in changes:  # and the image differs from that of the next frame
             other = reference.picture("value", 1, 9, kinds[0], **changes)
             assert np.abs(pixels(picture(page)) - other).max() > 4
 
@@ -178,7 +178,7 @@ def test_the_frame_itself_is_a_layer_of_signed_gradients(page, run, reference):
     scale = np.median(np.concatenate(sizes))
     expected = reference.painted(grey[1][8], view.GAIN / scale, 1, 8, "signed", on=[0], smoothing=0,
                                  stride=1)
-    assert row(page).locator("canvas").count() == 1  # no chart: there is nothing to add up
+    assert row(page).locator("canvas").count() == 1  # no chart, because no sum is shown
     drawn = pixels(row(page).locator("canvas").first)
     np.testing.assert_allclose(drawn, expected, atol=2)
     assert np.abs(drawn - reference.painted(-grey[1][8], view.GAIN / scale, 1, 8, "signed", on=[0],
@@ -208,7 +208,7 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
     strip = page.locator(".strip").nth(1)
     strip.scroll_into_view_if_needed()
     width = strip.bounding_box()["width"]
-    strip.click(position={"x": width * 30.5 / NUM_STEPS, "y": 20})  # of the second trajectory
+    strip.click(position={"x": width * 30.5 / NUM_STEPS, "y": 20})  # second trajectory
     assert shown_frame(page) == (1, 27)
     page.keyboard.press("End")
     assert "trajectory 2, frame 110" in row(page, 1).inner_text()
@@ -223,7 +223,7 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
         "low_95": auc - 0.05, "high_95": auc + 0.05, "chance": 0.5, "chance_low": 0.45,
         "chance_high": 0.55, "frames": [30, 20] * 5})
     features = read_features(run.folder / "features", MAP)
-    for layer, checksum in ((MAP, features.checksum), (UNITS, "0" * 64)):  # of other features
+    for layer, checksum in ((MAP, features.checksum), (UNITS, "0" * 64)):  # UNITS: other features
         objects.write("scores", layer, value=scores)
         objects.write("names", layer, value={
             "features_sha256": checksum, "score": 0.7, "score_low_95": 0.65, "score_high_95": 0.75,
@@ -239,7 +239,7 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
     manifest = read_script(page_folder.data_file("manifest"))
     layers = manifest["layers"]
     assert [layer["objects"] is not None for layer in layers] == [False, True, False]
-    assert layers[manifest["start"]["layer"]]["name"] == MAP  # the only one with an object score
+    assert layers[manifest["start"]["layer"]]["name"] == MAP  # the only layer with object scores
     with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}", **WIDE) as page:
         items = section(page, "legend").locator("li")
         stable = np.array(features.facts["stability"]) >= MIN_STABILITY
@@ -279,7 +279,7 @@ def test_failures_are_marked_by_what_ended_them(run, browser, tmp_path):
     cause, ((trajectory, step), *_) = next(iter(expected.items()))
     first = min(place for steps in expected.values() for place in steps)
     with opened_page(browser, page_folder.page_file.as_uri(), **WIDE) as page:
-        assert shown_frame(page) == (first[0] + 1, first[1] + 1)  # it opens on the first failure
+        assert shown_frame(page) == (first[0] + 1, first[1] + 1)  # opens at the first failure
         assert page.get_by_text("Episodes without a reward").count() == 0
         page.get_by_text(f"Failures: {cause}").click()
         page.get_by_role("list", name=f"Failures: {cause}").get_by_role("button").first.click()
@@ -309,7 +309,7 @@ def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, bro
                      ) as page:
         page.get_by_role("combobox", name="second trajectory").select_option("2")
         assert page.get_by_role("checkbox", name="match levels").is_checked()
-        for step in (6, last_level + 2):  # in the first level, and in the last of this trajectory
+        for step in (6, last_level + 2):  # in the first and in the last level of this trajectory
             show(page, f"trajectory=1&frame={step + 1}&beside=3&level=same&row=value")
             level = steps.level[step]
             same = np.flatnonzero(theirs.level[:NUM_STEPS] == level)
@@ -334,7 +334,7 @@ def test_a_picture_of_all_rows_holds_what_is_shown(page, reference, tmp_path):
     for line, (trajectory, step) in enumerate(((0, 8), (1, 12))):
         np.testing.assert_allclose(view.tile_of(image, line), reference.frame(trajectory, step),
                                    atol=2)
-        left = 16 + 320 + 16 + 432 + 16 - 16  # behind the observation and the chart
+        left = 16 + 320 + 16 + 432 + 16 - 16  # right of the observation and the chart
         expected = reference.picture("value", trajectory, step, "positive", smoothing=0)
         np.testing.assert_allclose(view.tile_of(image[:, left:], line), expected, atol=2)
 
@@ -380,7 +380,7 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
 def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
     show(page, "trajectory=2&frame=9&row=value&row=log_prob_any_right")
     found = run.read("over_time", MAP, "value", LAGS, 1)
-    assert page.locator(".memory").count() == 1  # of the output that has them
+    assert page.locator(".memory").count() == 1  # only for the first output
     memory = row(page).locator(".memory")
     shown = [parse_number(text.removesuffix(" %"))
              for text in memory.locator("td").all_text_contents()]
@@ -435,7 +435,7 @@ def test_the_timeline_is_clicked_dragged_and_zoomed(page):
     def across(share):
         return box["x"] + box["width"] * share
 
-    page.mouse.click(across(30.5 / NUM_STEPS), middle)  # all is visible
+    page.mouse.click(across(30.5 / NUM_STEPS), middle)  # all steps are visible
     assert shown_frame(page) == (1, 31)
     show(page, "trajectory=1&frame=50&window=20")
     page.mouse.click(across(0.5 + 4 / 20), middle)  # the mark is in the middle
@@ -491,7 +491,7 @@ def test_keys(page):
     assert section(page, "legend").locator("[aria-pressed=true]").all_inner_texts() == ["2", "0"]
     show(page, "trajectory=1&frame=60&speed=1")
     page.keyboard.press("Space")
-    page.keyboard.press("ArrowLeft")  # while playing, the direction
+    page.keyboard.press("ArrowLeft")  # sets the direction while playing
     assert page.locator("[aria-label=play]").count() == 1
     assert page.locator("[aria-label='pause'][title='Play backwards']").count() == 1
     page.keyboard.press("Space")
@@ -532,7 +532,7 @@ def test_the_published_address_is_understood(browser, folder):
 
 def test_bookmarks_go_where_they_say(page, run, reference, advantages):
     lists = {each["title"]: each["steps"] for each in reference.manifest["bookmarks"]}
-    worst = lists["Unexpected failures (unit uncertain)"]  # as the agent is untrained
+    worst = lists["Unexpected failures (unit uncertain)"]  # because the agent is untrained
     for trajectory, step, score in worst:
         rows = slice(*run.steps.bounds[trajectory:trajectory + 2])
         of_episode = run.steps.episode[rows] == run.steps.episode[rows.start + step]
@@ -556,7 +556,7 @@ def test_examples_are_the_files(page, run):
     canvas = dialog.locator("canvas").first
     dialog.get_by_role("slider", name="number of patches").fill("2")
     page.wait_for_selector(SHOWN)
-    canvas.hover()  # without transparency
+    canvas.hover()  # hovering draws without transparency
     dialog.get_by_role("slider", name="zoom").evaluate(
         "each => { each.value = 1; each.dispatchEvent(new Event('input', { bubbles: true })) }")
     found = np.load(run.folder / "features" / MAP / "examples_spatial_1.npz")
@@ -577,7 +577,7 @@ def test_examples_are_the_files(page, run):
         frame, patch = frame_at(i, j), patch_at(i, j)
         assert patch.shape == (8, 8, 3)
         ours = drawn[8 * i:8 * i + 8, 8 * j:8 * j + 8]
-        error = np.abs(ours - patch).mean()  # both lossy and smoothed
+        error = np.abs(ours - patch).mean()  # the images are lossy and smoothed
         assert error < 12 and error < min(np.abs(ours - patch_at(i, j, shift)).mean()
                                           for shift in (-2, 2)) / 2
         page.mouse.move(box["x"] + box["width"] * (j + 0.5) / 8,
@@ -638,7 +638,7 @@ def test_the_errors_and_the_unit_are_said(page, run):
         assert text == "< 0.01 %" if share < 1e-4 else parse_number(
             text.removesuffix(" %")) == pytest.approx(100 * share, rel=6e-3)
     assert above == f"{(gaps > 0.05).sum()} of {len(gaps)}"
-    # The agent is untrained, which is said there and at both lists of advantages.
+    # The agent is untrained: the warning appears here and at both lists of advantages.
     assert page.get_by_text("seem to have different units").count() == 3
 
 

@@ -1,4 +1,4 @@
-"""Published agents of "Understanding RL Vision": converted, and never run as code."""
+"""Conversion of published agents of "Understanding RL Vision", which must not execute code."""
 
 import os
 import pickle
@@ -44,7 +44,7 @@ def refused(checkpoint: Path, capsys) -> str:
 
 
 def by_hand(params: dict, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and values as ATTRIBUTION.md 1.9 has them, in numpy but for the sliding windows."""
+    """Compute logits and values with numpy, independently of the project's network."""
     def padded_windows(x, size):
         x = np.pad(x, ((0, 0), *[(size // 2, size // 2)] * 2, (0, 0)))
         return np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
@@ -73,7 +73,7 @@ def by_hand(params: dict, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> Path:
-    """An agent file of a random checkpoint."""
+    """An agent file, converted from a random checkpoint."""
     folder = tmp_path_factory.mktemp("published")
     joblib.dump(random_checkpoint(), folder / "coinrun.jd")
     assert published.main([str(folder / "coinrun.jd"), "--output", str(folder / "model.pth")]) == 0
@@ -103,7 +103,7 @@ def test_a_converted_file_says_what_is_known_of_its_training(converted, tmp_path
 
 
 class Code:
-    """A pickle of it calls a function when it is read."""
+    """An object whose pickle calls a function when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -126,7 +126,7 @@ def test_code_in_a_checkpoint_is_named_and_never_runs(place, tmp_path, capsys):
         joblib.dump(content, path)
     message = refused(path, capsys)
     assert not made.exists()
-    # numpy pickles an array of its own by a function, too, where joblib does not write it.
+    # In a plain pickle, arrays of numpy are also restored by calling a function.
     assert {"an array of objects": "an array of the type 'O8', which is no number",
             "a plain pickle": "_reconstruct'"}.get(place, "holds 'posix.mkdir'") in message
     assert "could be code" in message
@@ -138,7 +138,7 @@ def test_code_in_a_checkpoint_is_named_and_never_runs(place, tmp_path, capsys):
     (b"\x80\x04cjoblib.numpy_pickle\nNumpyArrayWrapper.read\n.",
      "holds 'joblib.numpy_pickle.NumpyArrayWrapper.read'"),
     (b"\x80\x04\x82\x01.", "joblib file"),
-    # Attributes of an admitted class, a type with sub-arrays, and a class like an admitted one.
+    # Attributes of an allowed class, a dtype with sub-arrays, and a class like an allowed one.
     (b"\x80\x03cnumpy\nndarray\nN}X\x04\x00\x00\x00evil\x4b\x01s\x86b.", "hostile.jd"),
     (b"\x80\x03cnumpy\ndtype\n(X\x02\x00\x00\x00f4tR(K\x03X\x01\x00\x00\x00<(X\x01\x00\x00\x00atN"
      b"NJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb.", "hostile.jd"),
@@ -178,7 +178,7 @@ def test_agents_of_another_kind_are_refused_by_the_entry(changes, words, tmp_pat
 
 
 def test_the_real_published_agent_expects_a_coin(tmp_path):
-    """Its rewards were not scaled, and it gets the 10 points of nearly every level."""
+    """The agent was trained with unscaled rewards, and gets the 10 points of nearly every level."""
     path = Path(os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared" / "published"),
                 "coinrun_clear.jd")
     if not path.is_file():

@@ -34,7 +34,7 @@ def agent(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(agent, tmp_path_factory) -> Path:
-    """Eight episodes of that agent."""
+    """A recording of eight episodes of the agent."""
     logdir = tmp_path_factory.mktemp("recording")
     assert record.main(record_arguments(agent, logdir, 8, "--no_action_noise", "--no_videos")) == 0
     return logdir / "data"
@@ -53,14 +53,14 @@ def attribution_arguments(agent, data, features_dir, folder, *more) -> list[str]
 
 
 def attributed(*arguments) -> AttributionStore:
-    """Attributions along one trajectory."""
+    """Return attributions along one trajectory."""
     assert attribute.main(attribution_arguments(*arguments, "--num_trajectories", "1")) == 0
     return AttributionStore(arguments[3])
 
 
 @pytest.fixture(scope="module")
 def found(agent, data, tmp_path_factory) -> Path:
-    """A folder of features of one map and of the hidden state."""
+    """A folder of features of a layer with cells and of the hidden state."""
     folder = tmp_path_factory.mktemp("features") / "out"
     assert features.main(features_arguments(agent, data, folder)) == 0
     return folder
@@ -68,7 +68,7 @@ def found(agent, data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(agent, data, found, tmp_path_factory) -> Path:
-    """A folder of attributions of two outputs to them, and of gradients by the frame."""
+    """A folder of attributions of two outputs to these features, and of plain gradients."""
     folder = tmp_path_factory.mktemp("attribution") / "out"
     assert attribute.main(attribution_arguments(agent, data, found, folder, *MADE)) == 0
     return folder
@@ -134,7 +134,7 @@ def test_killed_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_p
             "3", "--num_steps", "3", "--memory_steps", "2", "--gradient_activation", *more))
 
     assert run(alone) == 0
-    with killed_at(ResultStore, "write", 6):  # behind the first trajectory
+    with killed_at(ResultStore, "write", 6):  # after the first trajectory
         assert run(output, "--shard", "1/2") == 130
     kept = {path: path.stat().st_mtime_ns for path in output.rglob("traj*0.npz")}
     assert kept and run(output, "--shard", "1/2") == 0
@@ -146,7 +146,7 @@ def test_killed_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_p
     assert "with another features" in capsys.readouterr().err
     assert run(output, "--shard", "2/2") == run(output, "--join") == 0
     assert bytes_of_files(output) == bytes_of_files(alone)
-    # Shards also divide what a finished folder lacks.
+    # Shards also divide the missing items of a finished folder.
     (output / "hidden_state" / "value" / "memory_2" / "trajectory_00002.npz").unlink()
     assert run(output, "--shard", "2/2") == 0
     assert run(output, "--join") == 2
@@ -289,7 +289,7 @@ def test_killed_features_resume_to_the_same_files(agent, data, tmp_path, monkeyp
     whole, killed = (features_arguments(agent, data, tmp_path / name, "block3")
                      for name in ("whole", "killed"))
     assert features.main(whole) == 0
-    with killed_at(ResultStore, "write", 6):  # behind the parts
+    with killed_at(ResultStore, "write", 6):  # after the parts are written
         assert features.main(killed) == 130
     assert features.main(killed) == 0
     assert bytes_of_files(tmp_path / "killed") == bytes_of_files(tmp_path / "whole")

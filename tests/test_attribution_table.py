@@ -1,4 +1,4 @@
-"""The article's table: its numbers are those of the studies; where there are none it says why."""
+"""Table of the article's claims: numbers of the studies, or reasons why there are none."""
 
 import itertools
 import re
@@ -19,15 +19,15 @@ from attribution.trajectories import Trajectories, advantages_of
 from common.files import save_json
 from common.results import ResultStore
 
-LENGTHS = (40, 25)  # of two trajectories
-EPISODES = (15, 30, 40)  # ends, in steps of the first; the third is cut
+LENGTHS = (40, 25)  # steps of two trajectories
+EPISODES = (15, 30, 40)  # ends of the first trajectory's episodes; the third is cut
 LAYERS = ("block2", "block3")
 GRID, NUM_FEATURES = (3, 4), 5
 
 
 def steps_of(rng):
-    """The first trajectory holds three episodes, the last of them cut; the second one is another's
-    beginning."""
+    """Return two trajectories: three episodes, of which the last is cut, and the beginning of
+    another episode."""
     number = np.concatenate([np.searchsorted(EPISODES, np.arange(LENGTHS[0]), side="right"),
                              np.full(LENGTHS[1], 7)])
     total = sum(LENGTHS)
@@ -43,7 +43,7 @@ def steps_of(rng):
 
 @pytest.fixture
 def studies(tmp_path):
-    """Attributions alone, of random numbers; the cells by layer, and the steps."""
+    """A folder with nothing but random attributions; their cells by layer, and the steps."""
     rng, path = np.random.default_rng(0), tmp_path / "agent"
     steps, cells = steps_of(rng), {}
     folder = AttributionStore(path / "attribution")
@@ -71,7 +71,7 @@ def studies(tmp_path):
 
 
 def made(path, tmp_path, *more):
-    """Findings by row and measure, and the numbers of each row in the table."""
+    """Return findings by row and measure, and the details of each row of the table."""
     assert table.main(["--studies", str(path), "--output_dir", str(tmp_path / "table"), *more]) == 0
     found = pd.read_csv(tmp_path / "table" / "findings.csv")
     _, *details = (tmp_path / "table" / "table.md").read_text().split("\n## ")
@@ -175,7 +175,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
 
 
 def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
-    """Scores rise with the number of levels at one layer, and not at the other."""
+    """Scores rise with the number of levels at one layer, but not at the other."""
     path, _, _ = studies
     folders, numbers, unseen = [], (10, 10, 100, 100, 1000, 1000), (0.5, 0.6, 0.7, 0.6, 0.8, 0.9)
     for place, (number, share) in enumerate(zip(numbers, unseen)):

@@ -33,14 +33,14 @@ from common.config import load_settings
 from common.errors import UserError
 from envs.rewards import RewardNormalizer
 
-LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
+LENGTHS = [6, 4, 9, 5]  # including terminal rows, for 5, 3, 8 and 4 steps
 GAMMA = 0.9
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> RolloutFolder:
-    """A recording of four episodes; the second brings nothing."""
+    """A recording of four episodes; the second has no rewards."""
     path = tmp_path_factory.mktemp("recording") / "data"
     write_recording(path, LENGTHS)
     folder, rng = RolloutFolder(path), np.random.default_rng(5)
@@ -55,7 +55,7 @@ def folder(tmp_path_factory) -> RolloutFolder:
 
 def test_trajectories_are_consecutive_episodes_without_terminal_rows_and_are_cut(folder):
     steps = gather_trajectories(folder, 2, 10)
-    # Episodes 0 and 1 whole and two steps of the third; the next trajectory: the fourth episode.
+    # The first trajectory has episodes 0 and 1 and two steps of episode 2; the second, episode 3.
     assert steps.episode.tolist() == [0] * 5 + [1] * 3 + [2] * 2 + [3] * 4
     assert steps.row.tolist() == [*range(5), *range(3), *range(2), *range(4)]
     assert steps.trajectory.tolist() == [0] * 10 + [1] * 4
@@ -81,7 +81,7 @@ def test_advantages_are_the_sum_written_out_over_three_episodes_and_a_cut(folder
                   for t in range(last)]
         expected += [sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:]))
                      for t in range(last)]
-    # The next trajectory makes no difference.
+    # The next trajectory has no effect.
     np.testing.assert_allclose(advantages_of(steps, scale, GAMMA)[:10], expected, atol=1e-6)
 
 
@@ -94,7 +94,7 @@ def test_failures_come_first_when_they_are_asked_for(folder):
 
 
 def test_rewards_are_scaled_as_in_training():
-    """By the deviation of the trainer's own running return."""
+    """The scale is the standard deviation of the trainer's running return."""
     rng = np.random.default_rng(0)
     rows, normalizer = [], RewardNormalizer(1)
     for episode in range(200):
@@ -130,7 +130,7 @@ def test_calibration_finds_values_of_another_unit():
         assert found.is_off == is_off and not calibration_of(rows, factor, GAMMA).is_off
     flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
     assert np.isnan(flat.slope) and flat.is_off
-    # Of two episodes one of which failed, no slope can be told: the interval says so.
+    # Two episodes, of which one failed, do not determine the slope, as its interval shows.
     rows = recording_of_values(lambda to_come: to_come, episodes=2)
     rows.loc[rows["episode"] == 1, "reward"] = 0
     uncertain = calibration_of(rows, 1.0, GAMMA)
@@ -139,11 +139,11 @@ def test_calibration_finds_values_of_another_unit():
 
 
 def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit=0.74):
-    """Also where half of the episodes fail, which makes values too high for the returns."""
+    """This also holds if half of the episodes fail, so that values exceed the returns."""
     rows = recording_of_values(lambda to_come: unit * to_come, episodes=20)
     rows.loc[rows["episode"] % 2 == 0, "reward"] = 0
     assert estimated_scale(rows, GAMMA) == pytest.approx(unit, rel=1e-6)
-    assert normalising_scale(rows) != pytest.approx(unit, rel=0.1)  # of this recording's rewards
+    assert normalising_scale(rows) != pytest.approx(unit, rel=0.1)  # from this recording's rewards
     # The estimate from few rewarded ends is checked against the slope.
     rows = recording_of_values(lambda to_come: to_come, episodes=3)
     normalised = normalising_scale(rows)
@@ -153,7 +153,7 @@ def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit=0.74):
 
 
 def test_success_of_a_shipped_agent_is_no_unexpected_failure(tmp_path):
-    """In the unit of its file, the value one step before the cheese is the reward."""
+    """In the unit of its agent file, the value one step before the cheese equals the reward."""
     file = PRETRAINED / "maze_anywhere" / "model.pth"
     assert record.main(["--model_file", str(file), "--env_name", "maze", "--num_episodes", "8",
                         "--seed", "5", "--no_action_noise", "--no_videos", "--logdir",
@@ -176,7 +176,7 @@ def test_the_best_steps_are_one_an_episode(folder):
     steps = gather_trajectories(folder, 2, 10)
     scores = np.full(len(steps), -1.0)
     scores[[1, 3, 6, 11, 12]] = 2, 5, 3, 4, 4
-    for most, best in ((16, [3, 11, 6]), (2, [3, 11])):  # nothing in the third episode
+    for most, best in ((16, [3, 11, 6]), (2, [3, 11])):  # none in the third episode
         assert best_of_episodes(scores, steps, most).tolist() == best
 
 

@@ -1,4 +1,4 @@
-"""Tracking scores, resampling and probes, against plain loops and on made-up activations."""
+"""Tracking scores, resampling and probes, compared with plain loops on synthetic activations."""
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,8 @@ from interventions.tracking import SCORES
 # Tracking.
 
 def made_up_levels(num_levels=4, size=6, channels=3, seed=0):
-    """Activations of which channel 1 has a bump at the thing's cell; the others are noise, and
-    channel 2 never varies. Levels have different numbers of squares."""
+    """Yield synthetic levels: channel 1 has a bump at the cell of the tracked object, channel 2 is
+    constant, and the others are noise. Levels have different numbers of squares."""
     rng = np.random.default_rng(seed)
     for number in range(num_levels):
         num = 8 + number
@@ -29,7 +29,7 @@ def made_up_levels(num_levels=4, size=6, channels=3, seed=0):
 
 
 def scores_by_loops(levels):
-    """Hit rate, contrast and specificity of each channel, entry by entry."""
+    """Compute hit rate, contrast and specificity of each channel with plain loops."""
     levels = list(levels)
     _, num_channels, height, width = levels[0][0].shape
     table = []
@@ -74,8 +74,8 @@ def test_thresholds_are_the_largest_scores_of_permuted_squares():
 
 
 def made_up_targets(num=12, sources=5, channels=10, seed=0):
-    """Targets whose outcome is how far channel 2 has moved, and a little channel 7. Channel 2
-    shows the feature, the rest is noise of the same size."""
+    """Return targets whose outcome is the change of channel 2, plus a small weight times that of
+    channel 7. Channel 2 encodes the feature; the other channels are noise of the same size."""
     generator = torch.Generator().manual_seed(seed)
 
     def maps(*lead):
@@ -106,7 +106,7 @@ def test_the_channel_that_carries_the_feature_is_supported_and_another_is_not():
     table = found.contrasts(0)
     arm = table[~table["control"]].iloc[0]
     assert arm["p_holm"] < 0.01 and arm["low_95"] > 1
-    assert arm["p_control"] == 1 / 8 and not arm["supported"]  # 19 random sets would be needed
+    assert arm["p_control"] == 1 / 8 and not arm["supported"]  # at least 19 random sets are needed
     means = found.conditions(0).set_index(["channels", "feature"])["mean"]
     assert means["hypothesis", SAME] < 0.1 < 1 < means["hypothesis", OTHER]
     assert 0 < means["random", OTHER] < 0.1
@@ -146,8 +146,8 @@ def test_resampled_channels_come_from_one_source_or_from_one_each():
 def test_random_sets_are_matched_in_size_over_all_sources():
     targets = made_up_targets()
     std = STD.clone()
-    std[[2, 4, 5, 8, 9]] = 0.01  # these move a hundred times as far
-    std[6] = 0  # a unit that never varies has no size
+    std[[2, 4, 5, 8, 9]] = 0.01  # these channels move a hundred times as far
+    std[6] = 0  # the size of a constant channel is undefined
     changes = channel_changes(targets, std)
     loop = np.mean([((source - target.activations)[:, 3] / std[3]).square().sum(dim=(1, 2)).mean()
                     for target in targets for source in (*target.same, *target.other)])
@@ -174,8 +174,8 @@ def test_sources_have_the_wanted_feature_or_none_is_drawn():
 
 
 def made_up_probing(num_levels=60, a_level=4, seed=0):
-    """Maps (N, 3, 4, 4), a class that entry (1, 2, 3) tells, a number that it is proportional
-    to, and levels."""
+    """Return maps (N, 3, 4, 4), a class that depends on entry (1, 2, 3), a number that is
+    proportional to this entry up to noise, and levels."""
     rng = np.random.default_rng(seed)
     levels = np.repeat(np.arange(num_levels) + 100, a_level)
     activations = rng.normal(size=(len(levels), 3, 4, 4)).astype(np.float32) + 5

@@ -1,4 +1,4 @@
-"""Stages as jobs: what is asked for, what is submitted and what is not, command lines, status."""
+"""Stages as cluster jobs: resource requests, submission, command lines, and status."""
 
 import dataclasses
 import os
@@ -52,7 +52,7 @@ def stage_of(name, action=RUN, sources=(), **more):
 
 
 def job(*jobs, shards=0):
-    """Jobs that were submitted: their numbers, or numbers with those that they wait for."""
+    """Return submitted jobs, each given by its number, or by it and the numbers it waits for."""
     return Submitted("slurm", shards, tuple(
         SubmittedJob(each, (), ()) if isinstance(each, str) else
         SubmittedJob(each[0], (), tuple(each[1:])) for each in jobs))
@@ -92,12 +92,12 @@ def test_what_waits_or_runs_is_not_submitted_again():
     assert steps[2].after == ("record",)
     ended = dataclasses.replace(running("1"), state=ENDED, word="failed")
     assert actions(stages, [ended])["train"] == actions(stages)["train"] == "submit"
-    stages[0] = stage_of("train", RUN)  # a running job is left alone all the same
+    stages[0] = stage_of("train", RUN)  # a running job is kept all the same
     assert actions(stages[:2], [running("2")]) == {"train": "submit", "record": "kept"}
 
 
 def test_a_job_that_waits_in_vain_is_replaced():
-    """A stage that it waits for has failed, is submitted again, or ended well long ago."""
+    """A stage that the job waits for has failed, is submitted again, or completed long ago."""
     after_train = stage_of("record", RUN, ["train"], submitted=job(("2", "1")))
     steps = plan_submission([stage_of("train", CONTINUE, submitted=job("1")), after_train],
                             waiting("2"))
@@ -105,12 +105,12 @@ def test_a_job_that_waits_in_vain_is_replaced():
     done = stage_of("train", UP_TO_DATE, submitted=job("1"))
     assert actions([done, after_train], waiting("2"))["record"] == "kept"
     assert actions([done, after_train], waiting("2", never=True))["record"] == "submit"
-    # Made without the cluster since the job of that failed:
+    # The job of train failed, and train was then completed without the cluster:
     assert actions([stage_of("train", UP_TO_DATE), after_train], waiting("2"))["record"] == "submit"
-    # Submitted by itself since, as another job:
+    # train was then submitted separately, as another job:
     again = stage_of("train", CONTINUE, submitted=job("7"))
     assert actions([again, after_train], [running("7"), *waiting("2")])["record"] == "submit"
-    # It does not wait for what is made again now:
+    # The waiting job does not depend on the stage that is running again:
     alone = stage_of("record", RUN, ["train"], submitted=job("2"))
     assert actions([again, alone], [running("7"), *waiting("2")])["record"] == "submit"
 
@@ -126,7 +126,7 @@ def test_only_the_shards_that_are_not_done_are_submitted_again():
     assert plan_submission([all_done], waiting("5"))[0].action == "kept"
     step, = plan_submission([all_done], [])
     assert (step.action, step.tasks) == ("submit", ())
-    step, = plan_submission([undone], [running("4", 3)])  # nothing would join them
+    step, = plan_submission([undone], [running("4", 3)])  # no job would join the shards
     assert (step.action, step.cancels) == ("submit", ("4",))
 
 
@@ -177,7 +177,7 @@ def test_a_stage_that_divides_is_an_array_and_a_job_that_joins(system, array, ta
     line = SCHEDULERS[system].submission(first, CONFIG)
     assert array in line
     assert line[-1].endswith(f'--max_sittings 50 --shard "{task}"/4')
-    assert first.after == ("7",) and then.after == ()  # the array's number, when it has one
+    assert first.after == ("7",) and then.after == ()  # added once the array has a number
     line = SCHEDULERS[system].submission(then, CONFIG)
     assert line[-1].endswith("--join 4") and not any("array" in word for word in line)
     alone, = submitter(system).jobs(dataclasses.replace(plan, tasks=()), ["7"])
@@ -209,7 +209,7 @@ def test_slurm_answers_are_understood():
 
 
 def test_lsf_answers_are_understood():
-    """As the command reference of LSF 10.1 prints them."""
+    """The answers are those in the command reference of LSF 10.1."""
     assert LSF.parse_number("Job <3456> is submitted to queue <normal>.\n") == "3456"
     assert LSF.parse_number("Job <3457> is submitted to default queue <normal>.\n") == "3457"
     assert LSF.parse_number("Memory reservation is (MB): 16\n"
@@ -228,7 +228,7 @@ def test_lsf_answers_are_understood():
     assert (found[0].time, found[0].host, found[3].word) == ("62 second(s)", "hostA", "done")
 
 
-# The users' file
+# The cluster file
 
 @pytest.mark.parametrize(("text", "seconds"), [("2 d", 172800), ("1 h 30 min", 5400), ("90s", 90)])
 def test_times_are_read(text, seconds):
@@ -250,7 +250,7 @@ def test_mistakes_in_the_cluster_file_are_one_sentence(tmp_path, old, new, sente
         load_cluster(file, STAGES)
 
 
-# Running it
+# run_pipeline.py --submit
 
 def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), *more]
@@ -274,7 +274,7 @@ def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys, lsf):
 
 @pytest.fixture
 def lsf(tmp_path, monkeypatch):
-    """Programs that answer as LSF's manual says; ``lsf.bsub`` refuses the job of that number."""
+    """Programs that answer like LSF; ``lsf.bsub(number)`` lets bsub refuse the job of a number."""
     def program(name, text):
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{text}\n")
@@ -303,13 +303,13 @@ def test_a_refused_job_is_submitted_again_with_what_waits_for_it(tmp_path, capsy
     assert capsys.readouterr().err == "error: bsub refuses tiny-evaluate: Job not submitted\n"
     assert lsf.submitted("plot_agent") == Submitted("lsf", 0, (SubmittedJob("2", (), ("1",)),))
     assert lsf.submitted("evaluate") is None
-    # Those that are in the queue are not submitted again, and the report comes last.
+    # Queued jobs are not submitted again, and the report job comes last.
     lsf.bjobs("1|0|RUN|9 second(s)|hostA|-\n2|0|PEND|-|-|waits;")
     assert run_pipeline.main(argv) == 0
     assert lsf.submitted("evaluate") == Submitted("lsf", 0, (SubmittedJob("4", (), ("1",)),))
     assert lsf.submitted("report").jobs == (SubmittedJob("5", (), ("1", "2", "4")),)
     assert not (tmp_path / "killed").exists()
-    lsf.bjobs("2|0|PEND|-|-|waits;")  # job 1 is forgotten
+    lsf.bjobs("2|0|PEND|-|-|waits;")  # the queue no longer lists job 1
     capsys.readouterr()
     assert run_pipeline.main(arguments(tmp_path / "out", "--status")) == 2
     said = capsys.readouterr()
@@ -361,7 +361,7 @@ def test_status_says_how_a_stage_stands(known, expected):
 
 
 def test_a_request_to_stop_that_comes_on_two_ways_is_one(monkeypatch):
-    """A cancelled job's processes get it from the scheduler and from one another."""
+    """Processes of a cancelled job get the signal from the scheduler and from each other."""
     acted = []
     previous = signal.signal(signal.SIGTERM, lambda *_: acted.append("at once"))
     try:
@@ -392,7 +392,7 @@ def test_jobs_keep_checksums_beside_one_another(tmp_path):
     second.save()
     found = experiment.digests(False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.open", None)  # no file is read again
+        patch.setattr("builtins.open", None)  # fails if a file is read again
         assert {name: found.of(tmp_path / name) for name in digests} == digests
     assert isinstance(found, Digests)
 
@@ -433,7 +433,7 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
-    """A stage whose script writes a file a shard; gives what runs a job of it, and what ran."""
+    """A function that runs a job of a stage with one file per shard, and returns the calls made."""
     experiment, ran = Experiment(tmp_path / "out"), []
     stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
     statuses = {}
@@ -443,7 +443,7 @@ def jobs(tmp_path, monkeypatch):
         (experiment.path / "pieces").mkdir(exist_ok=True)
         (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
         log_file.parent.mkdir(exist_ok=True)
-        log_file.touch()  # as the script's own output would
+        log_file.touch()  # as the script's output does
         return statuses.get(ran[-1], 0), []
     monkeypatch.setattr(runner, "run_script", run_script)
 
@@ -480,7 +480,7 @@ def test_shards_run_once_in_any_order_and_what_joins_them_completes_the_record(j
 
 
 def test_shards_begin_again_when_an_output_is_gone(jobs):
-    """Though each was done, of the same inputs; and the first that begins clears them all once."""
+    """All shards run again, although each was complete; the first one deletes the old files."""
     for shard in (1, 2, 0):
         jobs(shard)
     (jobs.experiment.path / "pieces" / "1_2.txt").unlink()
@@ -507,7 +507,7 @@ def test_a_stage_goes_on_in_as_many_shards_as_it_was_begun_in(jobs):
     ([signal.SIGUSR1], 0, 1, 0), ([signal.SIGUSR1], 2, 1, 2)])
 def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
         tmp_path, monkeypatch, received, status, attempts, expected):
-    """LSF starts a job again that ends with 75."""
+    """LSF requeues a job that ends with exit status 75."""
     monkeypatch.setenv("LSB_JOBID", "12")
     experiment, part, jobs = Experiment(tmp_path), Part("train_agent"), []
 

@@ -1,4 +1,4 @@
-"""The command line: the published flags, every mistake as one clear sentence, common.doctor."""
+"""The command line: published flags, error messages of one sentence, and common.doctor."""
 
 import importlib
 import json
@@ -87,7 +87,7 @@ def test_both_generations_of_simulator_flags_parse(script, more, names):
     training, sizes = parameters.get(TrainingConfig), parameters.get(SimulatorConfig)
     assert (args.batch_size, training.lr) == (28, 1e-4)
     assert (sizes.num_init_steps, sizes.num_sim_steps) == (3, 28)
-    assert sizes.bottleneck_vec_size == 2048  # the set's
+    assert sizes.bottleneck_vec_size == 2048  # from the parameter set
     if more:
         assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
 
@@ -156,7 +156,7 @@ sys.exit(main())
 
 
 def test_what_is_printed_to_a_closed_stream_goes_nowhere(tmp_path):
-    """Not to a file that is opened later and gets the stream's number, nor to the other stream."""
+    """Neither a file that is opened later with the stream's number nor the other stream gets it."""
     done = subprocess.run(["bash", "-c", 'exec "$@" >&- 2>&-', "bash", sys.executable, "-c", PRINTS,
                            tmp_path / "log.csv"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (0, "")
@@ -216,7 +216,7 @@ def test_wrong_yaml_is_named(old, new, words, tmp_path):
     ("train.py", ["--num_timesteps", "512"], 200, r"resume\.pth")])
 def test_full_disk_is_one_sentence_and_leaves_no_part(script, argv, kib, file, agent_path,
                                                       tmp_path):
-    """Files may have this many KiB, as on a disk that is full."""
+    """A limit of the file size, in KiB, simulates a full disk."""
     argv = [script, "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "1", "--logdir",
             tmp_path, *argv, *(["--model_file", agent_path] if script == "record.py" else [])]
     result = subprocess.run(["bash", "-c", f'ulimit -f {kib}; exec "$@"', "bash", sys.executable,
@@ -246,13 +246,13 @@ def test_precision_follows_the_machine_unless_chosen():
 
 
 def commands_of_documents():
-    """Every command line of README.md, docs/ and the model cards, as words."""
+    """Yield every command line of README.md, docs/ and the model cards, as a list of words."""
     for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
                      *sorted((ROOT / "pretrained").glob("*/README.md"))):
         for line in document.read_text().replace("\\\n", " ").splitlines():
             if re.match(r"(    )?(python|torchrun|sbatch|COMMAND=\S+) [-\w./]+ ", line):
                 words = shlex.split(line.partition(" < ")[0], comments=True)
-                if words[0].startswith("COMMAND="):  # of a job of LSF
+                if words[0].startswith("COMMAND="):  # LSF job
                     words = ["bsub", *shlex.split(words[0].removeprefix("COMMAND="))]
                 yield words
 
@@ -282,11 +282,11 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert names["patches"].changes()[0].relative == pytest.approx(0.5)
     assert names["dream"].shape == names["truth"].shape and names["truth"].std() > 10
     error = np.abs(names["dream"].astype(float) - names["truth"]).mean()
-    assert error < 30  # of 255
+    assert error < 30  # from 0 to 255
 
 
 def test_documents_name_files_that_exist():
-    """Modules and YAML files in code font, and the targets of links."""
+    """This covers modules and YAML files in code font, and targets of links."""
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"),
                      *(ROOT / "pretrained").glob("*/README.md")):
         text = document.read_text()
@@ -297,7 +297,7 @@ def test_documents_name_files_that_exist():
 
 
 def test_commands_of_different_documents_write_to_different_folders():
-    """Else the second is refused, or goes on with what the first has made."""
+    """Otherwise, the second command fails, or continues with the output of the first."""
     found = {}
     for words in commands_of_documents():
         folders = [words[k + 1] for k, word in enumerate(words) if word == "--output_dir"]

@@ -1,4 +1,4 @@
-"""Controls of patches: what they share with what they control, and what is drawn."""
+"""Controls of patches: properties that they share with the patch, and random draws."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_permuted_vectors_have_the_entries_of_each_channel():
     assert abs(np.corrcoef(seen[0].ravel(), vector().ravel())[0, 1]) < 0.05
     first = controls[0].patches[0]
     assert (first.coefficient, first.steps, first.layer) == (-2, (0, 20), MAP)
-    again = controls_of(POLICY, [patch], 5, 1)  # more controls do not change those before them
+    again = controls_of(POLICY, [patch], 5, 1)  # additional controls do not change the first ones
     assert all(same(a, b) for a, b in zip(again, controls))
     assert not same(controls_of(POLICY, [patch], 1, 2)[0], controls[0])
 
@@ -81,7 +81,7 @@ def test_patches_together_are_drawn_together(reference):
     [control, _] = controls_of(POLICY, patches, 2, 0, reference)
     assert set(control.patches[0].vector) == {MAP}
     found = control.patches[1].vector["gru"](None)
-    assert found.shape == (2, 64) and np.array_equal(found[0], found[1])  # one permutation
+    assert found.shape == (2, 64) and np.array_equal(found[0], found[1])  # the same permutation
     assert sorted(found[0]) == sorted(by_layer["gru"])
     assert control.patches[2].channels != (2,) and "channels" in control.drawn[2]
 
@@ -95,7 +95,7 @@ def test_other_vectors_are_taken_as_they_are():
 
 
 def moved(patch, reference):
-    """By a pass of the reference pictures in a scope."""
+    """Return the size of a patch's change, measured on the reference frames."""
     layer = find_layer(POLICY, patch.layer)
     std = {layer.name: reference.std(POLICY, layer)}
     with patched(POLICY, [patch], std) as scope:
@@ -116,18 +116,18 @@ def test_channels_are_as_many_others_with_a_change_of_the_same_size(patch, refer
         assert len(found.channels) == len(patch.channels)
         assert set(found.channels).isdisjoint(patch.channels)
         assert control.drawn[0]["channels"] == list(found.channels)
-        if not isinstance(patch, Project):  # which depends on the other channels
+        if not isinstance(patch, Project):  # its change depends on the other channels
             relative = moved(found, reference) / own
             assert control.matched == (abs(relative - 1) <= 0.25)
     assert sum(control.matched for control in controls) >= 4
 
 
 def test_matched_sets_are_within_a_quarter_and_else_the_nearest():
-    sizes = np.array([[1.0, 4, 9, 16, 1.44, 0.81, 100]])  # moves of 1, 2, 3, 4, 1.2, 0.9, 10
+    sizes = np.array([[1.0, 4, 9, 16, 1.44, 0.81, 100]])  # squares of 1, 2, 3, 4, 1.2, 0.9, 10
     sets, relative, near = matched_sets(sizes, [0], 5, 0)
     assert {sets[0], sets[1]} == {(4,), (5,)} and near.tolist() == [True, True, False, False, False]
     assert sets[2:] == [(1,), (2,), (3,)] and relative[2:].tolist() == [2, 3, 4]
-    # The set itself is never its own control, not even where the others are too few.
+    # A set is never its own control, not even if there are too few other sets.
     sets, _, _ = matched_sets(sizes, [0, 1, 2, 3], 34, 0)
     assert len(set(sets)) == 34 and (0, 1, 2, 3) not in sets
     with pytest.raises(UserError, match=r"a patch of 4 of 7 channels: there are 34 other sets"):
@@ -152,7 +152,7 @@ def test_a_set_value_goes_to_other_channels_in_their_standard_deviations(referen
         found = control.patches[0]
         assert set(found.channels).isdisjoint((7, 3)) and found.cells == ((5, 10),)
         with patched(POLICY, [found]):
-            pass  # fits the layer
+            pass  # the control fits the layer
         values = found.value[list(found.channels), 5, 10]
         np.testing.assert_allclose(values / std[list(found.channels)], 5.5 / std[[7, 3]], rtol=1e-3)
     assert layer.shape == found.value.shape

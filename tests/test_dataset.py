@@ -1,4 +1,4 @@
-"""Recorded rollouts as windows: alignment, borders, what follows an episode's end, damage."""
+"""Windows of recorded rollouts: alignment, borders, ends of episodes, and damaged files."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from common.errors import UserError
 from generative.dataset import RolloutDataset
 
 DATA = GOLDEN / "dataset" / "data"
-FIRST_ROWS = [0, 12, 19, 39, 44, 47]  # of the six episodes; 77 rows in all
+FIRST_ROWS = [0, 12, 19, 39, 44, 47]  # of the six episodes; 77 rows in total
 STRADDLING = [row for end in FIRST_ROWS[1:] for row in range(end - 3, end)]
 FIELDS = {"actions": "action", "rewards": "reward", "values": "value", "terminals": "terminal",
           "hidden_states": "hx"}
@@ -33,12 +33,12 @@ def dataset():
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the data that a test may damage."""
+    """A copy of the data that a test may modify."""
     return shutil.copytree(DATA, tmp_path / "data")
 
 
 def corner(window):
-    """A pixel that counts the frames."""
+    """Return a pixel of each frame, whose value counts the frames."""
     return window.frames[:, -1, -1, -1].tolist()
 
 
@@ -55,7 +55,7 @@ def test_windows_within_an_episode_are_the_golden_ones(published_labels):
 
 @pytest.mark.parametrize("row", STRADDLING)
 def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(dataset, row):
-    number = sum(row >= first for first in FIRST_ROWS)  # the next episode
+    number = sum(row >= first for first in FIRST_ROWS)  # number of the next episode
     folder = RolloutFolder(DATA)
     episode = folder.episode(number)
     window, shown = dataset[row], min(len(episode.frames), 6)
@@ -103,7 +103,7 @@ def test_split_shares_no_frame_and_depends_on_the_seed_alone(dataset):
     np.testing.assert_array_equal(split.held_out, again.held_out)
     assert sorted([*split.train, *split.held_out]) == list(range(74))
 
-    # The first pixel of a frame says which episode it is of, except in black frames.
+    # The first pixel of a frame encodes the episode, except in black frames.
     def seen(numbers):
         frames = dataset.batch(numbers).frames.flatten(0, 1)[:, 0, 0, 0]
         return set(frames.tolist()) - {0}
@@ -172,7 +172,7 @@ def test_states_that_are_no_numbers_are_refused_when_they_are_read(copy, value):
 
 
 def test_done_may_be_text_as_in_published_recordings(copy, dataset):
-    """The published reader takes the spellings of truth; one file may have them all."""
+    """The published reader accepts several spellings of booleans, even within one file."""
     for number, (no, yes) in enumerate((("False", "True"), ("0.0", "1.0"), ("0", "True"))):
         def change(table, no=no, yes=yes):
             table["done"] = table["done"].map({0.0: no, 1.0: yes})

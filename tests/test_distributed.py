@@ -1,4 +1,4 @@
-"""Training on several processes: the numbers of one, what they share, and how all of them stop."""
+"""Training with several processes: equality with one process, division of work, and stopping."""
 
 import contextlib
 import os
@@ -61,18 +61,18 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @contextlib.contextmanager
 def by_torchrun(*argv):
-    """``distributed_runs.py`` on two processes, which do not outlive the block."""
+    """Run ``distributed_runs.py`` with two processes, which are stopped at the end of the block."""
     process = subprocess.Popen([*TORCHRUN, *map(str, argv)], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
     finally:
-        process.terminate()  # torchrun ends what it started
+        process.terminate()  # torchrun then ends its processes
         process.wait(timeout=60)
 
 
 def rank_process(torchrun, rank):
-    """The number of the process that is this rank of a torchrun."""
+    """Return the process id of a rank that torchrun started."""
     children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
     (found,) = (int(child) for child in children if f"\0RANK={rank}\0".encode()
                 in Path(f"/proc/{child}/environ").read_bytes())
@@ -81,7 +81,7 @@ def rank_process(torchrun, rank):
 
 @pytest.fixture(scope="module")
 def by_one(agent_path, recording, tmp_path_factory):
-    """The folder of ``make_all``."""
+    """The folder of ``make_all``, run with one process."""
     folder = tmp_path_factory.mktemp("one")
     assert make_all(folder, agent_path, recording / "data") == 0
     return folder
@@ -89,7 +89,7 @@ def by_one(agent_path, recording, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_two(agent_path, recording, tmp_path_factory):
-    """The same by two processes, with what they printed."""
+    """The folder of ``make_all``, run with two processes, and their output and errors."""
     folder = tmp_path_factory.mktemp("two")
     with by_torchrun("all", folder, agent_path, recording / "data") as process:
         output, errors = process.communicate(timeout=400)
@@ -115,7 +115,7 @@ def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
     first, second = (weights(agent_files(run)[0]) for run in runs)
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=1e-4, atol=1e-5)
-    # Both play on as they did: the same levels, actions and ends of episodes.
+    # Both play the same levels, with the same actions and ends of episodes.
     counted = [name for name in one if "episode" in name and name != "mean_episode_value"]
     pd.testing.assert_frame_equal(two[counted], one[counted])
 
@@ -134,8 +134,8 @@ SUMMED = (torch.zeros(3), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channel
 
 
 def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
-    """Three processes, whose shares of the columns are not the same, and of which one is late at
-    every point; twice, with other numbers in the same memory."""
+    """Three processes have unequal shares of the columns, and at every point one of them is late.
+    The second round uses other numbers in the same memory."""
     generator = torch.Generator().manual_seed(0)
     numbers = [[[torch.randn(like.shape, generator=generator) for like in SUMMED]
                 for _ in range(3)] for _ in range(2)]
@@ -167,7 +167,7 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
 
 @pytest.fixture(scope="module")
 def summed(tmp_path_factory):
-    """The sums of gradients of each of two processes, and how the processes ended."""
+    """Sums of gradients of each of two processes, and the exit status and errors of torchrun."""
     folder = tmp_path_factory.mktemp("gradients")
     with by_torchrun("gradients", folder / "rank") as process:
         _, errors = process.communicate(timeout=100)
@@ -267,7 +267,7 @@ def settings(**changes):
 
 
 def unconnected(size):
-    """The first of so many processes, without the others: what it decides is what all do."""
+    """Return rank 0 of `size` processes without the others; broadcasts return its own values."""
     world = Distributed(0, size)
     world.broadcast = lambda value: value
     return world
@@ -314,7 +314,7 @@ def test_a_run_that_another_number_of_processes_saved_says_so(saved_by, size, wo
 
 @pytest.mark.slow
 def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp_path, monkeypatch):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # torchrun's part
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # normally started by torchrun
     processes = []
     for rank in range(2):
         for name, value in {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1",
@@ -331,7 +331,7 @@ def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp
 
 
 def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
-    """As the system does it to a job that takes too much memory; they save first."""
+    """The system may kill torchrun if a job uses too much memory; the processes save first."""
     process = subprocess.Popen(
         [*TORCHRUN, "agent", *agent_arguments(tmp_path, agent_path), "--num_timesteps", "1000000"],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Edits of an agent: hooks, files, weights, random ones, the scripts that write and choose them."""
+"""Edits of an agent: hooks, files, weights, random edits, and the scripts that make edits."""
 
 import dataclasses
 from pathlib import Path
@@ -35,26 +35,26 @@ BLOCK3, CLEAR_2A = "embedder.relu3", "embedder.relu2a"
 
 
 def directions(number: int, slots: int) -> torch.Tensor:
-    """Overlapping ones, of sum 1."""
+    """Return random overlapping directions, each of sum 1."""
     drawn = np.random.default_rng(slots).random((number, slots)) ** 4
     return torch.from_numpy((drawn / drawn.sum(axis=1, keepdims=True)).astype(np.float32))
 
 
 def answers(policy, frames=FRAMES) -> np.ndarray:
-    """Logits and values."""
+    """Return logits and values, one row per frame."""
     output = run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
     return np.concatenate([output.logits.numpy(), output.values.numpy()[:, None]], axis=1)
 
 
 def outputs_of(policy, layer: str) -> np.ndarray:
-    """A layer's outputs with channels last, float64."""
+    """Return the outputs of a layer with channels last, float64."""
     return np.moveaxis(activations_of(policy, FRAMES, [layer])[layer].double().numpy(), 1, -1)
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.4])
 def test_an_edit_is_the_projection_off_the_span_of_its_directions_in_every_cell(strength):
     policy, taken = small_policy("clear"), directions(3, 32)
-    taken[2] = 0.3 * taken[0] + taken[1]  # adds nothing to the span
+    taken[2] = 0.3 * taken[0] + taken[1]  # in the span of the other two
     before = outputs_of(policy, CLEAR_2A)
     after = outputs_of(with_edits(policy, [Edit(CLEAR_2A, taken, strength)]), CLEAR_2A)
     rows = taken.double().numpy()
@@ -68,14 +68,14 @@ def test_an_edit_is_the_projection_off_the_span_of_its_directions_in_every_cell(
 def test_an_edit_of_a_signed_layer_acts_on_slots_and_recombines_them():
     policy, layer = small_policy(), "embedder.block2.res2.resadd"
     before = outputs_of(policy, layer)
-    taken = directions(2, 12)  # of 6 channels
+    taken = directions(2, 12)  # two slots for each of 6 channels
     after = outputs_of(with_edits(policy, [Edit(layer, taken)]), layer)
     slots = np.concatenate([np.maximum(before, 0), np.maximum(-before, 0)], axis=-1)
     rows = taken.double().numpy()
     left = slots - slots @ np.linalg.pinv(rows, 1e-5) @ rows
     np.testing.assert_allclose(after, left[..., :6] - left[..., 6:], atol=1e-5)
     one = torch.zeros(1, 12)
-    one[0, 8] = 1  # where channel 2 is negative
+    one[0, 8] = 1  # slot of negative values of channel 2
     cut_off = outputs_of(with_edits(policy, [Edit(layer, one)]), layer)
     expected = before.copy()
     expected[..., 2] = np.maximum(expected[..., 2], 0)
@@ -107,7 +107,7 @@ def test_the_published_edit_behind_the_pool_is_the_one_before_it_for_one_channel
                           for layer in (pool, "embedder.relu2b"))
         return np.abs(behind - before).max()
 
-    # The pool's root of 1e-8 is left of a channel that is taken out before it.
+    # If a channel is ablated before L2 pooling, the pooled value is the root of 1e-8, not 0.
     assert differ(torch.eye(32)[3:4]) < 1e-2 * differ(directions(1, 32))
 
 
@@ -127,7 +127,7 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
     save_agent(tmp_path / "edited.pth", edited)
     loaded = load_agent(tmp_path / "edited.pth")
     assert weights_sha256(loaded) == weights_sha256(edited) != weights_sha256(policy)
-    save_agent(tmp_path / "again.pth", loaded)  # as a tool that knows nothing of edits would
+    save_agent(tmp_path / "again.pth", loaded)  # like a tool that ignores edits
     np.testing.assert_array_equal(answers(load_agent(tmp_path / "again.pth")), answers(edited))
 
 
@@ -173,11 +173,11 @@ def test_random_edits_change_as_much_as_the_edit_and_have_its_entries(layer):
 
 
 def test_attributions_of_an_edited_agent_add_up_to_its_output():
-    """Also with an edit of both signs behind the layer, whose kink no path may leap over."""
+    """One of the edits acts on both signs after the layer; no path may skip its kink."""
     policy = small_policy(recurrent=False)
     with torch.no_grad():  # so that activations change their sign on the path
         policy.embedder.block3.conv.bias += torch.tensor([-0.3, 0.3, -0.2, 0.4, 0.2])
-    taken = torch.eye(10)[[0, 6, 2, 8, 9]]  # where some are positive, and others negative
+    taken = torch.eye(10)[[0, 6, 2, 8, 9]]  # slots of positive and negative values
     edited = with_edits(policy, [Edit("embedder.block3.conv", taken),
                                  Edit("embedder.block2.res2.resadd", directions(1, 6))])
     [bottleneck] = find_bottlenecks(edited, ["block2"])
@@ -203,7 +203,7 @@ def test_what_would_leave_the_edits_out_refuses_an_edited_agent(tmp_path, capsys
 
 @pytest.fixture(scope="module")
 def with_features(tmp_path_factory) -> Path:
-    """A folder with an agent, a recording of it, and made-up features of it."""
+    """A folder with an agent, a recording of it, and synthetic features."""
     folder = tmp_path_factory.mktemp("editing")
     policy = small_policy()
     save_agent(folder / "model.pth", policy)
@@ -240,7 +240,7 @@ def test_the_script_takes_features_out_as_edits_and_in_weights(with_features, tm
             expected).max())
         assert read_origin(path).edited_from == agent_sha256(with_features / "model.pth")
     assert not load_agent(tmp_path / "weights.pth").edits
-    # The features are those of the agent that was edited, so they can be taken out of it, too.
+    # The features belong to the agent before the edit, and may also be ablated in the edited one.
     assert edited(with_features, tmp_path / "both.pth", "--features", "1",
                   agent=tmp_path / "hook.pth") == 0
     assert len(load_agent(tmp_path / "both.pth").edits) == 2
@@ -263,13 +263,13 @@ def test_the_script_takes_random_directions_out_that_change_as_much(with_feature
 # Choosing edits that blind an agent to a hazard
 
 HARD = EnvConfig("coinrun", "hard")
-HOP, RIGHT = 8, 7  # actions: to the right and up; to the right
+HOP, RIGHT = 8, 7  # actions: jump to the right; go to the right
 GUARD, LAYER = 5, "relu3"  # a channel that is 1 everywhere
-SEED = "18"  # of levels on which an agent that hops meets saws, and one that also walks does not
+SEED = "18"  # of levels where an agent that hops meets saws, but one that also walks does not
 
 
 def guarded() -> torch.nn.Module:
-    """An agent that hops to the right, and with a channel also walks."""
+    """Return an agent that hops to the right, and also walks because of channel GUARD."""
     policy = small_policy("nature", recurrent=False)
     embedder = policy.embedder
     with torch.no_grad():
@@ -285,7 +285,7 @@ def guarded() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An agent and three features of a layer, the second of which is the planted one."""
+    """A folder with an agent and three features of a layer; the second one is planted."""
     path = tmp_path_factory.mktemp("edits")
     policy = guarded()
     save_agent(path / "model.pth", policy)
@@ -316,7 +316,7 @@ def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
     assert tried["chosen"].tolist() == [False, True, False, False, False]
     assert (tried["by_hazard"] > tried["by_hazard_before"]).tolist() == [
         False, True, False, True, True]
-    assert (tried["levels"] == 6).all()  # too few that saws must be seen on
+    assert (tried["levels"] == 6).all()  # saws matter on too few levels
     played = ResultStore(output / "played" / "saw", FAILURES)
     causes = played.read("episodes", "edited_relu3_1_strength_1")["cause"]
     assert tried.loc["1", "by_others"] == (~causes.isin(["saw", "solved"])).sum()
@@ -345,6 +345,6 @@ def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeyp
     row = tried.loc[("saw", 1)]
     assert (row["levels"], row["by_hazard_before"], row["by_hazard"]) == (
         len(needed), (before.loc[needed] == "saw").sum(), (edited["cause"] == "saw").sum())
-    # Lava cannot be invisible.
+    # Lava cannot be made invisible.
     assert not lava.has("episodes", "invisible_lava")
     assert (tried.loc["lava", "levels"] == 6).all()

@@ -1,4 +1,4 @@
-"""Causes of failure: found in the real game, counted in arms, and written down."""
+"""Causes of failure: detection in the real game, counts per condition, and output files."""
 
 import contextlib
 import dataclasses
@@ -46,15 +46,15 @@ from stats.effects import Condition
 from stats.significance import mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
-HOP, RIGHT, STILL = 8, 7, 4  # actions: to the right and up; to the right; none
-# Seeds of hard levels of CoinRun on which an agent that always hops to the right is killed at a
-# step by what its feet or its front touch, as a person sees it in the frames.
+HOP, RIGHT, STILL = 8, 7, 4  # actions: jump to the right; go to the right; none
+# Causes of death of an agent that always hops to the right, by (seed, number of steps) of hard
+# CoinRun levels. A person determined in the frames what its feet or its front touch.
 KILLED = {"saw": (43, 31), "enemy_left": (20, 20), "enemy_right": (22, 50), "lava": (29, 67),
-          MULTIPLE: (51, 31)}  # the last one: a saw and an enemy at one place
+          MULTIPLE: (51, 31)}  # last: a saw and an enemy at the same place
 
 
 def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1, again=False):
-    """States every so many steps, and the number of steps, until the episode ends unsolved."""
+    """Repeat an action until failure; return the states every `every` steps, and the steps."""
     with contextlib.closing(LevelSlots(config, 1, edit=edit, edit_every_step=again)) as slots:
         slots.start(0, seed)
         states, steps, ended = [], 0, False
@@ -81,7 +81,7 @@ def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     before = attributor.before_last(states[-1], [HOP] * left)
     assert attributor.cause(before, HOP) == cause
     with pytest.raises(UserError, match="does not continue"):
-        attributor.cause(states[0], HOP)  # no step that ends it
+        attributor.cause(states[0], HOP)  # this step does not end the episode
 
 
 def test_an_agent_that_stands_still_runs_out_of_time(attributor):
@@ -116,7 +116,7 @@ def test_an_invisible_enemy_kills_and_has_no_pixel_nor_a_trail(attributor):
         pixels = [[painter.draw(LevelState.parse(state)).masks.sum() for state in states[::4]]
                   for states in (hidden, shown)]
     assert not any(pixels[0]) and max(pixels[1]) > 4
-    # One that has turned around is seen again.
+    # An enemy that has turned around is visible again.
     state = LevelState.parse(hidden[-1])
     turned = state.entities.copy()
     turned["vx"] = abs(turned["vx"])
@@ -126,7 +126,7 @@ def test_an_invisible_enemy_kills_and_has_no_pixel_nor_a_trail(attributor):
 
 
 def hopping() -> Policy:
-    """An untrained agent that mostly hops to the right."""
+    """Return an untrained agent that mostly hops to the right."""
     policy = small_policy("nature", recurrent=False)
     with torch.no_grad():
         policy.fc_policy.weight *= 0.02
@@ -140,7 +140,7 @@ LEVELS = list(enumerate(HARD.draw_levels(8, 5)))
 def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_state(monkeypatch):
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, LEVELS, 1, 4)
     plain = {episode.number: episode for episode in play()}
-    found = {}  # by the steps between states that are read: cause and steps in view
+    found = {}  # cause and steps in view, by the steps between states that are read
     for every in (1, STEPS_PER_STATE):
         monkeypatch.setattr("agents.failures.STEPS_PER_STATE", every)
         found[every] = {}
@@ -164,7 +164,7 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
 
 
 def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
-    """Sixteen times the same episode: each of its steps is looked at in one of them."""
+    """The same episode is played sixteen times; each of its steps is examined in one of them."""
     levels = [(number, KILLED["saw"][0]) for number in range(STEPS_PER_STATE)]
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
                              PlayOptions(greedy=True))
@@ -209,7 +209,7 @@ def test_mcnemars_test_is_the_exact_one():
 
 
 def failures(rates, num_levels: int, seed: int) -> pd.DataFrame:
-    """Levels failed by two causes at rates, by draws that arms of one seed share."""
+    """Return causes of failure at two rates; conditions with the same seed share the draws."""
     draws = np.random.default_rng(seed).random(num_levels)
     first, second = rates
     return pd.DataFrame({"cause": np.select([draws < first, draws > 1 - second], ["saw", "lava"],
@@ -232,7 +232,7 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
     assert claimed == {("a", "saw"), ("invisible saw", "saw")}
     rows = table.set_index(["label", "outcome"])
     assert rows.loc[("a", "saw"), "p_control"] == pytest.approx(1 / (1 + drawn))
-    # Over two edits and two causes; an invisible hazard is no edit.
+    # Corrected over two edits and two causes; an invisible hazard is not an edit.
     assert rows.loc[("a", "saw"), "p_holm"] == pytest.approx(4 * rows.loc[("a", "saw"), "p"])
     assert rows.loc[("invisible saw", "saw"), "p_holm"] == pytest.approx(
         2 * rows.loc[("invisible saw", "saw"), "p"])
@@ -255,8 +255,8 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    """A folder with an agent, another one and an edited one, and a count of failures of the first
-    two by shards, one of which was killed."""
+    """A folder with an agent, another agent and an edited one, and failure counts of the first
+    two, computed by shards, one of which was killed."""
     folder = tmp_path_factory.mktemp("causes")
     policy = hopping()
     save_agent(folder / "model.pth", policy)
@@ -284,7 +284,7 @@ def arguments(folder, output, *more: str, other: str = "walking") -> list[str]:
 
 @pytest.fixture
 def played(monkeypatch) -> list:
-    """Agents of the arms that are played."""
+    """A list that receives the agent of every condition that is played."""
     calls = []
 
     def play(policy, *rest, **more):
@@ -340,7 +340,7 @@ def test_controls_play_and_are_counted(counted, played, capsys):
     assert failure_causes.main(arguments(counted, counted / "causes", "--num_controls", "2",
                                          "--num_films", "0", other="edited")) == 0
     output = capsys.readouterr().out
-    assert "control_001_edited" in output and "original:" not in output  # which was there
+    assert "control_001_edited" in output and "original:" not in output  # stored before
     assert [len(policy.edits) for policy in played] == [1, 1, 1]
     drawn = [policy.edits[0].directions.numpy() for policy in played]
     for one, other in itertools.combinations(drawn, 2):
@@ -356,7 +356,7 @@ def test_controls_play_and_are_counted(counted, played, capsys):
 def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
     policy = hopping()
     with torch.no_grad():
-        policy.fc_policy.bias[HOP] = 2  # other actions among the hops
+        policy.fc_policy.bias[HOP] = 2  # takes other actions, too
     number, level = LEVELS[2]
     [episode] = play_episodes(policy, FLOAT32, HARD, [LEVELS[2]], 5, 64)
     length = len(episode.actions) - 1

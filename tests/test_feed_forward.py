@@ -1,4 +1,4 @@
-"""The whole experiment with an agent without memory, in a game that is not CoinRun."""
+"""The whole experiment with a feed-forward agent in a game other than CoinRun."""
 
 from types import SimpleNamespace
 
@@ -21,8 +21,8 @@ from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256
-DEAD = [3, 200]  # units that a ReLU never lets through
-COMMON = 2  # the step whose value is taken, set `tiny`
+DEAD = [3, 200]  # units whose ReLU is always 0
+COMMON = 2  # step whose value is differentiated in the set `tiny`
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_dead_units_leave_usable_directions(experiment):
 
 def test_saliency_reaches_the_state_that_is_read_and_the_environment(experiment, tmp_path,
                                                                      monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where pictures of the demonstration go
+    monkeypatch.chdir(tmp_path)  # output of the difference demonstration
     assert saliency_experiments.main([
         *experiment.flags, "--generated_data_dir", str(experiment.samples.parent),
         "--precomputed_analysis_data_path", str(experiment.precomputed), "--no_videos",
@@ -93,6 +93,6 @@ def test_saliency_reaches_the_state_that_is_read_and_the_environment(experiment,
     weight = load_agent(experiment.agent).fc_value.weight[0].detach().numpy()
     for number in range(NUM_SAMPLES):
         gradient = folder.saliency(number, "value").hidden_states
-        # Of the value's mean over the sample's three copies, so divided by 3.
+        # The gradient is that of the mean over three copies of the sample, hence the division by 3.
         np.testing.assert_allclose(gradient[COMMON], weight / 3, rtol=1e-3, atol=1e-6)
         assert gradient[:COMMON].any()  # through the action and the environment

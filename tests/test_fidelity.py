@@ -1,4 +1,4 @@
-"""The fidelity card: PSNR and SSIM by region, action controls, another agent, life in the dream."""
+"""The fidelity card: PSNR and SSIM by region, action controls, another agent, and outcomes."""
 
 import functools
 import json
@@ -76,7 +76,7 @@ def dataset(played):
 
 @pytest.fixture(scope="module")
 def windows(dataset):
-    """Windows of all episodes, in random order: some reach the end, some straddle two episodes."""
+    """Thirty random windows; some reach the end of an episode, some straddle two episodes."""
     return np.random.default_rng(0).permutation(len(dataset))[:30]
 
 
@@ -101,7 +101,7 @@ def frames_of(dataset, windows):
 
 @functools.cache
 def whole_windows(dataset):
-    """Windows that lie inside one episode, terminal frame excluded."""
+    """Return the windows within a single episode, its terminal frame excluded."""
     inside = [number for number in range(len(dataset))
               if dataset.place(number).frame >= NUM_INIT - 1
               and not dataset[number].terminals.any()]
@@ -115,7 +115,7 @@ def test_true_frames_score_50_db(dataset):
     found = measure_frames(truth, truth, {})
     assert found["psnr"].numpy() == pytest.approx(50)
     assert found["ssim"].numpy() == pytest.approx(1)
-    nearly = measure_frames(truth + 0.001, truth, {})  # is the same in 8 bits
+    nearly = measure_frames(truth + 0.001, truth, {})  # equal when rounded to 8 bits
     assert (nearly["mse"] == 0).all() and nearly["psnr"].numpy() == pytest.approx(50)
 
 
@@ -169,22 +169,21 @@ def test_regions_divide_a_frame(dataset):
 
 def test_remembered_pixels_of_a_planted_displacement():
     still = torch.zeros(3, 1, 2)
-    still[1, 0] = torch.tensor([-2., 0])  # one initial frame lies two squares to the left
+    still[1, 0] = torch.tensor([-2., 0])  # one initial frame is two squares to the left
     steps = torch.tensor([[0., 0], [3, 0], [0, 1], [math.nan, math.nan]]).unsqueeze(1)
     found = remembered_mask(still, steps, scale=4.0, size=64)[:, 0]
-    assert found[0].all()  # the frame's own edge does not erode
+    assert found[0].all()  # the edge of the frame does not erode the mask
     # 12 pixels to the right: columns 52 to 63 are new, and 51 is eroded.
     assert found[1, :, :51].all() and not found[1, :, 51:].any()
-    # 4 pixels up, where rows end: rows 0 to 3 are new, and 4 is eroded.
+    # 4 pixels up: rows 0 to 3 are new, and 4 is eroded.
     assert found[2, 5:].all() and not found[2, :5].any()
     assert not found[3].any()
-    # Two squares to the left is what another initial frame showed.
+    # Another initial frame showed the view two squares to the left.
     assert remembered_mask(still, torch.tensor([[[-2., 0]]]), 4.0, 64).all()
 
 
 def test_frames_shifted_by_the_camera_match(dataset):
-    """Remembered pixels show what the last initial frame showed elsewhere, which the positions
-    tell."""
+    """Remembered pixels equal pixels of the last initial frame, shifted as the positions moved."""
     windows = whole_windows(dataset)[::7]
     batch = dataset.batch(windows)
     truth = frames_of(dataset, windows)
@@ -217,8 +216,8 @@ def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
     truth = torch.zeros(3, 2, 3, 64, 64)
     without = torch.zeros(3, 2, 1, 3, 64, 64)
     truth[:, :, :, 10:14, 10:14] = 1  # an object in all frames
-    without[:, 1] = truth[:, 1].unsqueeze(1)  # it is of another kind in window 1
-    without[1:, 1, :, :, 10:14, 10:14] = 0  # only at the first step
+    without[:, 1] = truth[:, 1].unsqueeze(1)  # in window 1, it is of another kind
+    without[1:, 1, :, :, 10:14, 10:14] = 0  # that kind only occurs at the first step
     images = truth.clone()
     images[1] *= 0.5 ** 0.5 + 0.01  # a squared error of less than half
     images[2] = 0
@@ -231,7 +230,7 @@ def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
     assert found[0, 0] == 1 and found[1, 0].isnan() and found[2, 0] == 0
 
 
-# What is measured on windows
+# Measurements on windows
 
 def test_card_excludes_ends_and_windows_that_begin_before_their_episode(result, dataset):
     included = np.isfinite(result.fidelity[SIMULATOR, "psnr"])
@@ -248,7 +247,7 @@ def test_card_excludes_ends_and_windows_that_begin_before_their_episode(result, 
 
 
 def test_actions_matter_to_the_simulator(result):
-    """With the actions of another window, late ones or none, the same simulator is worse."""
+    """The simulator is worse with the actions of another window, late actions, or no actions."""
     table = table_of(result, seed=0).set_index(["step", "kind", "predictor"])["mean"].sort_index()
     last = STEPS - 1
     scores = table[last, "psnr"]
@@ -293,10 +292,10 @@ def test_another_agent_enters_with_its_own_state(dataset, windows):
     np.testing.assert_allclose(own, recorded, atol=1e-3)
 
 
-# Life in the dream
+# Outcomes in the game and in the simulator
 
 def test_life_in_the_game_goes_on_as_recorded(simulator, dataset):
-    """The recorded episodes took the most likely actions, too."""
+    """The recorded agent also took the most likely actions."""
     starts = dream_life.choose_starts(dataset, dataset.episodes.tolist(), 10, seed=0)
     assert sum(start.near_end for start in starts) == 5
     lives = dream_life.live_in_game(simulator, dataset.folder, starts, FLOAT32)

@@ -1,4 +1,4 @@
-"""Vector fields of mazes: frames from stamps, both sources, exact probabilities, the script."""
+"""Vector fields of mazes: frames from stamps and from Procgen, exact probabilities, the script."""
 
 import dataclasses
 import io
@@ -64,7 +64,7 @@ FORK = ["C###.", ".###.", ".....", ".####", "M####"]
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
-    """Stamps rendered here, not those that an earlier version left."""
+    """Use an empty cache, so that stamps of an earlier version are not read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         stamps.Stamps.of.cache_clear()
@@ -73,13 +73,13 @@ def own_cache(tmp_path_factory):
 
 
 def small_level(mode: str, kind: str = "fork", size: int = 5):
-    """A generated level with a maze of some size."""
+    """Return a generated level of a kind with a maze of `size` squares per side."""
     return next(state for state in (stock_state(mode, seed) for seed in range(500))
                 if state.grid.maze_dim == size and state.grid.kind() == kind)
 
 
 def made_up(rows, seed=0, **changes) -> Field:
-    """A field of random probabilities on a maze written down."""
+    """Return a field of random probabilities on a maze given as rows of text."""
     grid = Grid.from_rows(rows)
     squares = np.array(grid.squares(without_cheese=True))
     rng = np.random.default_rng(seed)
@@ -131,9 +131,9 @@ def test_fields_from_stamps_and_through_set_state_are_equal(facing=1):
     np.testing.assert_array_equal(composed.values, drawn.values)
     other = vector_field(policy, FLOAT32, state, facing=1 - facing)
     assert not np.array_equal(composed.log_probs, other.log_probs)
-    # The free squares of a maze of 5 x 5 that is a tree, without the one of the cheese.
+    # The free squares of a 5 x 5 maze, which form a tree, without the square of the cheese.
     assert composed.squares.shape == (9 + 8 - 1, 2)
-    memory = stock_state("memory", 3)  # has no stamps
+    memory = stock_state("memory", 3)  # this mode has no stamps
     some = np.array(memory.grid.squares(without_cheese=True))[:3]
     output = run_policy(policy, FLOAT32, drawn_frames(memory)(some, np.zeros(3)),
                         policy.initial_states(3))
@@ -149,7 +149,7 @@ def test_directions_are_the_actions_that_move_the_mouse_so():
     np.testing.assert_allclose(field.probs, expected)
     np.testing.assert_allclose(field.arrows, np.stack([
         expected[:, RIGHT] - expected[:, LEFT], expected[:, UP] - expected[:, DOWN]], axis=1))
-    row = field.row(Square(1, 2))  # the mouse's: free are up and right
+    row = field.row(Square(1, 2))  # square of the mouse, which can move up and right
     np.testing.assert_allclose(field.effective_probs[row], [
         0, 0, expected[row, UP], expected[row, RIGHT], expected[row, [LEFT, DOWN, STAY]].sum()])
     with pytest.raises(UserError, match="row 0, column 0"):
@@ -157,7 +157,7 @@ def test_directions_are_the_actions_that_move_the_mouse_so():
 
 
 def test_exact_probabilities_are_those_of_real_rollouts():
-    """200 episodes of a level, of which every frame is known, so the policy runs once on each."""
+    """Compare with 200 episodes of a level; the policy runs only once on each of its frames."""
     policy = tiny_policy(2, recurrent=False)
     num, region, num_steps = 200, 2, 40
     start = small_level("easy", size=3)
@@ -200,7 +200,7 @@ def test_exact_probabilities_are_those_of_real_rollouts():
 
 
 def chain_of(*actions):
-    """The chain of a corridor in which the mouse takes an action for each facing."""
+    """Return the Markov chain of a corridor, given the action for each facing of the mouse."""
     grid = Grid.from_rows(["#####", "#####", "M...C", "#####", "#####"])
     squares = np.array(grid.squares(without_cheese=True))
     sides = []
@@ -212,7 +212,7 @@ def chain_of(*actions):
 
 
 def test_facing_is_part_of_the_chains_state():
-    """Facing 0 the mouse goes right, facing 1 left: it never gets beyond the second square."""
+    """With facing 0 the mouse goes right, with 1 left, so it never passes the second square."""
     chain = chain_of(7, 1)
     reached = chain.reaching([Square(2, column) for column in range(5)])
     assert reached.tolist() == [1, 1, 0, 0, 0]
@@ -220,7 +220,7 @@ def test_facing_is_part_of_the_chains_state():
 
 
 def test_what_comes_before_cannot_be_passed():
-    """Always to the right: every square comes before those behind it."""
+    """The mouse always goes right, so it reaches every square before those further right."""
     chain, cheese = chain_of(8, 8), Square(2, 4)
     assert chain.before([cheese], [Square(2, 2)]) == 0
     assert chain.before([Square(2, 2)], [cheese]) == 1
@@ -230,7 +230,7 @@ def test_what_comes_before_cannot_be_passed():
 
 
 def test_an_agent_that_walked_to_a_square_has_seen_the_way():
-    """The field of a GRU against an episode in which the same actions are forced."""
+    """The field of a GRU agent equals its outputs when the actions of the path are forced."""
     policy, state = tiny_policy(2), small_level("easy", size=7)
     walked = [vector_field(policy, FLOAT32, state, facing=side, memory="walked") for side in (0, 1)]
     fresh = vector_field(policy, FLOAT32, state)
@@ -290,7 +290,7 @@ def test_path_probability_is_the_geometric_mean_of_the_steps():
     four_steps = up_twice * p[3, 2][RIGHT] * p[3, 3][RIGHT]
     assert path_probability(field, Square(3, 4)) == pytest.approx(four_steps ** 0.25)
     assert path_probability(field, Square(1, 2)) == pytest.approx(p[1, 2][STAY])
-    field = made_up(["#####", "#####", "M.C.#", "#####", "#####"])  # goes on behind the cheese
+    field = made_up(["#####", "#####", "M.C.#", "#####", "#####"])  # continues after the cheese
     p = field.probs
     assert path_probability(field, Square(2, 3)) == pytest.approx((p[0][RIGHT] * p[1][RIGHT])**0.5)
 
@@ -306,16 +306,16 @@ def test_decision_is_read_at_the_last_common_square():
 
 
 def test_value_agrees_where_the_likeliest_way_leads_to_the_highest_neighbour():
-    """Right everywhere, in a corridor with a dead end below its third square."""
+    """The agent goes right everywhere, in a corridor with a dead end below its third square."""
     grid = Grid.from_rows(["#####", "#####", "M...C", "##.##", "##.##"])
     squares = np.array(grid.squares(without_cheese=True))
     log_probs = np.full((len(squares), 15), -np.inf)
-    log_probs[:, [7, 4]] = np.log([0.4, 0.6])  # standing still is no move
+    log_probs[:, [7, 4]] = np.log([0.4, 0.6])  # standing still is not a move
     values = {(2, 0): 1, (2, 1): 2, (2, 2): 5, (2, 3): 4, (1, 2): 3, (0, 2): 0}
     field = Field(grid, squares, log_probs,
                   np.array([values[tuple(square)] for square in squares.tolist()]), 0, "none")
-    # So do the first two and the fourth, beside the cheese; the third has 4 and 3 beside it; the
-    # two of the dead end walk into a wall.
+    # The value agrees in the four squares of the corridor, where right has the highest value (4 on
+    # the third square, against 2 and 3), but not in the dead end, where right is a wall.
     assert value_agreement(field) == pytest.approx(4 / 6)
 
 
@@ -336,7 +336,7 @@ def test_outcomes_of_a_level_and_what_it_lacks():
     assert not {"path_corner", "value_agreement", "stay"} & missing
 
 
-SMALL = "0,14"  # seeds of easy levels with a maze of 3 x 3
+SMALL = "0,14"  # seeds of easy levels with a 3 x 3 maze
 PATCH = "multiply@embedder.block2.res1.resadd:3-9=-2"
 
 
@@ -355,7 +355,7 @@ def arguments(agent: Path, output: Path, *more: str, levels: str = SMALL) -> lis
 
 @pytest.fixture(scope="module")
 def finished(feed_forward, tmp_path_factory) -> Path:
-    """Fields of two levels, by a shard each."""
+    """Fields of two levels, computed by one shard each."""
     output = tmp_path_factory.mktemp("fields") / "out"
     for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
         assert fields.main(arguments(
@@ -405,7 +405,7 @@ def test_pictures_and_films_are_of_the_levels_that_are_drawn(finished):
         assert len(frames) == num_frames
         with Image.open(finished / "films" / f"{name}_0.png") as stills:
             shown = np.hsplit(np.asarray(stills, np.float64), num_stills)
-        # Up to the film's compression; the frames differ by more.
+        # Equal up to video compression; different frames differ by more.
         assert np.abs(shown[-1] - frames[-1]).mean() < 4
         assert np.abs(shown[-1] - frames[0]).mean() > 1.5 * np.abs(shown[-1] - frames[-1]).mean()
 

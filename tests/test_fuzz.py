@@ -1,6 +1,6 @@
-"""Damaged files of every kind: each reader keeps its promise or says in one sentence why not.
+"""Damaged files of every kind: each reader accepts the file or fails with one clear sentence.
 
-All damage is drawn by fixed seeds. Nothing but a ``UserError`` or an ``OSError`` leaves a reader.
+All damage is drawn with fixed seeds. Readers raise nothing but ``UserError`` and ``OSError``.
 """
 
 import io
@@ -25,7 +25,7 @@ HEADER = b"number,fraction,truth,name\n"
 
 
 def saved(save, content, **options):
-    """Bytes that ``save`` writes."""
+    """Return the bytes that ``save`` writes."""
     file = io.BytesIO()
     if save is torch.save:
         save(content, file)
@@ -63,7 +63,7 @@ VALID = {
     "table": pd.DataFrame({"number": range(9), "fraction": np.linspace(0, 1, 9),
                            "truth": [True, False, True] * 3, "name": list("abcdefghi")}
                           ).to_csv(index=False).encode()}
-# Whole files that hold something unexpected.
+# Intact files with unexpected content.
 ODD = {
     "array": [header_of_a_huge_array(), *(saved(np.save, array, allow_pickle=True) for array in (
         np.array([{}]), np.array("text"), np.zeros(3, ">f4"), np.zeros(2, [("a", "f4")]),
@@ -87,10 +87,10 @@ INSERTED = [b"nan", b"-1", b"1e400", b"9" * 400, b"!!", b"&x ", b"{", b"[", b","
 
 
 def damaged(kind, rng):
-    """The bytes of a file of a kind with something wrong."""
+    """Return the bytes of a valid file of a kind, with random damage."""
     content = bytearray(VALID[kind])
     way = rng.integers(3)
-    if way == 0:  # bits
+    if way == 0:  # flip bits
         for place in rng.integers(len(content), size=rng.integers(1, 9)):
             content[place] ^= 1 << rng.integers(8)
     elif way == 1:
@@ -143,7 +143,7 @@ READERS = {"array": check_array, "tensors": check_tensors, "table": check_table,
 
 
 def keeps_its_promise(kind, path):
-    """Whether the file is taken; it fails with nothing but an error that a script reports."""
+    """Return whether the reader accepts the file; it may only raise errors that scripts report."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

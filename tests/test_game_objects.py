@@ -1,4 +1,4 @@
-"""Kinds of object of the real games: what they are made of, what ends episodes, what is drawn."""
+"""Kinds of object in the real games: entities and cells, ends of episodes, and masks."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from envs.procgen_env import EnvConfig, LevelSlots, StateView
 GAMES = ("coinrun", "leaper", "ninja", "maze")
 RIGHT, STAY = 7, 4
 BARRIER, EMPTY = 19, 100
-CELL = 64 / 13  # pixels of CoinRun's
+CELL = 64 / 13  # side of a cell of CoinRun, in pixels
 
 
 def kind_of(game: str, name: str):
@@ -23,7 +23,7 @@ def kind_of(game: str, name: str):
 
 
 def played(game: str, mode: str, level: int, steps: int, every: int) -> list[LevelState]:
-    """States of random play on a level."""
+    """Return states of random play on a level."""
     rng, found = np.random.default_rng(level), []
     with contextlib.closing(LevelSlots(EnvConfig(game, mode), 1)) as slots:
         slots.start(0, level)
@@ -37,13 +37,13 @@ def played(game: str, mode: str, level: int, steps: int, every: int) -> list[Lev
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, list[LevelState]]:
-    """Of real levels, by game."""
+    """States of real levels, by game."""
     return {game: [state for level in (1, 4, 5)
                    for state in played(game, "hard", level, 40, 8)] for game in GAMES}
 
 
 def goes_on(state: LevelState, *actions: int) -> tuple[float, bool]:
-    """Reward and end of the last of some actions that begin with a state."""
+    """Take actions from a state; return the last reward, and whether the episode ended."""
     config = EnvConfig(state.game, ("easy", "hard")[state.options["distribution_mode"]])
     with contextlib.closing(LevelSlots(config, 1, edit=lambda _: state.to_bytes())) as slots:
         slots.start(0, 0)
@@ -60,7 +60,7 @@ def drawn(state: LevelState) -> np.ndarray:
 
 
 def entity(state: LevelState, kind, x: float, y: float) -> np.ndarray:
-    """One of a kind at a place, as levels have it."""
+    """Return an entity of a kind at a place, as generated levels contain it."""
     found = np.zeros(1, ENTITY)
     found[0] = state.player
     for name, value in {"type": kind.entity_types[0], "image_type": kind.entity_types[0],
@@ -72,7 +72,7 @@ def entity(state: LevelState, kind, x: float, y: float) -> np.ndarray:
 
 
 def with_one(state: LevelState, kind, x: float, y: float) -> LevelState:
-    """The state with one of a kind at a place, in front of what was there."""
+    """Add an object of a kind to a state at a place, in front of other objects."""
     if kind.entity_types:
         return dataclasses.replace(state, entities=np.concatenate(
             [entity(state, kind, x, y), state.entities]))
@@ -83,7 +83,7 @@ def with_one(state: LevelState, kind, x: float, y: float) -> LevelState:
 
 @pytest.fixture(scope="module")
 def plain(states) -> LevelState:
-    """CoinRun: the player on a floor that has nothing on it, in the middle of the view."""
+    """A state of CoinRun with the player on an empty floor, in the middle of the view."""
     state = states["coinrun"][0]
     grid = np.full_like(state.grid, EMPTY)
     grid[:8] = 15
@@ -111,7 +111,7 @@ def test_nothing_is_left_in_the_picture_once_no_kind_is_drawn(states):
         for state in states[game][::6]:
             for kind in objects_of(game):
                 state = undrawn(state, kind)
-            assert not drawn(state)[:, 3:].any(), game  # left of it ninja shows a jump's strength
+            assert not drawn(state)[:, 3:].any(), game  # ninja shows the jump's charge there
 
 
 def test_touching_a_hazard_ends_the_episode_and_nothing_else_does(states):
@@ -196,7 +196,7 @@ def test_what_is_out_of_view_has_no_pixel(states):
 
 
 def test_masks_of_a_hand_made_level_are_right(plain):
-    """The view is 13 cells wide and has the player in its middle."""
+    """The view is 13 cells wide and centred on the player."""
     kinds = {kind.name: kind for kind in objects_of("coinrun")}
     state = plain
     places = {"coin": (23.5, 9.5), "saw": (17.5, 8.5), "box": (25.5, 8.5), "lava": (18.5, 12.5),

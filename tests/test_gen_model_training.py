@@ -1,4 +1,4 @@
-"""Whole runs of train_gen_model.py: what they write, what they leave alone, and resuming."""
+"""Whole runs of train_gen_model.py: output files, what remains unchanged, and resuming."""
 
 import dataclasses
 import itertools
@@ -99,7 +99,7 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
 
 
 def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording, tmp_path):
-    """Weights are large, so that what the simulator sees and what it imagines look different."""
+    """Weights are large, so that reconstruction and imagination look different."""
     run = SimulatorTraining(tmp_path, settings_for(agent_path, recording, max_batches=1), FLOAT32)
     with torch.no_grad():
         for name, weight in run.simulator.named_parameters():
@@ -115,7 +115,7 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     sizes = TINY.get(SimulatorConfig)
     dataset = RolloutDataset(recording / "data", sizes.num_init_steps, sizes.num_sim_steps)
     recorded = dataset.batch(range(len(dataset))).frames[-5:, :, :, ::8, ::8].numpy()
-    recorded = np.moveaxis(recorded, 2, -1)  # (T, N, H, W, C), few pixels
+    recorded = np.moveaxis(recorded, 2, -1)  # (T, N, H, W, C), subsampled
     windows = [np.abs(recorded - shown["truth"][:, [row], ::8, ::8]).mean(axis=(0, 2, 3, 4))
                .argmin() for row in range(4)]
     assert len(set(windows)) == 4
@@ -148,7 +148,7 @@ def test_plot_is_drawn_from_the_log(undisturbed):
 
 
 def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys):
-    """Stopped between two rows: the row that follows is still the mean of all its batches."""
+    """The run stops between two rows of the log; the next row is the mean of all its batches."""
     one_batch = SimulatorTraining.one_batch
 
     def stop_in_the_third(run, windows):
@@ -238,7 +238,7 @@ def test_rare_colours_weigh_more_and_all_pixels_one_on_average(recording):
     windows = np.arange(0, len(dataset), 3)
     shares = count_colours(dataset, windows, seed=0)
     assert shares.sum() == pytest.approx(1)
-    images = dataset.batch(windows).frames[2].float() / 255  # those that were counted
+    images = dataset.batch(windows).frames[2].float() / 255  # the frames whose colours were counted
     red, green, blue = (images * 255 // 32).long().unbind(1)
     _, counts = ((red * 8 + green) * 8 + blue).unique(return_counts=True)
     np.testing.assert_allclose(sorted(shares[shares > 0]), sorted(counts / counts.sum()), rtol=1e-5)
@@ -325,7 +325,7 @@ def test_training_goes_on_from_a_simulator_file_and_keeps_its_unused_tensors(
 
 
 def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_path):
-    """Without a file of sizes the given ones count, which do not fit here."""
+    """Without such a file, the sizes given by the caller are used, which do not fit here."""
     other = ParameterSet("defaults").get(SimulatorConfig)
     file = checkpoints(undisturbed)[-1]
     assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
@@ -342,7 +342,7 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
     states = [simulator.state_dict() for simulator in opened]
     for (name, exact), half in zip(states[0].items(), states[1].values()):
         torch.testing.assert_close(half, exact, rtol=1e-3, atol=1e-6, msg=name)
-    assert export.main(["--model_file", str(source), "--output", str(small)]) == 0  # once more
+    assert export.main(["--model_file", str(source), "--output", str(small)]) == 0  # repeated
 
 
 def test_export_overwrites_no_file_of_a_run(undisturbed, tmp_path, capsys):
@@ -359,7 +359,7 @@ def test_export_overwrites_no_file_of_a_run(undisturbed, tmp_path, capsys):
 
 
 def test_checkpoints_are_kept_by_number_and_by_age(tmp_path):
-    """The two newest, and the first in each block of three hours."""
+    """The two newest checkpoints and the first one in each block of three hours are kept."""
     ages = [9, 8, 7, 5, 4, 3, 2, 1, 0]
     for number, age in enumerate(ages):
         path = tmp_path / f"model_epoch0_batch{number}.pt"

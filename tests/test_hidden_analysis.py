@@ -1,4 +1,4 @@
-"""The hidden states of the agent: methods on planted data, and what the scripts write."""
+"""Analyses of the agent's hidden states: methods on planted data, and outputs of the scripts."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def normal(*shape, seed=0):
 
 
 def blobs(sizes=(200, 80, 120, 40), dimensions=8):
-    """Well separated groups of unequal sizes, in a random order, and which is which."""
+    """Return points of well separated groups of unequal sizes, in random order, and labels."""
     rng = np.random.default_rng(1)
     labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     centres = 12 * np.eye(len(sizes), dimensions)
@@ -70,7 +70,7 @@ def test_independent_components_are_the_planted_sources_up_to_order_and_sign():
 
 
 def far_groups(*sizes):
-    """A crowd, and beside it tight groups far from all else; which rows are of which group."""
+    """Return a large group and tight groups far from all others, and the group of each row."""
     crowd = normal(600, 6)
     groups = [100 * (i + 1) * np.eye(6)[i] + 0.01 * normal(size, 6, seed=i)
               for i, size in enumerate(sizes)]
@@ -81,8 +81,8 @@ def far_groups(*sizes):
 @pytest.mark.parametrize(("max_k", "ks", "largest_outlying_group"), [
     (6, (5,), 3), (7, (5,), 3), (8, (5, 7), 3), (10, (5, 7, 9), 4)])
 def test_outliers_are_those_that_most_medians_find(max_k, ks, largest_outlying_group):
-    """The median of 5, 7 and 9 distances is the third, fourth and fifth: of a group of 4 the third
-    is near, the others far."""
+    """The medians of 5, 7 and 9 distances are the third, fourth and fifth smallest. In a group of
+    4, the third smallest distance is small, and the others are large."""
     for size in (1, 3, 4, 5):
         states, group = far_groups(size)
         outliers, used = clustering.find_outliers(states, max_k, seed=0)
@@ -162,7 +162,7 @@ def test_factors_give_back_planted_states():
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """A folder with the folder of six simulated samples of four steps."""
+    """A folder with a subfolder of six simulated samples of four steps."""
     root = tmp_path_factory.mktemp("samples")
     writer = open_samples(root / "informed_init", {"kind": "test"})
     for number in range(NUM_SAMPLES):
@@ -189,7 +189,7 @@ def precomputed(recording, samples, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def states(recording):
-    """hx[1:] of all episodes."""
+    """Hidden states of all episodes, without their initial states."""
     return np.concatenate([RolloutFolder(recording / "data").episode(number).hidden_states[1:]
                            for number in range(NUM_EPISODES)])
 
@@ -217,7 +217,7 @@ def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
     simulated = SampleFolder(samples / "informed_init").stacked_field("hidden_states")
     found = projector.coordinates(torch.from_numpy(simulated.reshape(-1, 64)), "pca").numpy()
     np.testing.assert_allclose(found, precomputed.read("generated"), rtol=1e-3, atol=2e-3)
-    # A unit of each independent coordinate moves that one alone.
+    # A step of 1 along each independent component changes only that coordinate.
     moved = projector.change(projector.directions("ica"), "ica")
     torch.testing.assert_close(moved, torch.eye(4), atol=1e-3, rtol=0)
 
@@ -319,12 +319,12 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures)
     with figures_drawn() as figures:
         assert hidden_analysis_plotting.main(argv) == 0
     files = [path for path in output.iterdir() if path.suffix != ".json"]
-    assert len(files) == 2 * 12 + 4 + 4  # colourings of two planes, others, and clusters
+    assert len(files) == 2 * 12 + 4 + 4  # 12 colourings of two planes, and other figures
     for file in files:
         image = Image.open(file)
         assert min(image.size) > 150 and np.asarray(image.convert("L")).std() > 5, file
     labels, variances = precomputed.read("clusters"), precomputed.read("variances")
-    table = to_rgba_array(["#BBBBBB", *COLOURS])  # the first for states of no cluster
+    table = to_rgba_array(["#BBBBBB", *COLOURS])  # the first colour is for states without a cluster
     for plane, what in (("pca", "principal"), ("tsne", "tsne")):
         points, *_simulated = figures[f"{plane}_cluster.png"].axes[0].collections
         shown = np.column_stack([points.get_offsets(), points.get_facecolors()])

@@ -1,4 +1,4 @@
-"""Scopes: layers are patched and recorded inside them, and nothing is left outside."""
+"""Scopes: layers are patched and cached inside a scope, and unchanged outside."""
 
 import functools
 
@@ -41,13 +41,13 @@ def assert_untouched(policy):
 @torch.no_grad()
 def test_layers_are_the_outputs_in_the_order_of_their_computation(architecture, recurrent):
     policy, seen = small_policy(architecture, recurrent), []
-    for name, module in policy.named_modules():  # of every module, also of those that hold others
+    for name, module in policy.named_modules():  # all modules, including containers
         module.register_forward_hook(lambda module, inputs, output, name=name: seen.append(
             (name, output)) if isinstance(output, torch.Tensor) else None)
     run(policy, frames_of(1))
     layers, firsts = all_layers(policy), {}
     for name, output in seen:
-        if name != "hidden_state":  # which gives on what it gets
+        if name != "hidden_state":  # it returns its input
             firsts.setdefault((output.data_ptr(), output.shape), (name, output))
     names = [layer.name for layer in layers]
     order = [name for name, _ in seen if name in names]
@@ -57,7 +57,7 @@ def test_layers_are_the_outputs_in_the_order_of_their_computation(architecture, 
     for layer in layers:
         assert shapes[layer.name].numel() == np.prod(layer.shape)
         assert tuple(shapes[layer.name].shape)[-len(layer.shape):] == layer.shape
-    for name, output in seen:  # also the names of whole blocks, as of the published files
+    for name, output in seen:  # names of whole blocks work, too
         innermost = find_layer(policy, f"{name}_out") if name and name != "gru.gru" else layers[-1]
         if name:
             assert shapes[innermost.name] is output or name in names
@@ -157,7 +157,7 @@ def test_patches_act_outer_first_and_in_order_and_recordings_see_the_result():
 def test_recordings_come_back_in_the_order_of_the_pictures():
     policy, frames = small_policy(), frames_of(1500)
     with cached(policy, [LAYER, "embedder.relufc"]) as activations:
-        embeddings = embed_frames(policy, frames, FLOAT32)  # in two pieces
+        embeddings = embed_frames(policy, frames, FLOAT32)  # in two batches
         again = embed_frames(policy, frames[:3], FLOAT32)
     assert torch.equal(activations["embedder.relufc"], torch.cat([embeddings, again]))
     assert [len(call) for call in activations.calls(LAYER)] == [1500, 3]
@@ -237,7 +237,7 @@ def test_a_patched_memory_is_carried_on():
         doubled = policy.sequence(embeddings, policy.initial_states(1), None).values
     assert torch.equal(doubled, 2 * policy.sequence(embeddings, policy.initial_states(1),
                                                     None).values)
-    with patched(policy, [half]):  # one step is no sequence
+    with patched(policy, [half]):  # allowed for a single step
         one = policy.sequence(embeddings[:1], policy.initial_states(1), None)
     torch.testing.assert_close(one.hidden_states[0], 0.5 * run(policy, frames[:1]).hidden_states)
 
@@ -261,7 +261,7 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
         assert scope.changes()[0].pictures == 1
     never = Zero("fc_value", levels=(5,))
     with patched(policy, [late, never]) as scope:
-        assert scope.never_applied() == []  # nothing has run
+        assert scope.never_applied() == []  # no forward pass yet
         with batch_info(policy, rows), cached(policy, ["fc_value"]) as recording:
             run(policy, frames)
         assert scope.never_applied() == [never]

@@ -1,4 +1,4 @@
-"""Modules: their imports, which rooms import which, which need no Procgen, and their length."""
+"""Modules: imports between packages, modules that do not need Procgen, and length."""
 
 import ast
 import graphlib
@@ -11,8 +11,8 @@ from conftest import ROOT
 
 from tools.mutations import read_mutations
 
-# The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
-# gone, changes nothing.
+# Packages that each package may import in addition to itself, from the bottom to the top. Names of
+# packages that do not exist have no effect.
 BELOW = {"common": set(), "envs": {"common"}, "stats": {"common"}}
 BELOW["agents"] = {"common", "envs", "stats"}
 BELOW["interventions"] = {"agents", *BELOW["agents"]}
@@ -23,11 +23,11 @@ BELOW["pipeline"] = set(BELOW)
 BELOW["tools"] = set(BELOW)
 BELOW["benchmarks"] = {*BELOW, None}  # None: scripts of the root, which they run
 ROOMS = frozenset(BELOW)
-TRAINING = {"agents.training", "agents.ppo"}  # of agents, which only scripts and benchmarks touch
+TRAINING = {"agents.training", "agents.ppo"}  # in agents; only scripts and benchmarks use them
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the project but tests, by its dotted name; scripts of the root are ``x``."""
+    """Return the file of every module except tests, by dotted name; scripts are named ``x``."""
     files = {path.stem: path for path in ROOT.glob("*.py") if not path.is_symlink()}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
@@ -38,7 +38,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path, known) -> set[str]:
-    """The modules among ``known`` that a file imports: at its top, in functions, for types."""
+    """Return the modules among ``known`` that a file imports, also in functions and for types."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -56,7 +56,7 @@ IMPORTS = {name: imported(path, MODULES) - {name} for name, path in MODULES.item
 
 
 def room(module: str) -> str | None:
-    """The room of a module; None for a script of the root."""
+    """Return the package of a module; None for a script of the root."""
     first = module.partition(".")[0]
     return first if first in ROOMS else None
 
@@ -83,7 +83,7 @@ def test_no_module_has_more_than_500_lines():
 
 
 def test_no_function_has_more_than_eight_parameters():
-    """Except the published ``run``, which scripts of others call."""
+    """The published ``run``, which users' scripts call, is the only exception."""
     long = {(module, node.name) for module, path in MODULES.items()
             for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
             if len(node.args.args + node.args.kwonlyargs)
@@ -92,7 +92,7 @@ def test_no_function_has_more_than_eight_parameters():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Not even for types."""
+    """Imports for type checking count, too."""
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the modules
 
 

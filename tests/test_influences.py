@@ -1,4 +1,4 @@
-"""Cross-correlation, cross-causation, their consistency and the stories, on planted data."""
+"""Cross-correlation, cross-causation, their consistency, and causal stories, on planted data."""
 
 import dataclasses
 import itertools
@@ -78,16 +78,16 @@ def test_mean_products_equal_a_direct_sum():
                                    expected / (5 * (7 - lag)), atol=1e-12)
 
 
-# Consistency. Sources 0, 1 and 2 of five; what they move is target 3 unless said otherwise.
+# Consistency. The sources are 0, 1 and 2 of five components; the target is 3 unless stated.
 
 def planted(seed, num_samples=240, num_ics=5, step=3, **parts):
-    """Influences without any link, but for the parts given: noise in states and gradients.
+    """Return influences without any link except the given parts; the rest is noise.
 
     Args:
-        parts: ``cause``: gradient from IC 0 at lag 1 to IC 3, which moves it; ``common``: what
-            ICs 1 at lag 1 and 3 owe to a common cause; ``steady``: gradient of IC 1 on 3, the same
-            in all samples, which moves nothing; ``idle``: the same of IC 2, which goes with
-            nothing.
+        parts: ``cause``: effect of IC 0 on IC 3 at lag 1, and its gradient; ``common``: size of a
+            common cause of IC 1 at lag 1 and IC 3; ``steady``: gradient of IC 3 with respect to
+            IC 1 that is the same in all samples and has no effect; ``idle``: likewise for IC 2,
+            which is uncorrelated with IC 3.
     """
     rng = np.random.default_rng(seed)
     sources = rng.normal(size=(num_samples, step + 2, num_ics))
@@ -129,18 +129,18 @@ def test_a_planted_cause_is_claimed_and_nothing_else(strength):
 
 @pytest.mark.parametrize("parts", [
     {"common": 1.5},  # gradients of either sign
-    {"common": 1.5, "steady": 0.02},  # one sign, but next to nothing
-    {"common": 1.5, "steady": -0.5},  # against the correlation
-    {"idle": 0.8}])  # a gradient, but states that do not go together
+    {"common": 1.5, "steady": 0.02},  # one sign, but negligible
+    {"common": 1.5, "steady": -0.5},  # opposite to the correlation
+    {"idle": 0.8}])  # a gradient, but uncorrelated states
 def test_mere_correlations_and_idle_gradients_are_not_claimed(parts):
     for seed in range(5):
         influences = planted(seed, **parts)
         if "common" in parts:
             together = mean_products(influences.sources, influences.sources, 1)[1, 3]
-            assert together > 0.4  # the correlation is there, one pair of steps in four
+            assert together > 0.4  # correlated in one of four pairs of steps
         found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
         assert not found.claimed.any()
-        if "steady" not in parts:  # chance alone, before any look at sizes and means
+        if "steady" not in parts:  # by the p-values alone
             assert found.agreement[1, 1:3, 3].min() > 0.35 and (found.p_corrected > LEVEL).all()
 
 
@@ -158,7 +158,7 @@ def test_a_cause_is_claimed_beside_a_common_cause_and_in_its_own_behaviour_alone
 
 
 def test_one_exploding_sample_decides_no_claim():
-    """Its gradient changes the sign of the mean, or makes a negligible mean large."""
+    """The gradient of one sample changes the sign of the mean, or makes a small mean large."""
     influences = planted(0, cause=0.8)
     influences.gradients[7, 1, 0, 3] = -1000.0
     found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
@@ -190,7 +190,7 @@ def test_summary_counts_influences_on_others_and_on_itself_apart(compared):
 
 @pytest.mark.parametrize("parts", [{}, {"common": 1.5}])
 def test_the_level_holds_over_repeated_draws(parts):
-    """One draw in twenty may have a small corrected p-value anywhere."""
+    """At most one draw in twenty may have any corrected p-value below the level."""
     hits = np.zeros(2)
     for seed in range(60):
         influences = planted(1000 + seed, num_samples=40, num_ics=4, **parts)
@@ -211,7 +211,7 @@ def test_whole_matrices_agree_when_planted_and_not_on_their_diagonals():
     other[..., np.arange(8), np.arange(8)] = gradients[..., np.arange(8), np.arange(8)]
     share, p, corrected = matrix_agreements(gradients, other, 200, seed=0)
     assert (np.abs(share - 0.5) < 0.2).all() and (corrected > LEVEL).all()
-    assert (corrected > p).all()  # two lags were looked at
+    assert (corrected > p).all()  # corrected for two lags
 
 
 def test_small_behaviours_are_not_tested_but_hold_no_nan():
@@ -230,7 +230,7 @@ def test_read_out_weights_are_finite_differences_of_logits_and_value():
     policy, projector = tiny_policy(), golden_projector()
     logits, value = plot_value_and_action_weights.readout(policy, projector)
     state = torch.randn(64, generator=torch.Generator().manual_seed(0))
-    moved = state + projector.directions("ica")  # one unit further along each coordinate alone
+    moved = state + projector.directions("ica")  # a step of 1 along each coordinate
     change = projector.coordinates(moved, "ica") - projector.coordinates(state, "ica")
     torch.testing.assert_close(change, torch.eye(projector.num_ics), atol=1e-3, rtol=0)
     with torch.no_grad():
@@ -276,10 +276,10 @@ def heads():
 
 
 def surrogate(projector, noise, without_env_grads=False, moved=None):
-    """States (M, UNITS) of all steps.
+    """Return the states (M, UNITS) of all steps.
 
     Args:
-        moved: an IC and a step at which it is moved by an amount.
+        moved: (IC, step, amount) of a change of one IC at one step; None for no change.
     """
     inner = 0.5 * torch.eye(UNITS)
     through_environment = torch.zeros(UNITS, UNITS)
@@ -309,7 +309,7 @@ def noise():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, projector, heads, noise):
-    """Samples with saliency, directions and behaviours on disk."""
+    """A folder with samples, their saliency, directions and behaviours."""
     root = tmp_path_factory.mktemp("influences")
     precomputed = root / "analysis" / "hx_analysis_precomp"
     precomputed.mkdir(parents=True)
@@ -348,7 +348,7 @@ def write_surrogate_saliency(samples, projector, heads, noise, without, matrices
     for name, scalars in functions.items():
         found = torch.autograd.grad(scalars.sum(), states, retain_graph=True,
                                     materialize_grads=True)
-        gradients = torch.stack(found, dim=1).numpy() / COPIES  # as they are stored
+        gradients = torch.stack(found, dim=1).numpy() / COPIES  # as stored
         file_name = name + (WITHOUT_ENV_GRADS if without else "")
         for number in range(NUM_SAMPLES):
             writer.add(number, file_name, SaliencyArrays(
@@ -460,7 +460,7 @@ def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(c
     assert set(zip(claimed["env_grads"], claimed["source"], claimed["target"])) == {
         ("with", "IC 0", "IC 1")}
     assert 1 in claimed["lag"].tolist()
-    # The common cause makes a correlation that is as strong, and is not claimed.
+    # The common cause leads to an equally strong correlation, which is not claimed.
     row = between[(between["source"] == "IC 2") & (between["target"] == "IC 3")
                   & (between["lag"] == 1) & (between["env_grads"] == "with")].iloc[0]
     assert row["cross_correlation"] > 0.3 and not row["claimed"]
@@ -528,7 +528,7 @@ def test_a_sentence_says_no_more_than_its_row(compared):
 
 
 def test_a_page_shows_every_component_that_its_text_names(compared):
-    """Also the source of an influence on an output, after a full list of those on components."""
+    """This holds for the source of an influence on an output after a full list on components."""
     tables = comparison_of(compared / "analysis")
     row = tables.read("table").query("source != target").iloc[0]
     claimed = row.to_frame().T.loc[[row.name] * (MOST_LISTED + 1)].assign(claimed=True, samples=50)
@@ -562,13 +562,13 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
 
 
 def linked_copy(folder, to):
-    """A copy of some thousand files that are the same until ``replace_array`` or a script, which
-    never writes into a file, puts another one in the place of one."""
+    """Copy a folder of some thousand files with hard links. ``replace_array`` and the scripts
+    replace files instead of changing them, so the original folder remains unchanged."""
     return shutil.copytree(folder, to, copy_function=os.link)
 
 
 def replace_array(path, array):
-    """Leaves a file that is linked to this one as it is."""
+    """Replace an array file without changing files that are linked to it."""
     path.unlink(missing_ok=True)
     np.save(path, array)
 
@@ -590,7 +590,7 @@ def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
     path.unlink()
     message = refusal(main, arguments(copy), capsys)
     assert str(path) in message and "saliency_experiments.py writes it" in message
-    replace_array(path, kept * 2)  # not what its JSON file says
+    replace_array(path, kept * 2)  # contradicts its JSON file
     assert "should be the identity matrix" in refusal(main, arguments(copy), capsys)
     replace_array(path, kept)
     mean = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
@@ -607,7 +607,7 @@ def test_files_that_do_not_belong_together_are_named(folders, tmp_path, capsys):
 def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
         folders, tmp_path, monkeypatch):
     monkeypatch.setattr(xcorr_and_xcaus_plots, "save_figures", lambda *_: 0)
-    copy = linked_copy(folders, tmp_path / "copy")  # `tiny` has 3 copies, as these
+    copy = linked_copy(folders, tmp_path / "copy")  # `tiny` has 3 copies, like these samples
     for path in copy.glob("informed_init/*/saliency_*.json"):
         path.unlink()
     assert xcorr_and_xcaus_plots.main(arguments(
@@ -632,7 +632,7 @@ def test_read_out_weights_are_listed(agent_path, matrices, tmp_path):
 
 def test_answers_can_come_from_the_read_out_weights(folders, heads, projector, tmp_path, agent_path,
                                                     capsys, monkeypatch):
-    """Where there is no saliency of theirs; those of an agent with other states are refused."""
+    """They are used if the answers have no saliency; an agent with other states is refused."""
     copy = linked_copy(folders, tmp_path / "copy")
     for name in ANSWERS:
         for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):

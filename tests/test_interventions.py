@@ -1,4 +1,4 @@
-"""Altering the agent's hidden state: in the real environment, and counted."""
+"""Interventions on the agent's hidden state in the real environment, and their statistics."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, matrices,
     expected[:from_step] = change[:from_step]
     torch.testing.assert_close(stored, expected, atol=1e-3, rtol=1e-3)
     assert (change - expected).abs().max() > 0.01
-    with torch.no_grad():  # what is read off the altered state
+    with torch.no_grad():  # outputs computed from the altered state
         logits, values = policy.fc_policy(states[1:]), policy.fc_value(states[1:])[:, 0]
     np.testing.assert_allclose(values, episode.steps["value"], atol=1e-3)
     np.testing.assert_allclose(torch.log_softmax(noise(logits), dim=-1), episode.log_probs,
@@ -113,7 +113,7 @@ def test_the_size_of_an_alteration_is_in_standard_deviations():
 
 
 def runs_of(actions, ends=None, values=None, rewards=None):
-    """Runs from lists of actions; values and rewards are 0 if not given."""
+    """Return runs with given lists of actions; values and rewards are 0 if not given."""
     lengths = np.array([len(each) for each in actions])
     total = lengths.sum()
 
@@ -167,12 +167,12 @@ def test_sign_flips_agree_with_all_of_them():
     assert exact.min() < 0.1
     np.testing.assert_allclose(sign_flip_p(differences, 50_000, 0), exact, atol=0.01)
     assert sign_flip_p(np.zeros((10, 1)), 1000, 0) == [1]
-    # The observed differences count as one of the assignments, so p is never 0.
+    # The observed signs count as one of the assignments, so p is never 0.
     assert sign_flip_p(np.ones((60, 1)), 999, 0) == [pytest.approx(0.001)]
 
 
 def test_corrected_test_keeps_its_level_and_interval_its_coverage():
-    """600 experiments of 20 comparisons in which nothing happens."""
+    """The 600 experiments of 20 comparisons have no effects."""
     rng = np.random.default_rng(5)
     shape = 60, 600 * 20
     differences = rng.standard_t(4, shape) - rng.standard_t(4, shape)
@@ -189,7 +189,7 @@ def test_corrected_test_keeps_its_level_and_interval_its_coverage():
 
 
 def effects(directions, controls):
-    """A table of effects that beat zero beyond doubt, one outcome a column."""
+    """Return a table of highly significant effects, given by arm and outcome."""
     rows = []
     for control, values in ((False, directions), (True, controls)):
         for arm, outcomes in enumerate(values):
@@ -218,7 +218,7 @@ ARMS = [*(Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
 
 @pytest.fixture(scope="module")
 def decisions():
-    """Random outcomes on 40 levels, and those under 23 changes of different sizes."""
+    """Random outcomes on 40 levels, before and after 23 changes of different sizes."""
     rng = np.random.default_rng(2)
     before = rng.normal(size=(40, 3))
     sizes = rng.uniform(0.2, 2, (len(ARMS), 1, 3))
@@ -226,7 +226,7 @@ def decisions():
 
 
 def test_effects_of_random_sign_are_rarely_claimed(decisions):
-    """30 tables in which nothing happens on average."""
+    """The 30 tables have no effect on average."""
     (before, after), rng, claimed = decisions, np.random.default_rng(0), 0
     for number in range(30):
         signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
@@ -247,7 +247,7 @@ def test_a_made_up_effect_is_found(decisions):
     assert found["verdict"].tolist()[::2] == ["claimed", "nothing"]
     number = table["claimed"][~table["control"]].sum()
     assert claims_summary(table).startswith(f"{number} of 12 tested effects (4 alterations, 3 ")
-    assert table[table["control"]]["claimed"].mean() < 0.05  # the rule, with controls as directions
+    assert table[table["control"]]["claimed"].mean() < 0.05  # the rule applied to controls
 
 
 def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
@@ -271,7 +271,7 @@ def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
     rng = np.random.default_rng(1)
     outcomes = (Outcome("p", "p", probability=True), Outcome("value", "value"))
     before = np.stack([rng.random(100), rng.normal(10, 1, 100)], axis=1)
-    spread = np.array([[0.1, 1.0], [0.5, 5.0], [0.1, 1.0]])  # of the differences
+    spread = np.array([[0.1, 1.0], [0.5, 5.0], [0.1, 1.0]])  # of differences, by arm and outcome
     shift = np.array([[0, 0], [0, 0], [0.1, 1]])
     noise = rng.normal(size=(3, 100, 2))
     noise -= noise.mean(axis=1, keepdims=True)
@@ -282,7 +282,7 @@ def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
     moved = dict.fromkeys((arm.name for arm in (*arms, *controls)), 1.0)
     table = compare_conditions([*arms, *controls], outcomes, before, after, 0,
                                moved=moved).set_index(["arm", "outcome"])
-    # 2 controls can claim nothing, not even the shift of the third arm.
+    # With 2 controls nothing can be claimed, not even the shift of the third arm.
     assert table["verdict"].iloc[:6].tolist() == ["nothing", "nothing", *["undecided"] * 4]
     assert table.loc[("ic_1", "p"), "p"] > 0.5
     assert table.loc[("ic_0", "p"), "margin"] == 0.05
@@ -307,7 +307,7 @@ def test_the_smallest_effect_is_found_in_four_of_five_runs():
 def test_medians_have_the_interval_of_their_paired_difference():
     rng = np.random.default_rng(0)
     for number in (59, 60):
-        before = rng.normal(size=number) * 100  # far wider than the effect
+        before = rng.normal(size=number) * 100  # spread far larger than the effect
         after = before + 1 + 0.01 * rng.normal(size=number)
         bootstrap = ClusterBootstrap(np.arange(number), 0)
         low, high = bootstrap.interval_of_medians(after[None], before[None])[:, 0]
@@ -315,14 +315,14 @@ def test_medians_have_the_interval_of_their_paired_difference():
         drawn = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), 2000)
         expected = [np.median(np.repeat(after, n)) - np.median(np.repeat(before, n)) for n in drawn]
         assert [low, high] == pytest.approx(np.quantile(expected, (0.025, 0.975)))
-        # Of one side alone, the middle of two values counts where the draws are even.
+        # For a single sample: the median of an even number is the mean of the two middle values.
         single = bootstrap.interval_of_medians(after[None], 0 * before[None])[:, 0]
         medians = [np.median(np.repeat(after, n)) for n in drawn]
         assert single == pytest.approx(np.quantile(medians, (0.025, 0.975)))
 
 
 def arguments(agent_path, matrices, output, *more):
-    """A later flag wins over an earlier one."""
+    """Return flags of the script; a later flag overrides an earlier one."""
     return [*map(str, (
         "--agent_file", agent_path, "--interpreting_params_name", "tiny",
         "--precomputed_analysis_data_path", matrices, "--env_name", "leaper", "--num_episodes",
@@ -332,7 +332,7 @@ def arguments(agent_path, matrices, output, *more):
 
 @pytest.fixture(scope="module")
 def compared_and_drawn(agent_path, matrices, tmp_path_factory):
-    """A comparison by two shards, and its figures."""
+    """A comparison computed by two shards, and its figures."""
     path = tmp_path_factory.mktemp("compared") / "out"
     with figures_drawn() as figures:
         for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
@@ -377,7 +377,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     for axes, outcome in zip(panels, comparison.chosen_outcomes(simulated=False)):
         assert axes.get_title() == outcome.label
         shown = rows[rows["outcome"] == outcome.name]
-        marks = axes.lines[1:]  # the first one is zero
+        marks = axes.lines[1:]  # the first line marks zero
         np.testing.assert_allclose([line.get_xdata() for line in marks[::2]],
                                    shown[["low_95", "high_95"]], rtol=1e-4)
         np.testing.assert_allclose([line.get_xdata()[0] for line in marks[1::2]], shown["effect"],

@@ -1,4 +1,4 @@
-"""The templates of batch jobs, run by bash as the batch systems run them."""
+"""Templates of batch jobs, run by bash as batch systems run them."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(),
 
 
 def submit(system: str, argv: list[str], folder=ROOT, array=False, **more) -> subprocess.Popen:
-    """Start what `sbatch` or `bsub` would; an array's job is the ninth of eight."""
+    """Run the job script as `sbatch` or `bsub` would; with `array`, as task 9 of 8."""
     environment = {**os.environ, **more}
     if system == "slurm":
         command = ["bash", "jobs/slurm.sh", *argv]
@@ -50,7 +50,7 @@ def test_signal_and_words_reach_the_script(system, tmp_path):
 
 @pytest.mark.parametrize("system", ["slurm", "lsf"])
 def test_job_of_an_array_does_its_shard(system, tmp_path):
-    """It waits while another job builds .venv."""
+    """It also waits while another job builds .venv."""
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.argv[1:])\n")
     with open(ROOT / "Makefile") as other:
@@ -76,10 +76,10 @@ def test_several_processes_are_started_by_torchrun_and_have_time_to_stop(system,
                       "    print(os.environ['WORLD_SIZE'], 'processes', flush=True)\n"
                       "while not asked:\n"
                       "    time.sleep(0.1)\n"
-                      "time.sleep(35)\n"  # torchrun would kill after 30 seconds by itself
+                      "time.sleep(35)\n"  # by default, torchrun kills after 30 seconds
                       "open(sys.argv[1] + os.environ['RANK'], 'w')\n")
     job = submit(system, [str(script), str(tmp_path / "saved")], PROCESSES="2")
-    assert "2 processes\n" in job.stdout  # behind the words of make
+    assert "2 processes\n" in job.stdout  # after the output of make
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=120)
     assert job.returncode

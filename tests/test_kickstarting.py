@@ -1,4 +1,4 @@
-"""Kickstarting: what the teacher sees, its part of the loss, and whole runs with a teacher."""
+"""Kickstarting: inputs of the teacher, its term of the loss, and whole runs with a teacher."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ from envs.procgen_env import EnvConfig
 
 
 def a_teacher(hidden: int | None = 48) -> Policy:
-    """An untrained agent of another width than the student's, with strong opinions."""
+    """Return an untrained agent with a peaked policy and another width than the student."""
     torch.manual_seed(7)
     policy = Policy(ImpalaEmbedder(40, (8, 16, 16)), hidden)
     with torch.no_grad():
@@ -41,13 +41,13 @@ def teacher_file(tmp_path_factory):
 def play(policy, n_steps=64, n_envs=8):
     worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, n_envs, 5, 2)
     rollout = Rollout(n_steps, n_envs, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
-    worker.play(40)  # so that episodes end in the middle
+    worker.play(40)  # so that episodes end during the rollout
     return worker, rollout
 
 
 @pytest.mark.parametrize("kind", ["wide memory", "no memory"])
 def test_teacher_follows_the_student_with_a_memory_of_its_own(kind):
-    """Two rollouts, against the teacher run by itself one step after the other."""
+    """Compare two rollouts with the teacher run separately, step by step."""
     policy = a_teacher(48 if kind == "wide memory" else None)
     worker, rollout = play(tiny_policy())
     teacher = Teacher(policy, 8, FLOAT32)
@@ -138,7 +138,7 @@ def figures_of(folder, name):
 
 
 def test_a_run_resumes_with_the_memory_of_its_teacher(teacher_file, tmp_path):
-    """Exactly, and without that memory it would end elsewhere."""
+    """The resumed run is exact; without the memory, its weights would differ."""
     settings = dataclasses.replace(settings_for(teacher_file, 4), seed=4)
     run = TrainingRun(tmp_path / "a", settings, FLOAT32)
     run._one_update()

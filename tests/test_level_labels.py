@@ -1,4 +1,4 @@
-"""Labels of recorded steps, against the real game."""
+"""Labels of recorded steps, compared with the real game."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ MOVES = (1, 2, 5, 7, 7, 7, 8, 8, 8)
 
 
 def played(game: str, level: int, steps: int = 120, mode: str = "hard") -> list[LevelState]:
-    """States of random play on a level, mostly to the right."""
+    """Return states of random play on a level, mostly to the right."""
     rng, states = np.random.default_rng(level), []
     with contextlib.closing(LevelSlots(EnvConfig(game, mode), 1)) as slots:
         slots.start(0, level)
@@ -39,13 +39,13 @@ def played(game: str, level: int, steps: int = 120, mode: str = "hard") -> list[
 
 
 def after(view: StateView, state: LevelState, action: int) -> LevelState | None:
-    """The state after an action; None if it ends the episode."""
+    """Return the state after an action; None if it ends the episode."""
     view.set(state.to_bytes())
     return None if view.step(action)[0] else LevelState.parse(view.state())
 
 
 def charge(state: LevelState) -> float:
-    """How far ninja's player has charged a jump."""
+    """Return the strength of the jump that ninja's player is charging."""
     return float(np.frombuffer(state.tail, "<f4")[6])
 
 
@@ -73,7 +73,7 @@ def test_the_velocity_is_the_displacement_unless_an_obstacle_stopped_the_player(
 
 @pytest.mark.parametrize(("game", "levels"), [("coinrun", range(8)), ("ninja", range(4))])
 def test_a_jump_starts_exactly_when_the_player_is_on_the_ground(game, levels):
-    """In coinrun, it lifts the player; in ninja, it is charged first."""
+    """In coinrun a jump lifts the player at once; in ninja it is charged first."""
     found = {True: 0, False: 0}
     with contextlib.closing(StateView(EnvConfig(game, "hard"))) as view:
         for state in [state for level in levels for state in played(game, level)]:
@@ -107,7 +107,7 @@ def test_kinds_in_view_are_those_whose_pixels_change_when_they_are_not_drawn(gam
             for kind, mask in zip(kinds, painter.draw(state).masks):
                 seen = labels[f"{kind.name}_in_view"] == 1
                 if not kind.trails:
-                    assert seen or not mask.any()  # what is drawn is in view
+                    assert seen or not mask.any()  # every drawn kind is in view
                 assert np.isnan(labels[f"{kind.name}_dx"]) != seen
                 agree, total = agree + (seen == mask.any()), total + 1
     assert agree > 0.9 * total  # the others are occluded, trails, or less than a pixel in the view
@@ -183,7 +183,7 @@ def test_examples_are_the_recorded_steps_with_the_labels_of_their_states(labelle
 
 
 def test_earlier_and_later_values_stay_within_their_episode(examples):
-    """Against a slow loop over the steps."""
+    """Compare with a slow loop over the steps."""
     in_view = examples.labels["saw_in_view"].to_numpy()
     ground = examples.labels[ON_GROUND].to_numpy()
     same = examples.episode[:, None] == examples.episode

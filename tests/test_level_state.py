@@ -1,4 +1,4 @@
-"""States of Procgen levels: read, written back, and refused where Procgen would end the process."""
+"""States of Procgen levels: reading, writing, and rejection of states that would crash Procgen."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ def play(env, steps, seed=0):
 
 @pytest.fixture(scope="module")
 def states():
-    """By game and mode: states of several levels, at the start and in mid-episode."""
+    """States of several levels, at the start and within episodes, by game and mode."""
     found = {}
     for mode in ("easy", "hard"):
         for game in GAMES_OF_MODE[mode]:
@@ -42,7 +42,7 @@ def maze(states):
 
 
 def with_number(state, name, value, code="i", row=0):
-    """The bytes of a state with 4 of them replaced."""
+    """Return the bytes of a state with a 4-byte number replaced."""
     at = LevelState.parse(state).offset(name) + 4 * row
     return state[:at] + struct.pack("<" + code, value) + state[at + 4:]
 
@@ -117,7 +117,7 @@ def test_environments_refuse_states_that_would_end_the_process(states, maze):
 
 
 def test_no_garbage_is_collected_while_a_library_is_opened():
-    """Garbage may hold an environment, and closing one then waits for ever."""
+    """Garbage may contain an environment, and closing one at that time would never return."""
     found = []
 
     def look(phase, info):

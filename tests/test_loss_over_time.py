@@ -1,4 +1,4 @@
-"""Loss against simulated step: what is measured, on which windows, and what is written."""
+"""Loss by simulated step: measures, choice of windows, and output files."""
 
 import copy
 import dataclasses
@@ -46,7 +46,7 @@ KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidde
 
 @pytest.fixture(scope="module")
 def model_file(simulator_file, recording, tmp_path_factory):
-    """A simulator whose settings say that it was trained on the recording."""
+    """A simulator whose settings name the recording as its training data."""
     path = Path(shutil.copy(simulator_file, tmp_path_factory.mktemp("run")))
     save_settings(path.parent, dataclasses.replace(
         run_of(simulator_file), data_dir=str(recording / "data"), seed=SPLIT_SEED, num_episodes=12))
@@ -55,7 +55,7 @@ def model_file(simulator_file, recording, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def simulator(model_file, agent_path):
-    """Its red and green lie outside of [0, 1] before the clamp."""
+    """A simulator with red and green outside [0, 1] before the clamp."""
     simulator = open_simulator(model_file, agent_path, run_of(model_file).simulator, FLOAT32)
     with torch.no_grad():
         simulator.decoder.image.layers[-1].bias += torch.tensor([0.7, -0.7, 0])
@@ -79,14 +79,14 @@ def mean(dataset, split):
 
 @pytest.fixture(scope="module")
 def result(simulator, dataset, split, mean):
-    """Seventy held-out windows, in batches of which the last is not full."""
+    """Losses on seventy held-out windows, in batches of which the last is not full."""
     windows = choose_windows(split.held_out, 70, seed=0)
     assert len(windows) == 70
     return loss_over_time(simulator, dataset, windows, 16, mean, MODE, FLOAT32)
 
 
 def first_end(window):
-    """The simulated step at which the recorded episode ends, or the last one."""
+    """Return the simulated step at which the recorded episode ends, or the last step."""
     ends = np.flatnonzero(window.terminals[2:].numpy())
     return int(ends[0]) if len(ends) else STEPS - 1
 
@@ -99,7 +99,7 @@ def imagined_alone(simulator, window, actions):
 
 
 def direct_losses(steps, window):
-    """By kind, computed for one window from the stored rows."""
+    """Compute the losses of one window from the stored rows, by kind."""
     images = np.stack([step.images[0].numpy() for step in steps])
     frames = window.frames[2:].numpy() / 255
     rewards = np.array([float(step.rewards) for step in steps])
@@ -114,7 +114,7 @@ def direct_losses(steps, window):
 
 
 def some_windows(result):
-    """Positions of windows that end early and of windows that do not."""
+    """Return positions of windows in which the episode ends, and of others."""
     ended = ~result.counted[-1]
     assert ended.any() and not ended.all()
     return [*np.flatnonzero(ended)[:3], *np.flatnonzero(~ended)[:3], len(result.windows) - 1]
@@ -181,7 +181,7 @@ def test_mean_frame_is_that_of_the_training_episodes_only(result, recording, dat
 
 
 def made_up(simulator_loss, other_loss, episodes):
-    """Losses with known numbers (T, N), the same for all other predictors."""
+    """Return results with given losses (T, N); `other_loss` is that of all other predictors."""
     simulator_loss, other_loss = (np.asarray(loss, np.float32)
                                   for loss in (simulator_loss, other_loss))
     losses = {(SIMULATOR, "image"): simulator_loss}
@@ -202,7 +202,7 @@ def test_table_holds_means_over_what_counts():
     assert rows["standard_deviation"].iloc[0] == pytest.approx(np.std([1, 3, 8], ddof=1))
     # Drawn with replacement: episode 0 twice, episode 1 twice, or both.
     assert rows[["low_95", "high_95"]].iloc[0].tolist() == [1, 5.5]
-    assert rows[["low_95", "high_95"]].iloc[1].isna().all()  # one episode says nothing of spread
+    assert rows[["low_95", "high_95"]].iloc[1].isna().all()  # one episode has no spread
     pixel = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "image_mse")]
     assert pixel["mean"].iloc[0] == pytest.approx(4 * 2 / (3 * 64 * 64))
 
@@ -215,7 +215,7 @@ def test_comparison_counts_the_steps_at_which_the_simulator_is_better():
                      for name in (SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME)]
 
 
-# What matters to the agent
+# Measures of what matters to the agent
 
 def test_a_frame_that_is_true_is_perfect_in_every_measure(result):
     """The last initial frame is the label of step 0."""
@@ -274,12 +274,12 @@ def test_correlation_of_values_is_over_the_windows_that_reach_a_step():
         assert row["mean"] == pytest.approx(np.corrcoef(
             recorded[step, :reached], values[SIMULATOR][step, :reached])[0, 1], abs=1e-6)
         assert row["low_95"] < row["mean"] < row["high_95"] < row["low_95"] + 0.6
-    assert MEAN_FRAME not in rows.index.levels[0]  # a constant correlates with nothing
+    assert MEAN_FRAME not in rows.index.levels[0]  # a constant has no correlation
 
 
 @pytest.fixture(scope="module")
 def leaper(agent_path, tmp_path_factory):
-    """A recording of a game whose objects are known."""
+    """A recording of leaper, a game whose kinds of object are known."""
     logdir = tmp_path_factory.mktemp("leaper")
     assert record.main(record_arguments(agent_path, logdir, 6, "--env_name", "leaper",
                                         "--no_videos")) == 0

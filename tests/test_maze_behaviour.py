@@ -1,4 +1,4 @@
-"""Behaviour in mazes: regressions on made-up tables, episodes of small networks, the script."""
+"""Behaviour in mazes: regressions on synthetic tables, episodes of small networks, the script."""
 
 import shutil
 
@@ -40,13 +40,13 @@ NUM_LEVELS = 26
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Few resamplings and subsets."""
+    """Use few resamplings and subsets."""
     monkeypatch.setattr(prediction, "RESAMPLINGS", 6)
     monkeypatch.setattr(prediction, "NUM_SUBSETS", 8)
 
 
 def made_up(num=120, seed=0):
-    """Features of which the first decides a target, which is drawn, and its probability."""
+    """Return features, a target, and its probability, which depends on the first feature."""
     rng = np.random.default_rng(seed)
     table = pd.DataFrame(rng.normal(size=(num, 3)) * (1, 5, 0.2) + (3, 0, 7),
                          columns=["a", "b", "c"])
@@ -55,7 +55,7 @@ def made_up(num=120, seed=0):
 
 
 def number(table, quantity, **where):
-    """The one row of the table of regressions."""
+    """Return the only row of a table of regressions with a quantity and given values."""
     for name, value in where.items():
         table = table[table[name] == value]
     rows = table[table["quantity"] == quantity]
@@ -65,7 +65,7 @@ def number(table, quantity, **where):
 
 def test_scores_are_of_levels_not_fitted_and_standardised_by_those_that_were(quick):
     features, target, _ = made_up()
-    features.iloc[7, 0] = 12  # pulls mean and deviation of the folds that have it
+    features.iloc[7, 0] = 12  # an outlier, which changes mean and deviation of its folds
     table = prediction.regressions(features, {"got": target}, target > 0, 5, SETS)
     right, losses, base_right, base_losses = (np.empty(len(target)) for _ in range(4))
     for train, test in StratifiedKFold(10, shuffle=True, random_state=5).split(target, target):
@@ -140,7 +140,7 @@ def test_coefficients_and_their_intervals_are_those_of_resampled_levels(quick):
                                                  ("coefficient", "b"))):
         row = number(table, quantity, model="set", feature=feature)
         assert row[["value", "low_95", "high_95"]].tolist() == pytest.approx(
-            [whole[place], *ends[:, place]], abs=0.03)  # ours shrinks the intercept a little
+            [whole[place], *ends[:, place]], abs=0.03)  # ours also shrinks the intercept
 
 
 def test_variance_inflation_tells_collinear_features(quick):
@@ -163,13 +163,13 @@ def test_which_is_first_goes_by_the_path():
     assert first_of([grid.world(*place) for place in up], grid, inside) == NEITHER
     up.append([4, 2])
     assert first_of([grid.world(*place) for place in [*up, [2, 2]]], grid, inside) == REGION
-    right.append([2, 2])  # the cheese, a square of the region itself
+    right.append([2, 2])  # the cheese, which lies within the region
     assert first_of([grid.world(*place) for place in right], grid, inside) == CHEESE
 
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory):
-    """A small untrained agent without memory, which wanders."""
+    """A small untrained agent without memory, which walks at random."""
     policy = small_policy("nature", recurrent=False)
     with torch.no_grad():
         policy.fc_policy.weight /= 100
@@ -188,7 +188,7 @@ def arguments(agent, output, *more, num=NUM_LEVELS):
 
 @pytest.fixture(scope="module")
 def finished(agent, tmp_path_factory):
-    """A run's folder, and its figures."""
+    """Results and figures of a run."""
     output = tmp_path_factory.mktemp("behaviour") / "out"
     with pytest.MonkeyPatch.context() as patch, figures_drawn() as figures:
         patch.setattr(prediction, "RESAMPLINGS", 6)
@@ -217,7 +217,7 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
             beside = tuple(np.add(walked[-1], moves.get(int(action), (0, 0))))
             is_open = min(beside) >= 0 and max(beside) < 15 and grid.is_free[beside]
             walked.append(beside if is_open else walked[-1])
-        walked = walked if row.got_cheese else walked[:-1]  # the last frame is of no level
+        walked = walked if row.got_cheese else walked[:-1]  # the last frame shows no level
         assert (path + grid.margin).tolist() == [list(square) for square in walked]
         assert row.kind == FORK and (row.maze_dim, row.cheese_row, row.cheese_column) == (
             grid.maze_dim, *grid.cheese)
@@ -245,7 +245,7 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     assert [success.value, success.low_95, success.high_95] == pytest.approx(
         [forks[GOT].mean(), *ends], 1e-4)
     assert exact.value == pytest.approx(forks[EXACT_CHEESE].mean())
-    assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were chosen
+    assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were selected
     firsts = [row.value for row in found if row.measure.startswith("first reached")]
     assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
     scores = [row for row in found if row.row == 4 and row.levels == "target: got the cheese"]

@@ -1,4 +1,4 @@
-"""Channels of maze agents: an agent that steers by one channel is found out, nothing else."""
+"""Channels of maze agents: a planted channel that steers the agent is found, and no others."""
 
 import shutil
 
@@ -31,8 +31,8 @@ LEVELS = ("--kind", "fork", "--size", "7:9", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory):
-    """The file of an agent that goes up where the cheese is left of the diagonal, and right where
-    it is below. Yellow makes up the planted channel. The others are made of what is brighter in
+    """The file of an agent that goes up if the cheese is left of the diagonal, and right if it is
+    below. The planted channel responds to yellow. The other channels respond to pixels with more
     blue than any pixel of the cheese: walls and mouse."""
     policy = planted_policy(PLANTED, (-1.2, 4.0, -4.0))
     embedder = policy.embedder
@@ -41,7 +41,7 @@ def agent(tmp_path_factory):
         embedder.block1.conv.weight[1:] = 0
         embedder.block1.conv.weight[1, 2, 1, 1] = 10
         embedder.block1.conv.bias[1] = -10 * 100 / 255
-        embedder.block2.conv.weight[:, 1] = 0  # is below 0 at the cheese; the others read its relu
+        embedder.block2.conv.weight[:, 1] = 0  # negative at the cheese; others read its ReLU
         policy.fc_policy.weight[UP, :64] = 1.5 * (7 - row > column)
         policy.fc_policy.weight[RIGHT, :64] = 1.5 * (7 - row < column)
         policy.fc_policy.bias.zero_()
@@ -84,7 +84,7 @@ def test_channels_finds_the_planted_channel_alone(channels_folder):
     assert cheese["tracks"][PLANTED] and cheese["hit_rate"][PLANTED] > 0.9
     assert cheese["hit_rate"].drop(PLANTED).max() == 0
     assert cheese["at"][PLANTED] > 0.5 > 0.1 > cheese["elsewhere"][PLANTED]
-    # The others follow walls and the mouse, so that they could be mistaken.
+    # The other channels track walls and the mouse, so they could be chosen by mistake.
     walls = table[(table["thing"] != "cheese") & (table["channel"] != PLANTED)]
     assert walls["hit_rate"].max() > 0.5
     assert f"| {LAYER} | {PLANTED} |" in (channels_folder / "report.md").read_text()
@@ -116,7 +116,7 @@ def test_multiplying_the_planted_channel_does_something_and_random_ones_nothing(
     of = table[table["outcome"] == "log_odds"].set_index("arm")["effect"]
     planted = of[[f"channels {PLANTED} times 0",
                   f"channels {PLANTED} positive part times -1, negative 1"]]
-    # What is below 0 is not read, so that -1 takes the positive part away as 0 does.
+    # Negative values are not read, so multiplying the positive part by -1 is like multiplying by 0.
     assert planted.max() < -0.3 and planted.iloc[1] == pytest.approx(planted.iloc[0])
     assert of.drop(planted.index).abs().max() < 1e-5
     assert not table.loc[table["control"], "claimed"].any()

@@ -1,4 +1,4 @@
-"""Mazes: state bytes, edits, words, level files, texts, searches and pairs; bad input."""
+"""Mazes: state bytes, edits, options, level files, texts, searches and pairs; bad input."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ STAY = 4
 
 @pytest.fixture(scope="module")
 def hundred():
-    """The hard levels 0 to 99, which the published figures are about."""
+    """The hard levels 0 to 99, which the published figures show."""
     return [stock_state("hard", seed) for seed in range(100)]
 
 
@@ -51,7 +51,7 @@ def fork(forks):
 
 @pytest.fixture(scope="module")
 def easy():
-    """An easy level with room around its maze."""
+    """An easy level with free space around its maze."""
     return stock_state("easy", 1)
 
 
@@ -151,7 +151,7 @@ def test_features_of_a_fork_by_hand():
 
 
 def changed(before, after):
-    """Names of the fields that differ between two states; cells by their square."""
+    """Return the names of the fields that differ between two states, and the changed squares."""
     one, other = before.fields(), after.fields()
     names = {name.rpartition(".")[2] for name in one if one[name] != other[name]} - {"cells"}
     return names | set(map(tuple, np.argwhere(before.grid.cells != after.grid.cells).tolist()))
@@ -159,7 +159,7 @@ def changed(before, after):
 
 @pytest.fixture(scope="module")
 def moving():
-    """A hard level in mid-episode: the mouse has just moved, and faces right."""
+    """A hard level within an episode: the mouse has just moved, and faces right."""
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "hard", 0, 1), 1, 0, 0)) as env:
         env.observe()
         env.act(np.array([7], np.int32))
@@ -195,7 +195,7 @@ def test_edits_change_their_bytes_alone_and_leave_the_original(moving):
 
 
 def play(state, actions):
-    """Rewards and ends of episodes behind each action, from a state on."""
+    """Take actions from a state; return reward and end of the episode after each."""
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env:
         env.observe()
         env.set_state([state.to_bytes()])
@@ -258,7 +258,7 @@ def test_level_files_and_texts_there_and_back(tmp_path, forks, easy):
         assert again.grid.to_rows() == state.grid.to_rows()
         assert again.grid.maze_dim == state.grid.maze_dim
     entry = dataclasses.asdict(LevelEntry.of(easy))
-    del entry["use_backgrounds"], entry["facing"]  # which a file written by hand may lack
+    del entry["use_backgrounds"], entry["facing"]  # optional in files written by hand
     (tmp_path / "mine.json").write_text(json.dumps(entry))
     assert load_levels(tmp_path / "mine.json")[0].to_bytes() == easy.to_bytes()
 
@@ -400,7 +400,7 @@ print("alive")
 
 
 def damaged(data, rng):
-    """The bytes with one or two words replaced, or with bytes cut out or put in."""
+    """Return the bytes of a state with one or two numbers replaced, or bytes removed or added."""
     words = [0, 1, -1, 2, 51, 100, 101, 499, 500, 2**31 - 1, -2**31]
     numbers = [np.nan, np.inf, -np.inf, 0.5, -0.5, 1e-9, 1e9, 7.5]
     data, state = bytearray(data), LevelState.parse(data)

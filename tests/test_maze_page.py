@@ -1,4 +1,4 @@
-"""python -m maze.page: in a real browser, frames equal to Procgen's and answers to torch's."""
+"""python -m maze.page in a real browser: frames equal Procgen's, and outputs equal PyTorch's."""
 
 import csv
 import functools
@@ -55,13 +55,13 @@ def opened_once(browser, maze_export):
 
 @pytest.fixture
 def page(opened_once, fork):
-    """The module's page, at a new view of a fork."""
+    """The page, shared by the tests of this module, at a new view of a fork."""
     go(opened_once, fragment(fork, unused=next(COUNTER)))
     return opened_once
 
 
 def fragment(state, agent=NAME, patches=(), **more) -> str:
-    """The address of a maze, as ``web/maze/lib/address.js`` writes it."""
+    """Return the address fragment of a maze, as ``web/maze/lib/address.js`` writes it."""
     grid = state.grid
     inside = grid.region(grid.world_dim)
     whole = grid.is_free[~inside].any()
@@ -76,7 +76,7 @@ def fragment(state, agent=NAME, patches=(), **more) -> str:
 
 
 def answers(page) -> dict[str, dict[Square, tuple[np.ndarray, float]]]:
-    """By arm and square log-probabilities and value, from the file that the page saves."""
+    """Return log-probabilities and value by arm and square, from the CSV file of the page."""
     with page.expect_download() as download:
         page.get_by_role("button", name="Download all numbers (CSV)").click()
     rows = csv.reader(io.StringIO(download.value.path().read_text()))
@@ -89,7 +89,7 @@ def answers(page) -> dict[str, dict[Square, tuple[np.ndarray, float]]]:
 
 
 def assert_equal(found, field) -> None:
-    """Answers of the page are those of torch, on the same squares."""
+    """Assert that the outputs on the page are those of PyTorch, on the same squares."""
     assert list(found) == [Square(*square) for square in field.squares.tolist()]
     log_probs, values = zip(*found.values())
     np.testing.assert_allclose(log_probs, field.log_probs, rtol=0, atol=1e-4)
@@ -98,24 +98,24 @@ def assert_equal(found, field) -> None:
 
 
 def canvas_of(page, title: str):
-    """The canvas of a view."""
+    """Return the canvas of the view with a title."""
     title = page.locator(".title", has_text=re.compile(f"^{title}$"))
     return page.locator("figure", has=title).locator("canvas")
 
 
 def frame(page) -> np.ndarray:
-    """The image that the page shows as the agent's, (64, 64, 3)."""
+    """Return the observation that the page shows (64, 64, 3)."""
     return pixels(canvas_of(page, "Observation"))
 
 
 def maze_text(grid):
-    """The maze as text, one line per row from top to bottom."""
+    """Return a maze as text, one line per row from top to bottom."""
     inside = slice(grid.margin, grid.margin + grid.maze_dim)
     return "".join(f"{row[inside]}\n" for row in grid.to_rows()[inside])
 
 
 def text_of(page) -> str:
-    """The maze that is shown, as the page writes it."""
+    """Return the shown maze as text, written by the page."""
     page.get_by_role("button", name="Export this maze").click()
     return page.get_by_role("textbox", name="Maze as text").input_value()
 
@@ -125,7 +125,7 @@ def open_text(page) -> None:
 
 
 def at_square(page, state, square) -> tuple[float, float]:
-    """Where a square of the maze is in the window."""
+    """Return the position of the centre of a square in the window, in pixels."""
     canvas = page.get_by_role("application")
     canvas.scroll_into_view_if_needed()
     box, grid = canvas.bounding_box(), state.grid
@@ -135,7 +135,8 @@ def at_square(page, state, square) -> tuple[float, float]:
 
 
 def edited(mode: str, seed: int):
-    """A level with walls changed, mouse and cheese moved, and free squares outside in some."""
+    """Return a level with changed walls and moved mouse and cheese; some have free squares
+    outside the maze."""
     state, rng = stock_state(mode, seed), np.random.default_rng(seed)
     grid = state.grid
     inside = grid.region(grid.world_dim)
@@ -177,8 +178,7 @@ PATCHES = (
 
 @pytest.fixture(scope="module")
 def fork():
-    """A level in which the decision square is neither start nor cheese, and its corner is not the
-    world's."""
+    """A fork level whose maze is smaller than the world, so that the corners differ."""
     return next(state for seed in range(100) if (state := stock_state("easy", seed)).grid.kind()
                 == "fork" and 9 <= state.grid.maze_dim < 15)
 
@@ -203,7 +203,7 @@ def test_a_patch_on_the_page_is_the_same_patch_in_python(page, policies, fork, f
         assert_equal(found["patched"], field)
         moved = np.abs(np.exp(field.log_probs) - np.exp(original.log_probs)).max()
         same = np.array_equal(field.values, original.values)
-        assert moved > 1e-3 or not same, texts  # or it could not be told from none
+        assert moved > 1e-3 or not same, texts  # large enough to be detected
 
 
 def test_the_vectors_of_a_maze_are_those_of_python(page, policies, fork):
@@ -266,14 +266,14 @@ def test_pointer_and_keys_edit_the_maze_and_undo_takes_it_back(page, fork):
     edits = [
         (lambda: drag(walls[0]), lambda state: state.with_cells({walls[0]: FREE})),
         (lambda: drag(free[0]), lambda state: state.with_cells({free[0]: WALL})),
-        (lambda: drag(*walls[2:5]),  # one edit, of all that it goes over
+        (lambda: drag(*walls[2:5]),  # a single edit of several squares
          lambda state: state.with_cells(dict.fromkeys(walls[2:5], FREE))),
-        (lambda: drag(grid.mouse, free[3], walls[8], free[5]),  # not onto a wall
+        (lambda: drag(grid.mouse, free[3], walls[8], free[5]),  # the wall is skipped
          lambda state: state.with_mouse(free[5])),
         (lambda: drag(grid.cheese, free[7]), lambda state: state.with_cheese(free[7])),
         (lambda: page.get_by_role("button", name="Remove cheese").click(),
          lambda state: state.with_cheese(None)),
-        (lambda: press("ArrowRight", "ArrowUp", "Enter"),  # the first shows where the keys are
+        (lambda: press("ArrowRight", "ArrowUp", "Enter"),  # the first key shows the cursor
          lambda state: state.with_cells({above: FREE if state.grid.cells[above] == WALL
                                          else WALL})),
         (lambda: press("f"), lambda state: state.with_facing(1))]
@@ -300,7 +300,7 @@ def test_touch_draws(browser, maze_export, fork):
         walls = [Square(*place) for place in np.argwhere(
             (fork.grid.cells == WALL) & fork.grid.region(15)).tolist()]
         fingers = page.context.new_cdp_session(page)
-        # A column of the maze, which would scroll the page if the maze let it.
+        # Touching a column of the maze must not scroll the page.
         column = [wall for wall in walls if wall.column == walls[-1].column]
         for kind, touched in [("touchStart", column[:1]), *(("touchMove", [wall]) for wall in
                                                             column[1:]), ("touchEnd", [])]:
@@ -367,12 +367,12 @@ def test_a_vector_that_the_maze_has_not_is_said(page, fork):
 
 
 def test_a_channel_is_coloured_by_its_cells(page, policies, fork):
-    """Blue above 0 and red below, in the cell that the layer has there."""
+    """Positive values are blue and negative ones red, at the position of the layer's cell."""
     policy, channel = policies[NAME], 6
     layer = "embedder.block3.res1.resadd"
     go(page, fragment(fork, show="channel", layer=layer, channel=channel,
                         patches=["multiply@embedder.block3.maxpool=-1"]))
-    # In each cell 36 places, most of which are beside the lines of the walls.
+    # 36 places in each cell, most of which are not on the lines of the walls.
     down, across = np.moveaxis(np.indices((48, 48)).reshape(2, 8, 6, 8, 6), 3, 2).reshape(2, -1)
     places = np.stack([across, down], 1) / 48 + 1 / 96
     maps = {}
@@ -382,7 +382,7 @@ def test_a_channel_is_coloured_by_its_cells(page, policies, fork):
         maps[title] = found[layer][0, channel].numpy()
     for title, numbers in maps.items():
         shown = np.median(colours(canvas_of(page, title), places).reshape(64, 36, 3), axis=1)
-        shades = np.sign(numbers) * np.abs(numbers)**0.7  # see gradientColour
+        shades = np.sign(numbers) * np.abs(numbers)**0.7  # see gradientColour of the page
         assert np.corrcoef(shown[:, 2] - shown[:, 0], shades.ravel())[0, 1] > 0.97, title
 
 
@@ -409,7 +409,7 @@ def test_arrows_point_where_the_agent_goes(page, policies):
 
 
 def walk_of(page, arm: str) -> list[tuple[Square, int | None, list[float]]]:
-    """Square, direction of the move and probabilities (5,) at each step of a walk."""
+    """Return square, direction of the move and probabilities (5,) at each step of a walk."""
     steps = page.evaluate("""async (arm) => {
         const button = (name) => document.querySelector(`[aria-label="${name}"]`)
         const group = button(`walk of the ${arm} agent`)
@@ -430,12 +430,12 @@ def walk_of(page, arm: str) -> list[tuple[Square, int | None, list[float]]]:
 
 
 def forecast_of(page, arm: str) -> list[float]:
-    """P(cheese) and P(corner) in percent, and the expected number of steps."""
+    """Return P(cheese) and P(corner) in percent, and the expected number of steps."""
     text = page.get_by_role("group", name=f"walk of the {arm} agent").locator(".exact").inner_text()
     return [float(number) for number in re.findall(r"[\d.]+", text)]
 
 
-ARROW_ACTIONS = (1, 3, 5, 7, 4)  # of left, down, up, right, stay
+ARROW_ACTIONS = (1, 3, 5, 7, 4)  # left, down, up, right, stay
 
 
 @pytest.mark.parametrize(("actions", "seed"), [("sampled", 3), ("likely", 0)])
@@ -514,7 +514,7 @@ def test_levels_sizes_and_modes_are_shown(page):
     rows = [".####", ".....", ".#.#.", "M#.#."]
     chooser = page.get_by_role("combobox", name="Cheese in training")
     page.get_by_role("combobox", name="Agent").select_option(SHIPPED)
-    assert chooser.input_value() == "5"  # as maze_confined was trained
+    assert chooser.input_value() == "5"  # region with which maze_confined was trained
     for region, column in (("2", 4), ("2", 2), ("5", 2)):
         chooser.select_option(region)
         text = "\n".join([f"{'....'[:column]}C{'....'[column:]}", *rows])

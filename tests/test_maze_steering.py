@@ -84,7 +84,7 @@ def arms_of(layer=LAYER, source=OWN, coefficients=(-1.0,)):
 
 @pytest.mark.parametrize("layer", (LAYER, "embedder.relufc"))
 def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(policy, layer):
-    """At the very picture of the vector: the decision square is where the mouse starts."""
+    """The vector is computed on the same frame, because the mouse starts on the decision square."""
     states = [state for state in (stock_state("easy", seed) for seed in range(60))
               if FORKS.accept(state.grid)
               and state.grid.decision_square() == state.grid.start][:3]
@@ -101,7 +101,7 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
 
 @pytest.mark.parametrize("layer", (LAYER, ALL))
 def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
-    """Of the resumed passes: the same numbers as full ones with a patch, and the same sizes."""
+    """Resumed forward passes give the same outcomes and sizes as full ones with a patch."""
     arms = arms_of(layer, coefficients=(-1.0, 0.5))
     ours = experiment(policy, kinds=(PERMUTED,), num_controls=2)
     found = ours.at_decision_squares(arms, forks)
@@ -123,8 +123,8 @@ def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
     unpatched = [list(at_decision_square(vector_field(policy, FLOAT32, state)).values())
                  for state in forks]
     np.testing.assert_allclose(found.before[:, :-1], unpatched, rtol=2e-3, atol=2e-4)
-    # A permuted vector has the norm of the vector, another effect, and is the same when forks are
-    # measured one by one.
+    # A permuted vector has the same norm and another effect, and it does not depend on whether
+    # forks are measured one by one.
     np.testing.assert_allclose(found.sizes[1, :, :, 1], found.sizes[0, :, :, 1], rtol=1e-4)
     assert (np.abs(found.after[1:, 0] - found.after[0, 0]).max(axis=(1, 2)) > 1e-3).all()
     alone = ours.at_decision_squares(arms, forks[1:2])
@@ -181,7 +181,7 @@ def test_each_source_adds_its_own_vectors(policy, forks, pool):
 
 
 def made_up(num=40, num_controls=19, kinds=2, seed=0, effect=-0.5) -> Measurements:
-    """Outcomes with one effect, on P(cheese), and noise in every draw."""
+    """Return outcomes with a single effect, on P(cheese), and noise in every condition."""
     rng = np.random.default_rng(seed)
     before = rng.uniform(0.4, 0.8, (num, len(DECISION_OUTCOMES)))
     after = before + rng.normal(0, 0.02, (1 + kinds * num_controls, 1, num, len(DECISION_OUTCOMES)))
@@ -201,7 +201,7 @@ def test_a_planted_effect_is_claimed_and_nothing_else():
 
 def test_an_effect_that_one_kind_of_controls_has_too_is_not_claimed():
     found = made_up()
-    found.after[20:, 0, :, 0] -= 0.5  # those of the second kind
+    found.after[20:, 0, :, 0] -= 0.5  # controls of the second kind
     table = compare_arms([arms_of()], [found], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
     row = table[~table["control"]].set_index("outcome").loc["p_cheese"]
     assert row["p_permuted"] == pytest.approx(0.05) and row["p_gaussian"] > 0.05

@@ -1,4 +1,4 @@
-"""The table of findings on maze agents, and the preset that fills it."""
+"""The table of findings on maze agents, and the preset that computes it."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def agent(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def studies(agent, tmp_path_factory):
-    """The folder of an agent that has been evaluated, and steered on 12 forks."""
+    """The folder of studies of an agent: an evaluation, and steering on 12 forks."""
     folder = tmp_path_factory.mktemp("studies") / "small"
     assert steering.main([
         "--agent_file", str(agent), "--device", "cpu", "--num_mazes", "12", "--size", "3:7",
@@ -71,8 +71,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
 
 
 def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
-    """Of three agents on the same levels, the one with a larger number gets the cheese more often,
-    then less often."""
+    """Three agents play the same levels. Success first rises with an agent's number, then falls."""
     played = tmp_path / "played"
     assert behaviour.main(["--agent_file", str(agent), "--device", "cpu", "--num_mazes", "24",
                            "--size", "3:7", "--region", "2", "--exact", "--output_dir",
@@ -173,7 +172,7 @@ def test_every_study_of_the_preset_fills_rows_of_the_table():
 @pytest.mark.slow
 def test_the_preset_fills_the_table_with_the_numbers_of_its_studies(agent, tmp_path, capsys,
                                                                    monkeypatch):
-    """All studies in small, in order, on an untrained network."""
+    """All studies run in order, with small sizes, on an untrained network."""
     small = dataclasses.replace(load_preset("maze-tiny", agent), retargeted_mazes=1, page=False,
                                 channel_mazes=10, behaviour_forks=12)
     monkeypatch.setattr(run_pipeline, "load_preset", lambda *_, **__: small)

@@ -1,4 +1,4 @@
-"""Lesions of the hidden state: their arithmetic, agents with and without memory, the script."""
+"""Lesions of the hidden state: arithmetic, agents with and without memory, and the script."""
 
 import dataclasses
 import re
@@ -43,13 +43,13 @@ BEGINS = np.array([4, 9, 5, 12])
 LEVELS = np.array([7, 7, 8, 9])
 BEFORE, STEPS, LENGTH = 4, 6, 18
 GAME = EnvConfig("fruitbot", "easy")
-CHANGE, LOW, HIGH = 6, 1, 7  # step at which the counter changes its action, and the two actions
+CHANGE, LOW, HIGH = 6, 1, 7  # step at which the action changes, and both actions
 
 
 def counting_policy():
-    """An agent whose unit 0 counts the steps of an episode, h' = 0.9 h + 0.1 from 0, and that takes
-    action LOW until step CHANGE and action HIGH from then on, whatever it sees: with an embedder
-    that takes little time."""
+    """Return an agent whose unit 0 counts the steps of an episode by h' = 0.9 h + 0.1, from h = 0.
+    It takes action LOW before step CHANGE and action HIGH from then on, whatever it sees. Its
+    embedder is fast."""
     policy = tiny_policy(architecture="nature")
     with torch.no_grad():
         policy.init_hx[0] = 0
@@ -67,7 +67,7 @@ def counting_policy():
 
 
 def without_memory(policy):
-    """The agent with a GRU that ignores the state that enters a step."""
+    """Change the agent's GRU so that it ignores the entering state."""
     with torch.no_grad():
         gru, size = policy.gru.gru, policy.hidden_state_size
         gru.weight_hh_l0.zero_()
@@ -84,8 +84,8 @@ def without_heads(policy):
 
 @torch.no_grad()
 def played(policy, embeddings, lesion=None, begin=0, donor=None):
-    """States that enter each step of an episode, before the lesion, and log-probabilities, in a
-    plain loop."""
+    """Compute the states that enter each step of an episode, before the lesion, and the
+    log-probabilities, in a plain loop."""
     states, log_probs = [policy.initial_state()], []
     for t, embedding in enumerate(embeddings):
         entering = states[t]
@@ -99,7 +99,7 @@ def played(policy, embeddings, lesion=None, begin=0, donor=None):
 
 
 def make_windows(policy, seed=0):
-    """Windows of episodes of random embeddings; also these embeddings and states."""
+    """Return windows of episodes of random embeddings, the embeddings, and the states."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(len(BEGINS), LENGTH, policy.embedder.output_dim, generator=generator)
     states = [played(policy, episode)[0] for episode in embeddings]
@@ -113,7 +113,7 @@ def make_windows(policy, seed=0):
 
 
 def kl_of(policy, windows, lesion, states):
-    """Divergence after a lesion, and the function that applied it."""
+    """Return the KL divergence after a lesion, and the function that applied it."""
     intact, entering = run_windows(policy, windows)
     donors = (Donors(list(entering), windows.levels, windows.first) if lesion.kind == COPY
               else Donors(states, windows.levels))
@@ -159,7 +159,7 @@ def test_agents_that_do_not_use_their_memory_are_unaffected(policy):
 
 def test_a_counter_is_set_back_by_the_steps_that_a_lesion_removes():
     policy = counting_policy()
-    with torch.no_grad():  # a soft choice between two actions, by the counter
+    with torch.no_grad():  # the counter gradually shifts the policy between two actions
         policy.fc_policy.weight[HIGH, 0], policy.fc_policy.bias[HIGH] = 5, -2
     windows, _, states = make_windows(policy)
 
@@ -194,7 +194,7 @@ def test_controls_change_the_state_by_as_much_in_standard_deviations():
     def moved(control=None, size=None):
         alter = LesionedMemory(Lesion(RESET, control=control), np.zeros(4, int), initial, std,
                                size=size)
-        assert alter(hidden, info).abs().max() <= 1  # the range of a GRU's states
+        assert alter(hidden, info).abs().max() <= 1  # range of states of a GRU
         return alter.moved
 
     for control in range(3):
@@ -214,7 +214,7 @@ def test_swapped_states_come_from_other_levels_at_the_same_step():
             giver = int(state)
             assert LEVELS[giver] != level
             others = [length for length, other in zip((30, 8, 20, 4), LEVELS) if other != level]
-            expected = min(step, max(others) - 1)  # without a longer episode, the longest one's end
+            expected = min(step, max(others) - 1)  # at most the end of the longest episode
             assert state.item() - giver == pytest.approx(expected / 1000, abs=1e-5)
     with pytest.raises(UserError, match="all episodes use level 7"):
         Donors(states[:2], LEVELS[:2]).other(0, 7, 0)
@@ -286,7 +286,7 @@ def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp
     assert run(counting, tmp_path, *lesions) == 0
     effects = pd.read_csv(tmp_path / "effects.csv").set_index(["arm", "outcome"])["effect"]
     tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "episodes").glob("*.csv")}
-    for arm in ("copy", "swap_always"):  # all levels count alike
+    for arm in ("copy", "swap_always"):  # the counter does not depend on the level
         assert (effects[arm] == 0).all()
     before, after = tables["unaltered"], tables["reset_always"]
     assert effects["reset_always", "return"] == after["return"].mean() - before["return"].mean()

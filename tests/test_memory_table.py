@@ -1,4 +1,4 @@
-"""Claims and stages of the preset memory: verdicts and summaries of planted results, missing
+"""Claims and stages of the preset `memory`: verdicts and summaries of planted results, missing
 studies, and the panel of features."""
 
 import dataclasses
@@ -39,7 +39,7 @@ LABEL = {"group": "g", "probe": "linear", "hidden_state": 0.7, "low_95_hidden": 
 
 
 def write(folder, study, schema, **tables):
-    """Plant tables of a study."""
+    """Write given tables as results of a study."""
     store = ResultStore(folder / study, schema)
     store.open({"planted": True})
     for entry, rows in tables.items():

@@ -1,7 +1,7 @@
-"""Run folders of an earlier version (commit 3fcd7cc) continue to the numbers of that version.
+"""Runs of an earlier version (commit 3fcd7cc) resume and give the numbers of that version.
 
-The agent's folder is kept whole but for its agent file and events. The simulator's checkpoint has
-weights by the recipe of the golden numbers, and what that version stored beside them.
+The agent's run folder is complete except for its agent file and events. The simulator's checkpoint
+has the weights of the golden numbers, and the other entries that the earlier version stored.
 """
 
 import dataclasses

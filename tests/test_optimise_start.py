@@ -1,4 +1,4 @@
-"""python -m generative.optimise_start: the search, what it is compared with, and its files."""
+"""python -m generative.optimise_start: the search, its comparisons, and output files."""
 
 import copy
 import dataclasses
@@ -41,14 +41,14 @@ from generative.start_optimisation.objectives import (
 from generative.start_optimisation.search import SearchContext, SearchPlan, search
 from tools.compare_outputs import digests
 
-STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
+STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two from the set `tiny`
 TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
            "embedder.block3.res2.resadd:3", "from_left_to_up"]
 
 
 @pytest.fixture(scope="module")
 def arguments(simulator_file, agent_path, recording, matrices):
-    """Flags of the script; a later one wins over an earlier one."""
+    """A function that returns flags of the script; a later flag overrides an earlier one."""
     def argv(folder, *more):
         return [*map(str, (
             "--agent_file", agent_path, "--model_file", simulator_file,
@@ -61,7 +61,7 @@ def arguments(simulator_file, agent_path, recording, matrices):
 
 @pytest.fixture(scope="module")
 def finished(arguments, tmp_path_factory):
-    """An output folder that no test may change, with both aims, and the axes of its figure."""
+    """A run with both aims: its output folder, which no test may change, and its figure."""
     folder = tmp_path_factory.mktemp("optimised") / "output"
     with figures_drawn() as figures:
         assert optimise_start.main(arguments(folder, "--aims", "maximise", "minimise")) == 0
@@ -79,17 +79,17 @@ def vectors(num, seed=0, size=16):
 # Gradients
 
 def smooth(simulator, start, choices, vector, reference):
-    """The simulator as a smooth function of its start vector.
+    """Evaluate the simulator as a smooth function of its start vector.
 
-    The forward pass of a choice has no slope; so choices are kept, and what the tensor whose
-    gradient a choice passes has changed by is added to them.
+    Discrete choices have no slope. Therefore, the choices of a given simulation are kept, and
+    changes of the tensor through which a choice passes its gradient are added to them.
 
     Args:
-        start, choices: start and steps of a simulation from which they are taken.
-        reference: the tensors that passed gradients where nothing is moved, or None there.
+        start, choices: start and steps of the simulation from which the choices are taken.
+        reference: the tensors that pass gradients, at the unchanged vector; None to compute them.
 
     Returns:
-        Values, log-probabilities and states of the last step, and the tensors.
+        Value, log-probabilities and state of the last step, and the tensors that pass gradients.
     """
     passed = []
 
@@ -119,7 +119,7 @@ def smooth(simulator, start, choices, vector, reference):
     ("hidden_state:5", lambda values, log_probs, states: states[5])])
 def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulator, monkeypatch,
                                                                          name, read):
-    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)  # all of it in float64
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)  # compute everything in float64
     exact = copy.deepcopy(simulator).double()
     vector = vectors(1, seed=2).double().requires_grad_()
     steps, answers = rollout(exact, FLOAT32, vector, STEP + 1,
@@ -137,19 +137,19 @@ def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulat
             assert abs((above - below) / 2e-6 - expected) < 1e-5 * gradient.norm()
 
 
-# A planted target: hidden unit 0 rises with the vector's projection on a direction
+# A planted target: hidden unit 0 increases with the vector's projection on a direction
 
 @pytest.fixture
 def planted(simulator):
-    """A simulator whose agent keeps its state, of which unit 0 is told by the start vector alone;
-    and the direction along which it rises."""
+    """A simulator whose agent keeps its state, so that unit 0 depends on the start vector alone,
+    and the direction along which unit 0 increases."""
     direction = vectors(1, seed=9)[0]
     with torch.no_grad():
         gru = simulator.agent.policy.gru.gru
         gru.weight_ih_l0.zero_()
         gru.weight_hh_l0.zero_()
         size = simulator.config.agent_hidden_size
-        gru.bias_hh_l0[size:2 * size] = 20  # the update gate: what enters leaves
+        gru.bias_hh_l0[size:2 * size] = 20  # update gate: the state does not change
         for layer in list(simulator.hidden_converter)[::2]:
             layer.weight.zero_()
             layer.bias.zero_()
@@ -159,7 +159,7 @@ def planted(simulator):
 
 
 def recorded_around(centre, number=60):
-    """Vectors near a centre, of six episodes, and their density."""
+    """Return vectors near a centre, from six episodes, and their density."""
     noise = torch.randn(number, len(centre), generator=torch.Generator().manual_seed(4))
     near = on_unit_sphere(centre + 0.1 * noise)
     return near, RecordedDensity.fit(near.numpy(), np.arange(number) % 6)
@@ -186,7 +186,7 @@ def test_penalty_keeps_starts_where_recorded_ones_lie(planted):
     free, kept = (found(planted, begin[:3], density, penalty) for penalty in (0.0, 10.0))
     assert density.excess(free).min() > 4
     assert density.excess(kept).max() < 0.2
-    assert ((kept - begin[:3]) @ direction).min() > 0.02  # and yet the target rises
+    assert ((kept - begin[:3]) @ direction).min() > 0.02  # the target still increases
 
 
 def test_penalty_keeps_the_simulated_episode_going(simulator):
@@ -200,7 +200,7 @@ def test_penalty_keeps_the_simulated_episode_going(simulator):
         return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
 
     kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], (0.0, 1e9),
-                  everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target counts for nothing
+                  everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target has no weight
     assert (ends(kept) < 0.8 * ends(begin[:3])).all()
 
 
@@ -219,11 +219,11 @@ def test_the_best_vector_on_the_way_is_kept(planted):
     _, density = recorded_around(direction)
     (target,) = named(simulator.agent.policy, "hidden_state:0")
     wild = search(simulator, FLOAT32, Objective(target, MAXIMISE), direction[None], (0.0, 0.3),
-                  density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leads away from the best
+                  density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leaves the optimum
     torch.testing.assert_close(wild[0], direction)
 
 
-# Where recorded starts lie
+# Density of recorded starts
 
 @pytest.mark.parametrize("dimensions", [3, 100, 104, 2048])
 def test_kernels_are_densities(dimensions):
@@ -250,8 +250,8 @@ def test_concentration_follows_the_spread_and_typical_is_what_most_recorded_star
 
 
 def test_windows_of_an_episode_do_not_vouch_for_each_other():
-    """Each episode is one point, recorded many times over: with its own windows among the kernels
-    the likeliest kernel would be a needle."""
+    """Each episode is one point, repeated many times. If kernels of its own windows counted, the
+    most likely kernel would be arbitrarily narrow."""
     points = vectors(20, seed=3, size=4).repeat_interleave(10, dim=0)
     density = RecordedDensity.fit(points.numpy(), np.repeat(np.arange(20), 10))
     assert density.concentration < 100
@@ -289,7 +289,7 @@ def test_targets_are_what_their_names_say(simulator):
     assert len(named(policy, "policy", "value", "value", "hidden_state")) == 15 + 1 + 64
 
 
-# Searches and comparisons of a context
+# Searches and comparisons
 
 def context_of(simulated, episodes, orders, best_of):
     number = len(episodes)
@@ -308,7 +308,7 @@ def test_searches_begin_from_the_best_of_the_starts_that_are_not_compared(simula
     assert context.begins(0).tolist() == [0, 3, 4] and context.begins(1).tolist() == [2, 4, 1]
     assert context.recorded_scores[:, 0] == pytest.approx(-context.recorded_scores[:, 1])
     few = context_of(simulated, [0] * 8, orders, 3)
-    assert few.begins(0).tolist() == [0, 1, 3]  # one episode gives all
+    assert few.begins(0).tolist() == [0, 1, 3]  # all from one episode
 
 
 def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
@@ -337,7 +337,7 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
 
 @pytest.fixture(scope="module")
 def greedy(agent_path, tmp_path_factory):
-    """A recording of an agent that takes its likeliest action, and its episodes."""
+    """A recording of an agent that takes its most likely action, and the recorded episodes."""
     folder, config = tmp_path_factory.mktemp("greedy"), EnvConfig("fruitbot", "easy")
     writer = RolloutWriter(folder, {"env": vars(config)})
     episodes = list(play_episodes(load_agent(agent_path), FLOAT32, config, [(0, 3), (1, 8)], 0, 2,
@@ -405,7 +405,7 @@ def test_tables_say_what_the_samples_hold(finished):
         assert row.beyond_real == (
             sign * row.value > np.quantile(real, 0.999) + evaluation.LEAST * simulated.std())
     free = table[table["penalty"] == 0]
-    assert (free["score"] >= free["begin_score"] - 1e-3).all()  # begins are among what is kept
+    assert (free["score"] >= free["begin_score"] - 1e-3).all()  # the search may keep its start
     assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
     best = table[table["best"]]
     assert best["real_percentile"].between(0, 1).all()
@@ -439,7 +439,7 @@ def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_p
     other = shutil.copytree(folder, tmp_path / "other")
     for name in ("starts.csv", "report.md", "pictures/order_002.png"):
         (other / name).unlink()
-    shutil.rmtree(other / "penalty_1" / "sample_00005")  # a kill between two starts of an order
+    shutil.rmtree(other / "penalty_1" / "sample_00005")  # killed between two starts of an objective
     for number in range(4, 2 * len(TARGETS) * NUM_STARTS):
         shutil.rmtree(other / "penalty_0" / f"sample_{number:05d}")
     assert optimise_start.main(arguments(other, "--aims", "maximise", "minimise")) == 0

@@ -1,4 +1,4 @@
-"""What the three pages have in common, in a real browser: access, keyboard, contrast, damage."""
+"""Common properties of the three pages in a real browser: accessibility, keyboard, damage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONTROLS = ("button:not(:disabled), select:not(:disabled), summary, textarea, "
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A page and how it is used here."""
+    """A page, and how the tests use it."""
 
     page_file: Path
-    fragment: str  # of a view that has many of the page's parts
+    fragment: str  # fragment of a view with many parts of the page
     extend: tuple[str, ...]  # names of buttons that add further parts
     another: str  # fragment of a view that needs other data
 
@@ -119,7 +119,7 @@ def test_what_is_typed_and_named_is_text(page, site):
     field = page.get_by_role("textbox", name="Notes")
     field.click()
     page.keyboard.type("<img src=x onerror='window.owned=1'>")
-    for key in ("ArrowLeft", "Home", "ArrowRight", "End"):  # the view stays
+    for key in ("ArrowLeft", "Home", "ArrowRight", "End"):  # the view does not change
         page.keyboard.press(key)
     assert page.locator("main").evaluate("(each) => each.innerText") == before
     page.wait_for_timeout(300)
@@ -156,7 +156,7 @@ def test_pages_do_not_scroll_sideways(browser, site):
 
 
 def contrast(a, b):
-    """Contrast of two colours "#rrggbb", as WCAG defines it."""
+    """Return the contrast of two colours "#rrggbb", as defined by WCAG."""
     def luminance(colour):
         shares = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
@@ -190,7 +190,7 @@ def test_light_and_dark_have_contrast_and_follow_the_system(browser, site, schem
             const style = getComputedStyle(each)
             return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
         }).map((each) => each.outerHTML)""")
-        assert not moving  # only what is played moves
+        assert not moving  # nothing moves except during playback
         theme = page.get_by_role("combobox", name="Theme")
         theme.select_option("light" if scheme == "dark" else "dark")
         page.reload()

@@ -1,4 +1,4 @@
-"""export_panel.py: the contents of a panel's files, and every mistake as one sentence."""
+"""export_panel.py: contents of the panel's files, and error messages of one sentence."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def exported(panel_export):
 
 
 def content(folder: PanelFolder, name: str) -> dict:
-    """Content that a file of data gives to the page."""
+    """Return the content of a data file of the page."""
     return read_script(folder.data_file(name))
 
 
@@ -145,7 +145,7 @@ def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):
                     "settings*.json"):
         for path in run.folder.rglob(pattern):
             path.unlink()
-    saliency_folder(run).file_of("env_h", 7, "value").unlink()  # so this one is not whole
+    saliency_folder(run).file_of("env_h", 7, "value").unlink()  # so this sample is incomplete
     output = PanelFolder(tmp_path / "panel")
     assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
     steps, manifest = content(output, "steps"), content(output, "manifest")
@@ -184,10 +184,10 @@ def test_features_are_those_of_their_tables_strongest_first(run, features, tmp_p
     assert content(output, "features")["features"] == FEATURES
     assert content(output, "manifest")["features"] == [each["number"] for each in FEATURES]
     examples = picture_of(content(output, "feature_007")["examples"])
-    assert examples.shape == (128, 3 * 128, 3)  # without the empty place of the sheet
+    assert examples.shape == (128, 3 * 128, 3)  # without the empty tile of the sheet
     assert np.abs(examples[64, 64::128].astype(int) - EXAMPLES).max() < 8
     assert content(output, "feature_003")["examples"] is None
-    # Without its samples, and without the real game.
+    # Without the samples of the dreams, and without results in the real game.
     dreams = run.folder / "dreams" / "dreams.csv"
     pd.read_csv(dreams).drop(columns=["active", "others_active"]).to_csv(dreams, index=False)
     flags.remove(DREAMS)
@@ -227,7 +227,7 @@ def describe(run, name, **changes):
 
 
 def change(run, pattern, edit):
-    """Replace arrays by parts of them."""
+    """Apply an edit to all arrays whose files match a pattern."""
     for path in run.folder.glob(pattern):
         np.save(path, edit(np.load(path)))
 

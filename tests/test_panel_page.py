@@ -42,7 +42,7 @@ COUNTER = itertools.count()
 WIDE = {"viewport": {"width": 1400, "height": 900}, "color_scheme": "light"}
 NAMES = [*((UNALTERED, i) for i in range(NUM_SAMPLES)), *((SWAPPED, i) for i in range(NUM_SWAPPED))]
 VIEWS = {"imagined": "Imagined frame", "recorded": "Recorded frame", "states": "Scatter plot",
-         "components": "Bar chart", "timeline": "All "}  # by the beginnings of their labels
+         "components": "Bar chart", "timeline": "All "}  # beginnings of their labels
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def opened(browser, address):
 
 @pytest.fixture
 def page(opened):
-    """The module's page, at a new view of the first sample."""
+    """The page, shared by the tests of this module, at a new view of the first sample."""
     go(opened, f"sample={UNALTERED}/0&unused={next(COUNTER)}")
     return opened
 
@@ -84,7 +84,7 @@ def pick(page, sample, step=0):
 
 
 def canvas_of(page, view, row=0):
-    """The canvas of a view of a sample; that of its saliency has no text of its own."""
+    """Return the canvas of a view of a sample; the saliency view has no label of its own."""
     canvases = page.locator(".samples > section").nth(row).locator("canvas")
     if view == "saliency":
         return page.locator(".samples > section").nth(row).locator(
@@ -93,13 +93,13 @@ def canvas_of(page, view, row=0):
 
 
 def colour(page, view, row=0, across=0.5, down=0.5):
-    """Red, green and blue at a place of a view."""
+    """Return red, green and blue at a place in a view."""
     page.wait_for_selector(SHOWN)
     return colours(canvas_of(page, view, row), [(across, down)])[0]
 
 
 def shown_sample(page, row=0):
-    """Set and number."""
+    """Return the set and number of the shown sample."""
     group = page.locator(".picker").nth(row)
     return (group.locator("select").evaluate("each => each.selectedOptions[0].text"),
             int(group.locator("input").input_value()))
@@ -110,14 +110,14 @@ def shown_step(page):
 
 
 def table(page):
-    """Coordinates and gradients as numbers; NaN for a dash."""
+    """Return the coordinates and gradients in the table; NaN for a dash."""
     cells = page.locator(".table").first.locator("td").all_text_contents()
     values = [float(cell.replace("−", "-")) if cell != "–" else np.nan for cell in cells]
     return np.array(values).reshape(-1, 2).T
 
 
 def count_left(page):
-    """Number of samples that pass the filters, as the page counts them."""
+    """Return the number of samples that pass the filters according to the page."""
     page.wait_for_selector(SHOWN)
     text = page.locator(".count").inner_text()
     return 0 if text.startswith("No sample passes") else int(
@@ -136,7 +136,7 @@ def add_filter(page, ic, what, low=None, high=None, step="any"):
 
 
 def states_on_canvas(run, coordinates, box, axes=(0, 1)):
-    """Where states (n, k) are drawn, in pixels (n, 2)."""
+    """Return the positions of states (n, k) on the canvas, in pixels (n, 2)."""
     everything = np.concatenate([run.coordinates.reshape(-1, 3), run.recorded])
     low, high = everything.min(axis=0)[[*axes]], everything.max(axis=0)[[*axes]]
     pad = 0.04 * (high - low)
@@ -163,7 +163,7 @@ def test_steps_show_their_numbers_and_images(page, run):
         np.testing.assert_allclose(
             gradients, coordinate_gradients(run.gradients["value"][3, step]), rtol=0.06)
         press(page, "forward one step")
-    assert shown_step(page) == NUM_STEPS - 1  # and goes no further
+    assert shown_step(page) == NUM_STEPS - 1  # the last step remains
 
 
 def test_arrows_point_where_the_actions_go(page, run):
@@ -200,7 +200,7 @@ def test_steps_are_gone_through_and_spoken(page):
         page.keyboard.press(key)
         assert shown_sample(page) == (UNALTERED, sample)
     go(page, f"sample={UNALTERED}/0&step=4&speed=8")
-    page.keyboard.press("Space")  # plays on and around
+    page.keyboard.press("Space")  # plays to the end and starts over
     page.wait_for_function("document.querySelector('.step b').textContent == '0'")
     assert spoken.inner_text() == ""
     page.keyboard.press("Space")
@@ -224,7 +224,7 @@ def test_saliency_types(page, run):
         text = "No saliency of most likely action was computed for this sample."
         assert (canvas_of(page, "saliency").get_attribute("aria-label") == text) == lacks
         assert np.isnan(table(page)[1]).all() == lacks
-        # The frame is shown all the same.
+        # The frame is still shown.
         assert colour(page, "imagined")[0] == pytest.approx(15 * sample, abs=8)
 
 
@@ -248,7 +248,7 @@ def test_saliency_of_the_simulators_state(page):
 
 
 def test_bars_have_the_colour_and_length_of_their_numbers(page, run, step=1):
-    """Blue where the gradient is above 0, red below it; above the axis for positive coordinates."""
+    """Bars are blue for positive gradients and red for negative ones; their length is the value."""
     pick(page, 2, step)
     gradients = coordinate_gradients(run.gradients["value"][2])
     clear = np.flatnonzero(np.abs(gradients[step]) > 0.2 * np.abs(gradients).max())
@@ -288,7 +288,7 @@ def test_a_click_on_a_state_goes_there_and_the_cloud_can_be_chosen(page, run):
     assert inked["both"] > max(inked["recorded"], inked["simulated"])
     canvas = canvas_of(page, "states")
     places = states_on_canvas(run, run.coordinates.reshape(-1, 3), canvas.bounding_box())
-    # A state that lies apart from all others.
+    # The state that is farthest from all others.
     apart = np.linalg.norm(places[:, None] - places, axis=2) + 1e9 * np.eye(len(places))
     target = int(apart.min(axis=1).argmax())
     canvas.click(position={"x": float(places[target, 0]) + 2, "y": float(places[target, 1])})
@@ -310,7 +310,7 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
         page.get_by_role("button", name="last step").click()
         assert page.get_by_role("img", name="The recorded episode has ended.").count() == 1
         go(page, urlencode({"sample": f"{SWAPPED}/0", "step": 0}))
-        assert canvas_of(page, "recorded").count() == 0  # its folder names no recording
+        assert canvas_of(page, "recorded").count() == 0  # its set has no recording
         go(page, f"sample={UNALTERED}/0&step=0&cloud=recorded")
         box = canvas_of(page, "states").bounding_box()
         places = states_on_canvas(run, run.recorded, box)
@@ -323,7 +323,7 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
                                                                            box["height"])
 
         def reddish():
-            """Red minus blue of the states with the lowest and the highest y of those apart."""
+            """Red minus blue of the isolated states with the lowest and the highest y."""
             page.wait_for_timeout(200)
             found = colours(canvas_of(page, "states"), shares)
             return found[:, 0] - found[:, 2]
@@ -340,7 +340,7 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
 
 
 def passing(run, filters, behaviour=None):
-    """Which samples pass, worked out with numpy."""
+    """Return the samples that pass, computed with numpy."""
     of_samples = np.array([*BEHAVIOURS, *[-1] * (TOTAL - len(BEHAVIOURS))])
     mask = np.ones(TOTAL, bool) if behaviour is None else of_samples == behaviour
     for ic, what, low, high, step in filters:
@@ -372,7 +372,7 @@ def test_filters_leave_what_numpy_leaves(page, run):
         for each in filters:
             add_filter(page, *each)
         assert count_left(page) == len(expected), name
-        # Going on from sample to sample visits just those that are left.
+        # The button for the next sample visits exactly the samples that pass.
         visited = [(UNALTERED, 0)] if 0 in expected else []
         following = page.get_by_role("button", name="next sample")
         while following.is_enabled():
@@ -474,7 +474,7 @@ def test_features_have_a_page_each(browser, page, tmp_path):
         assert weights == ["700", "400", "400"]
 
         def opened(number):
-            """Facts on the page of a feature."""
+            """Return the text on the page of a feature."""
             page.wait_for_selector(SHOWN)
             text = page.get_by_role("group", name=f"Feature {number}").inner_text()
             return text.replace("−", "-").replace("\n", " ")
@@ -512,7 +512,7 @@ def test_features_have_a_page_each(browser, page, tmp_path):
         assert (shown_sample(page), shown_step(page)) == (("penalty_1", 2), 3)
         dream.click(position={"x": 160, "y": 50})
         assert shown_step(page) == 1
-        go(page, "feature=99")  # not in this panel: the strongest one
+        go(page, "feature=99")  # not in this panel, so the strongest feature is shown
         assert listed.nth(0).get_attribute("aria-pressed") == "true"
 
 

@@ -1,4 +1,4 @@
-"""Patches of layers: what each kind makes of an output, patches as text, and the scripts."""
+"""Patches of layers: effect of each kind on an output, patches as text, and the scripts."""
 
 import dataclasses
 import json
@@ -30,26 +30,26 @@ from maze.level.state import MazeState, draw, stock_state
 
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy
-ONE = (4,)  # a channel
+ONE = (4,)  # a single channel
 
 
 def rows_of(number):
-    """Rows of three episodes on two levels."""
+    """Return batch metadata of three episodes on two levels."""
     numbers = np.arange(number)
     return BatchInfo(numbers % 3, numbers // 3, numbers % 2)
 
 
 @torch.no_grad()
 def outputs(policy, frames, layers):
-    """Outputs of layers without patches, as numpy."""
+    """Return the outputs of layers without patches, as numpy arrays."""
     with cached(policy, layers) as activations:
         policy.embed(to_images(torch.from_numpy(frames)))
     return {name: tensor.numpy() for name, tensor in activations.items()}
 
 
 REFERENCE = random_frames(5, seed=1)
-SOURCES = random_frames(2, seed=2)  # one a level
-PAIRS = random_frames(3, seed=3)  # one an episode
+SOURCES = random_frames(2, seed=2)  # one per level
+PAIRS = random_frames(3, seed=3)  # one per episode
 V = np.float32(np.random.default_rng(4).normal(size=SHAPE))
 PER_CHANNEL = np.float32([1, -2, 3, 0.5, -1, 2])
 
@@ -80,8 +80,9 @@ def set_cells(a):
     return result
 
 
-# Each kind, and its formula: a (N, K, H, W), the channels K, activations of REFERENCE, SOURCES and
-# PAIRS at the layer, and rows, to a'.
+# Each kind and its formula, which returns the patched activations from those of the batch (a,
+# shape (N, K, H, W)), the channels k, the activations r, s and p of REFERENCE, SOURCES and PAIRS,
+# and the batch metadata.
 FORMULAS = {
     "zero": (lambda **where: kinds.Zero(**where), lambda a, k, r, s, p, rows: 0 * a),
     "set a number": (lambda **where: kinds.SetTo(value=2.5, **where),
@@ -136,7 +137,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def known():
-    """Activations of the pictures that patches take values from."""
+    """Activations of the frames from which patches take values."""
     policy = small_policy()
     return [outputs(policy, frames, [LAYER])[LAYER] for frames in (REFERENCE, SOURCES, PAIRS)]
 
@@ -147,7 +148,7 @@ def test_every_kind_is_its_formula(known, number, channels):
     policy, rows = small_policy(), rows_of(number)
     chosen = list(range(SHAPE[0]) if channels is None else channels)
     frames = random_frames(number)
-    # 1500 go in two pieces, whatever the kind.
+    # 1500 frames are split into two batches, for every kind.
     for name in FORMULAS if number < 1500 else ("interchange",):
         make, formula = FORMULAS[name]
         with (patched(policy, [make(layer=LAYER, channels=channels)]) as scope,
@@ -193,7 +194,7 @@ def test_channels_of_a_resampled_layer_may_have_a_source_each():
     patch = kinds.Resample(LAYER, sources, draw="channel", channels=(1, 5), seed=3)
     with (patched(policy, [patch]), cached(policy, [LAYER]) as after, batch_info(policy, rows)):
         embed_frames(policy, torch.from_numpy(random_frames(4)), FLOAT32)
-    assert asked == [(0, 2, 3), (1, 2, 3)]  # once a level
+    assert asked == [(0, 2, 3), (1, 2, 3)]  # once per level
     for row, level in enumerate(rows.level):
         source = outputs(policy, random_frames(2, seed=level), [LAYER])[LAYER]
         np.testing.assert_allclose(after[LAYER][row, 1], source[0, 1], atol=1e-5)
@@ -335,7 +336,7 @@ def test_interchange_takes_entries_from_the_first_frames_of_source_levels():
     np.testing.assert_allclose(after[LAYER], expected, atol=1e-5)
 
 
-# Words of mazes.
+# Options for mazes.
 
 def maze_opening(mode="easy", edit=None):
     register_maze_words()
@@ -367,7 +368,7 @@ def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
     with pytest.raises(UserError, match="depends on the mouse"):
         opened.applies_to(blind)
 
-    def moved(data):  # the cheese at the first free square above the start
+    def moved(data):  # cheese on the first free square above the start
         state = MazeState.parse(data)
         return state.with_cheese(state.grid.neighbours(state.grid.start)[0]).to_bytes()
 

@@ -1,4 +1,4 @@
-"""run_pipeline.py: skips what is valid, says why it runs what it runs, survives being killed."""
+"""run_pipeline.py: skips valid stages, explains why stages run, and survives being killed."""
 
 import dataclasses
 import fcntl
@@ -47,7 +47,7 @@ def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), "--exp_name", NAME, *more]
 
 
-# A sitecustomize.py: each process notes which files below FOLDERS it opens, and whether to read.
+# A sitecustomize.py: each process logs the files below FOLDERS that it opens to read or to write.
 NOTING = """\
 import os, sys
 def note(event, args):
@@ -76,7 +76,7 @@ FigureCanvasAgg.draw = draw_rotation_once
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
-    """A folder with the notes of the processes that wrote ``finished``."""
+    """A folder with the logs of the processes that wrote ``finished``."""
     return tmp_path_factory.mktemp("notes")
 
 
@@ -96,13 +96,13 @@ def finished(tmp_path_factory, notes):
 
 @pytest.fixture
 def output(finished, tmp_path):
-    """A copy of it."""
+    """A copy of ``finished``."""
     return shutil.copytree(finished, tmp_path / "output")
 
 
 @pytest.fixture
 def run(capsys):
-    """Runs the pipeline and gives what it said; it must end well."""
+    """A function that runs the pipeline, which must succeed, and returns its output."""
     def run(folder, *more):
         capsys.readouterr()
         assert run_pipeline.main(arguments(folder, *more)) == 0
@@ -112,7 +112,7 @@ def run(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs the pipeline, which must refuse, and gives its one sentence."""
+    """A function that runs the pipeline, which must refuse, and returns the error message."""
     def run(folder, *more):
         capsys.readouterr()
         assert run_pipeline.main(arguments(folder, *more)) == 2
@@ -122,7 +122,7 @@ def refused(capsys):
 
 @pytest.fixture
 def change_parameters(monkeypatch):
-    """Lets the pipeline find other parameters in the YAML file when it begins."""
+    """A function that changes parameters in the YAML file, as the pipeline reads them."""
     def merged(values, changes):
         return {**values, **{key: merged(values.get(key, {}), value) if isinstance(value, dict)
                              else value for key, value in changes.items()}}
@@ -137,7 +137,7 @@ def change_parameters(monkeypatch):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A copy of the project's code, which counts as that which the stages run."""
+    """A copy of the project's code, which the pipeline takes for the code of the stages."""
     for path in ROOT.rglob("*.py"):
         if not {"tests", "node_modules", ".venv"} & set(path.relative_to(ROOT).parts):
             copy = tmp_path / "project" / path.relative_to(ROOT)
@@ -148,19 +148,19 @@ def project(tmp_path, monkeypatch):
 
 
 def started(output, stage):
-    """A process that has begun to run a stage again."""
+    """Return a process that has started to run a stage again."""
     process = start("run_pipeline.py", *arguments(output, "--only", stage, "--force"))
     wait_for(lambda: Experiment(output).record(stage).status == "running", process)
     return process
 
 
 def planned(text):
-    """The stages that a dry run would run or continue, with the reasons."""
+    """Return the stages that a dry run would run or continue, with the reasons."""
     return dict(re.findall(r"^(\w+) would (?:run|be continued): (.*)$", text, re.MULTILINE))
 
 
 def made(text):
-    """The stages that were run or continued, with the reasons."""
+    """Return the stages that were run or continued, with the reasons."""
     return dict(re.findall(r"^(\w+): (?:runs|continues), because (.*)$", text, re.MULTILINE))
 
 
@@ -195,7 +195,7 @@ def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, chang
     direct = {name: why for name, why in found.items() if not why.startswith("it reads the output")}
     assert direct == expected
     readers = set(expected)
-    for stage in STAGES:  # whoever reads what these write, and so on
+    for stage in STAGES:  # stages that read their outputs, and so on
         sources = {*stage.needs, *(("train_simulator",) if "{simulator}" in stage.files else ())}
         if sources & readers:
             readers.add(stage.name)
@@ -203,7 +203,7 @@ def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, chang
 
 
 def test_a_changed_byte_invalidates_what_reads_it(run, output):
-    run(output)  # which remembers all checksums
+    run(output)  # stores all checksums
     changed = "rollouts/data/episode_00003/ob.npy"
     content = bytearray((output / changed).read_bytes())
     content[-100] ^= 1
@@ -215,7 +215,7 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     found = planned(run(output, "--from", "train_simulator", "--dry_run"))
     assert found["train_simulator"] == f"the input {changed} has changed"
     assert "evaluate" not in found
-    # A file of the same size and time of change counts as unchanged, as README says.
+    # A file with the same size and modification time counts as unchanged, as documented.
     unchanged = output / "evaluation.json"
     stat = unchanged.stat()
     unchanged.write_bytes(bytes(stat.st_size))
@@ -225,28 +225,28 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
         run(output, "--dry_run", "--check_contents"))["evaluate"]
 
 
-# The parameters of each YAML file, by how their names begin; the others are of the parameter set.
+# Prefixes of the parameters of each YAML file; the others belong to the parameter set.
 PARAMETERS = {"action_noise.yml": "action_noise.", "config.yml": "agent.",
               "game_objects.yml": "game_objects."}
 
 
 def declares(stage, yaml):
-    """Whether a stage says that it depends on a YAML file of parameters."""
+    """Return whether a stage declares that it depends on a YAML file of parameters."""
     begins = tuple(PARAMETERS.values())
     return any(name.startswith(PARAMETERS[yaml]) if yaml in PARAMETERS else
                not name.startswith(begins) for name in stage.parameters)
 
 
 def test_a_stage_opens_what_it_declares_alone(finished, notes):
-    """Else a change does not make it again, and a job on a cluster, where other stages run at the
-    same time, reads half of a file."""
+    """Otherwise a change would not make the stage run again, and a cluster job could read a file
+    that another stage is writing."""
     written_by = {path: stage.name for stage in STAGES for path in find(finished, stage.outputs)}
     places, seen = PathResolver(finished, load_preset("tiny")), set()
     for file in notes.iterdir():
         noted = [line.split(" ", 1) for line in file.read_text().splitlines()]
         logs = [Path(path).stem for kind, path in noted
                 if kind == "writes" and Path(path).parent == finished / "logs"]
-        if len(logs) != 1:  # of the others one is the pipeline, and some serve a stage
+        if len(logs) != 1:  # the pipeline, or a helper process of a stage
             continue
         (stage,) = (stage for stage in STAGES if stage.name == logs[0].partition("_")[2])
         declared = {path for patterns in stage.needs.values() for path in find(finished, patterns)
@@ -271,7 +271,7 @@ def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
 
 
 def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
-    """Though the YAML file says something else by the time that the stage reads it."""
+    """The YAML file has other values at the time when the stage could read it."""
     change_parameters(analysis={"env_h": {"n_clusters": 2}})
     assert made(run(output, "--only", "env_states")) == {
         "env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}
@@ -346,7 +346,7 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
     if asked == signal.SIGTERM:
         assert process.returncode == 128 + asked
     how = "stopped" if asked == signal.SIGTERM else "interrupted"
-    again = [stage, "plot_agent"] if stage == "train_agent" else [stage]  # in the same folder
+    again = [stage, "plot_agent"] if stage == "train_agent" else [stage]  # both use the same folder
     assert made(run(output, "--only", *again))[stage] == f"an earlier run was {how}"
     for earlier in output.glob("*_until_*"):
         shutil.rmtree(earlier)
@@ -355,7 +355,7 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
-    """Files of a killed stage, which are not recorded, are known by their times."""
+    """Unrecorded files of a killed stage are recognised by their modification times."""
     experiment, folder = Experiment(output), output / "analysis" / "attribution" / "table"
     record = experiment.record("attribution_table")
     if is_killed:
@@ -369,7 +369,7 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
         sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
         assert f"{file} was not written by the pipeline" in sentence
         assert experiment.record("attribution_table") == record
-        assert "--force" not in experiment.record("evaluate").why  # refused before the work
+        assert "--force" not in experiment.record("evaluate").why  # refused before any stage runs
         file.unlink()
     (folder / "link").symlink_to(output / "evaluation.json")
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
@@ -435,7 +435,7 @@ def test_folders_with_other_contents_are_refused(refused, tmp_path, finished):
 
 
 def check_stages(found):
-    """Each reads what earlier ones write, and its script knows its flags and has enough levels."""
+    """Check that stages only need earlier ones, use known flags, and have enough levels."""
     names = [stage.name for stage in found]
     assert len(set(names)) == len(names)
     for number, stage in enumerate(found):
@@ -457,9 +457,9 @@ def test_every_preset_and_set_has_its_stages(name, is_trained):
     assert ("train_agent" in names) == (preset.agent_training is not None) == is_trained
     if not is_trained:
         assert preset.parameters == name.removeprefix("section:")
-    # The fidelity card of loss_over_time reads them.
+    # The fidelity card of loss_over_time needs positions.
     assert "--positions" in stages[names.index("record")].argv
-    # The game of tiny has no kinds of object, and the demo has no time for these.
+    # The game of tiny has no known objects, and the stages are too slow for the demo.
     for stage in ("saliency_checks", "attribution_activation_features"):
         assert (stage in names) == (name not in ("demo", "tiny"))
 
@@ -482,7 +482,7 @@ def test_an_agent_that_is_given_is_not_trained():
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
-    # Full-size numbers are quoted beside small runs of the shipped agent alone.
+    # Full-size numbers are quoted only for small runs of the shipped agent.
     assert page_of(load_preset("demo")).is_small and not page_of(load_preset("full")).is_small
     assert not page_of(load_preset("demo", agent_file=Path(__file__))).is_small
 
@@ -568,13 +568,13 @@ def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):
 
 
 def read_only(folder, pattern):
-    """The table in the one file that matches."""
+    """Return the table in the only file that matches a pattern."""
     (file,) = folder.glob(pattern)
     return pd.read_csv(file)
 
 
 def test_report_has_the_numbers_of_the_stages(finished):
-    """As one counts them in the files, or as they were asked for."""
+    """The numbers are computed here from the files, or are those of the preset."""
     rollouts = [len(np.load(file)) for file in finished.glob("rollouts/data/episode_*/lp.npy")]
     (variances,) = finished.glob("analysis/hx_analysis_precomp/pc_loading_variances_*.npy")
     shares = np.load(variances) / np.load(variances).sum()
@@ -635,7 +635,7 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
         assert labels == [html.escape(label) for label in effects["label"][rows]]
 
 
-# Pictures of the documentation
+# Figures of the documentation
 
 def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     assert pictures.main([str(finished), "--images_dir", str(tmp_path), "--component", "1"]) == 2
@@ -651,7 +651,7 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
 
 @pytest.mark.parametrize("anchor", ["simulator", "saliency", "causes"])
 def test_the_report_quotes_the_results_of_the_shipped_simulator(anchor):
-    """Not those of an earlier one, which have a column of their own."""
+    """Results of an earlier simulator, in a column of their own, are not quoted."""
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     text = results.partition("## What depends on the simulator")[2].partition("\n- ")[0]
     shown = " ".join("|".join(line.split("|")[:2] + line.split("|")[3:])

@@ -1,4 +1,4 @@
-"""The networks, their files, their max-pool in bfloat16, and the two ways of running them."""
+"""The networks, their files, max-pooling in bfloat16, and step-wise and sequence passes."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def golden():
 
 @torch.no_grad()
 def test_published_file_gives_the_golden_numbers(golden, published_agent):
-    """Step by step, and in one call."""
+    """The agent runs step by step, and in a single call."""
     policy, hidden = load_agent(published_agent), golden["hx0"]
     for t in range(len(golden["obs"])):
         output = policy(golden["obs"][t].float() / 255, hidden, golden["masks"][t])
@@ -93,7 +93,7 @@ def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
     x = torch.randn(2, 3, 6, 8)
     squares = x.reshape(2, 3, 3, 2, 4, 2) ** 2
     torch.testing.assert_close(networks.L2Pool()(x), (squares.mean(dim=(3, 5)) + 1e-8).sqrt())
-    x = torch.zeros(1, 1, 2, 2, requires_grad=True)  # where a root has no derivative of its own
+    x = torch.zeros(1, 1, 2, 2, requires_grad=True)  # where the square root has no derivative
     networks.L2Pool()(x).sum().backward()
     assert torch.equal(x.grad, torch.zeros(1, 1, 2, 2))
 
@@ -110,7 +110,7 @@ def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, 
     assert torch.equal(output.hidden_states, embeddings)
     assert torch.equal(output.logits, policy.fc_policy(output.hidden_states))
     assert torch.equal(output.values, policy.fc_value(output.hidden_states).squeeze(-1))
-    for t, embedding in enumerate(embeddings):  # whatever enters, nothing is remembered
+    for t, embedding in enumerate(embeddings):  # the entering state is ignored
         step = policy.step(embedding, torch.randn(2, width))
         assert torch.equal(step.hidden_states, output.hidden_states[t])
         torch.testing.assert_close(step.logits, output.logits[t])
@@ -140,7 +140,7 @@ def test_initialisation_is_the_specified_one():
 
 
 def play_rollout(learned):
-    """A policy, and a rollout in which episodes end in the middle; their game's are short."""
+    """Return a policy and a rollout that contains several ends of episodes."""
     policy = tiny_policy()
     policy.learned_initial_state = learned
     worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
@@ -185,7 +185,7 @@ def test_bfloat16_follows_float32_and_leaves_heads_and_memory_in_float32(played)
 
 
 def test_images_in_bfloat16_are_those_that_autocast_makes():
-    """Every shade that a frame can have."""
+    """All 256 values of a pixel are tested."""
     frames = torch.arange(256, dtype=torch.uint8).reshape(1, 8, 8, 4)
     images = networks.to_images(frames, dtype=torch.bfloat16)
     assert torch.equal(images, (frames.permute(0, 3, 1, 2).float() / 255).bfloat16())
@@ -203,7 +203,7 @@ def test_actions_are_drawn_with_their_probabilities():
 
 
 def published_layouts(state):
-    """The ways in which files have been published, from weights with ``init_hx``."""
+    """Return the published layouts of agent files, given weights with ``init_hx``."""
     older = {key: tensor for key, tensor in state.items() if key != "init_hx"}
     return {"with init_hx": {"model_state_dict": state, "optimizer_state_dict": {}},
             "without": {"model_state_dict": older, "optimizer_state_dict": {}},
@@ -246,7 +246,7 @@ def pictures(*shape, seed=0):
 
 
 def both(x):
-    """Output and gradient of torch's pooling in float32, and of ours."""
+    """Return output and gradient of PyTorch's pooling in float32, and of ours."""
     found = []
     for pool, given in ((lambda x: functional.max_pool2d(x, 3, 2, 1), x.float()),
                         (ParallelMaxPool.apply, x)):
@@ -279,7 +279,7 @@ def test_first_of_equal_values_gets_the_gradient():
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf"])
 def test_values_that_are_no_numbers(value):
     x = pictures(1, 8, 6, 6)
-    # A processor's own NaN is negative, which float() cannot say.
+    # Processors produce a negative NaN, which float() cannot create.
     number = (torch.tensor(-0x40, dtype=torch.int16).view(torch.bfloat16) if value == "-nan"
               else torch.tensor(float(value), dtype=torch.bfloat16))
     x[0, 0, 2, 3] = number
@@ -302,7 +302,7 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
 
 
 def test_number_of_threads_stays():
-    """In a process of its own, because numba sets the number only when it first runs."""
+    """This needs a new process, because numba sets the number only when it first runs."""
     code = ("import torch; torch.set_num_threads(1); from agents.pooling import ParallelMaxPool; "
             "ParallelMaxPool.apply(torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16)); import numba; "
             "print(numba.threading_layer(), torch.get_num_threads(), numba.get_num_threads())")

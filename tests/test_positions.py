@@ -1,4 +1,4 @@
-"""Where the player is, in every game: from the environment to recordings and figures."""
+"""Positions of the player in every game: in the environment, recordings and figures."""
 
 import contextlib
 
@@ -20,13 +20,13 @@ LEFT, STAY, UP, RIGHT = 1, 4, 5, 7
 
 
 def place(slots):
-    """Where the player of the first slot is (x, y)."""
+    """Return the position (x, y) of the player in the first slot."""
     player = slots.player(0)
     return np.array([player["x"], player["y"]])
 
 
 def ways(game, action, levels=4, steps=4):
-    """Mean way of the player under one action, from the starts of several levels (x, y)."""
+    """Return the mean displacement (x, y) of the player under one action, over several levels."""
     slots, found = LevelSlots(EnvConfig(game, "easy"), 1), []
     for level in range(levels):
         slots.start(0, level)
@@ -41,8 +41,8 @@ def ways(game, action, levels=4, steps=4):
 
 @pytest.mark.parametrize("game", GAMES_OF_MODE["easy"])
 def test_the_position_moves_as_the_game_does(game):
-    """Actions to the right move it further to the right than those to the left; a ship of caveflyer
-    turns instead, and flies upwards."""
+    """Moving right leads further to the right than moving left. In caveflyer, the ship turns
+    instead, and flies upwards."""
     if game == "caveflyer":
         assert ways(game, UP)[1] > ways(game, STAY)[1] + 0.1
     else:
@@ -51,7 +51,7 @@ def test_the_position_moves_as_the_game_does(game):
 
 @pytest.mark.parametrize("game", GAMES_OF_MODE["easy"])
 def test_positions_of_an_episode_are_those_of_its_states(game):
-    """Of every step, from another environment that takes the same actions; none at the end."""
+    """Compare every step with an environment that takes the same actions; the end has none."""
     config = EnvConfig(game, "easy", 7, 1)
     slots = LevelSlots(config, 1)
     slots.start(0, 7)
@@ -72,7 +72,7 @@ def test_positions_of_an_episode_are_those_of_its_states(game):
 
 @pytest.fixture(scope="module")
 def recordings(agent_path, tmp_path_factory):
-    """The same two episodes of mazes of 3 x 3 squares, without and with positions."""
+    """Recordings of the same two episodes in 3 x 3 mazes, without and with positions."""
     logdir = tmp_path_factory.mktemp("positions")
     flags = ("--no_videos", "--env_name", "maze", "--num_levels", "1")
     for name, more in (("plain", ()), ("positions", ("--positions",))):
@@ -94,7 +94,7 @@ def test_a_recording_has_columns_of_positions_if_it_is_told(recordings):
         pd.testing.assert_frame_equal(ours[list(STEP_COLUMNS)], theirs)
         rows = with_them.steps_file(episode.number).read_text().splitlines()
         assert rows[0].endswith("action,player_x,player_y")
-        assert rows[-1].endswith(",,")  # empty in the row of the terminal step
+        assert rows[-1].endswith(",,")  # the terminal step has no position
         assert plain.steps_file(episode.number).read_text().splitlines()[0].endswith(",action")
     assert with_them.all_steps([0, 1])["player_x"].notna().sum() == len(
         with_them.all_steps([0, 1])) - 2

@@ -70,7 +70,7 @@ def test_every_index_is_used_once_an_epoch_within_the_memory_limit(recurrent):
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_accumulation_does_not_change_the_update(recurrent):
-    """Plain gradient descent, because Adam would hide a wrong scale of the gradient."""
+    """The optimiser is plain gradient descent, because Adam hides a wrong scale of the gradient."""
     results = []
     for mini_batch_size in (4096, 64):
         config = tiny_config(recurrent=recurrent, mini_batch_size=mini_batch_size,
@@ -93,7 +93,7 @@ def test_accumulation_does_not_change_the_update(recurrent):
 
 
 def test_rollout_holds_what_the_environments_did():
-    """The actions stored, taken again in the same environments, tell the same story."""
+    """Repeating the stored actions in the same environments gives the same rollout."""
     env_config, policy = EnvConfig("fruitbot", "easy"), tiny_policy()
     worker = Collector(env_config, policy, FLOAT32, 4, 11, 2)
     rollout = Rollout(150, 4, (64, 64, 3), 64, FLOAT32.device)
@@ -109,7 +109,7 @@ def test_rollout_holds_what_the_environments_did():
         assert np.array_equal(rollout.ended[t], after.first)
         np.testing.assert_allclose(rollout.rewards[t], normalizer(after.rewards, after.first))
     assert rollout.ended.sum() > 3 and rollout.rewards.any()
-    with torch.no_grad():  # the frame after the last one is valued, too
+    with torch.no_grad():  # the frame after the last step also has a value
         images = torch.from_numpy(after.frames).permute(0, 3, 1, 2).float() / 255
         hidden = torch.where(rollout.ended[-1:].T > 0, policy.init_hx, worker.hidden)
         last = policy(images, hidden, torch.ones(4)).values
@@ -120,7 +120,7 @@ def test_rollout_holds_what_the_environments_did():
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_a_gpu_that_repeats_steps_acts_as_with_single_ones(recurrent, bfloat16, monkeypatch):
-    """The weights change after the steps were captured."""
+    """The weights change after the steps have been captured."""
     compute = Compute(torch.device("cuda", 0), bfloat16)
     rollouts = []
     for graphed in (True, False):

@@ -1,4 +1,4 @@
-"""Probe atlas and pushes along probe directions: what was planted is found, and nothing else."""
+"""Probe atlas and pushes along probe directions: only planted effects are found."""
 
 import dataclasses
 
@@ -49,8 +49,8 @@ NUM_LEVELS, STEPS = 60, 12
 
 @pytest.fixture(scope="module")
 def agent(shared):
-    """An agent without memory that runs and jumps to the right whatever it sees, with an embedder
-    that takes little time."""
+    """An agent without memory that runs and jumps to the right whatever it sees; its embedder is
+    fast."""
     def make(folder):
         policy = tiny_policy(recurrent=False, architecture="nature")
         with torch.no_grad():
@@ -98,7 +98,7 @@ def examples(run, agent):
 
 
 def made_up(seed=0):
-    """Levels (N,), a split of them, and noise (N, 6)."""
+    """Return levels (N,), a split of them, noise (N, 6), and a random generator."""
     rng = np.random.default_rng(seed)
     levels = np.repeat(np.arange(NUM_LEVELS) + 7, STEPS)
     return levels, split_levels(levels, 0), rng.normal(size=(len(levels), 6)), rng
@@ -143,7 +143,7 @@ def test_p_values_of_the_bootstrap_are_right_under_the_null():
 
 @pytest.mark.parametrize("kind", [LINEAR, NETWORK])
 def test_the_identity_of_a_level_helps_no_probe(kind):
-    """The label is constant in a level, and the state tells the level: nothing generalises."""
+    """The label is constant per level and the state identifies the level: no probe generalises."""
     levels, parts, _, rng = made_up()
     place = levels - levels.min()
     identity = np.eye(NUM_LEVELS)[place] + 0.01 * rng.normal(size=(len(levels), NUM_LEVELS))
@@ -181,7 +181,7 @@ def test_a_planted_unit_is_found_beyond_the_frame_and_noise_is_not(run, agent, e
     assert abs(scores.loc[(HIDDEN, LINEAR), "shuffled"] - 0.5) < 0.15
     weights = found["planted"][2]
     assert np.abs(weights).argmax() == len(weights) - 1 and weights[-1] > 0
-    # The test part of the table is the same as a plain computation of the AUC.
+    # The score on the test part is the plain AUC.
     auc = roc_auc_score(planted[rows][parts.test], hidden[rows][parts.test] @ weights)
     assert scores.loc[(HIDDEN, LINEAR), "score"] == pytest.approx(auc)
 
@@ -204,7 +204,7 @@ def test_labels_and_representations_are_those_of_the_steps(agent, examples):
     np.testing.assert_array_equal(jump.target[jump.known],
                                   np.isin(later.target[later.known], (2, 5, 8)))
     features = representations_of(load_agent(agent), examples, rows, rows % 2 == 0, 0)
-    # Without a memory, the hidden state is the embedding.
+    # Without memory, the hidden state is the embedding.
     np.testing.assert_allclose(features[HIDDEN], features["embedding"], atol=1e-5)
     assert features[UNTRAINED].shape == features[HIDDEN].shape
     assert features[CURRENT].shape[1] == (features["embedding"].shape[1]
@@ -239,8 +239,8 @@ def test_an_agent_without_memory_knows_nothing_beyond_the_frame(run, agent, caps
 
 
 def jumping_agent(agent, examples):
-    """An agent that jumps where a unit of its state is large; the unit that varies most. Its value
-    is the unit below."""
+    """Return an agent that jumps if the unit of its state that varies most is large, and this
+    unit. The agent's value is the unit with the next lower index."""
     policy, unit = load_agent(agent), int(examples.hidden_out.std(axis=0).argmax())
     with torch.no_grad():
         policy.fc_policy.weight.zero_()
@@ -280,7 +280,7 @@ def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(agent, exa
     still = play(None)
     np.testing.assert_array_equal(play(norm * units[2]), still)
     assert play(3 * units[0])[:, jump].mean() > still[:, jump].mean() + 0.1
-    assert ((still[:, 0] == 1) | (still[:, 5:].sum(axis=1) == 1)).all()  # each failure has a cause
+    assert ((still[:, 0] == 1) | (still[:, 5:].sum(axis=1) == 1)).all()  # failures have causes
 
 
 def test_outcomes_of_the_heads_are_means_over_levels(agent, examples):

@@ -1,4 +1,4 @@
-"""The examples of the README of procgen-tools, as docs/procgen_tools.md has them."""
+"""The examples of the README of procgen-tools, as reproduced in docs/procgen_tools.md."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from maze.level.state import stock_state
 
 PAGE = ROOT / "docs/procgen_tools.md"
 AGENT = "maze_easy_corner_160022528.pth"
-# As that README prints them, in this order.
+# In the order in which that README prints them.
 STATE_VALUES = """SERIALIZE_VERSION game_name options.paint_vel_info options.use_generated_assets
     options.use_monochrome_assets options.restrict_themes options.use_backgrounds
     options.center_agent options.debug_mode options.distribution_mode
@@ -44,8 +44,8 @@ def blocks(language):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with an agent file where the published code has it: a published one if there is
-    one at hand, else an untrained one."""
+    """A folder with an agent file at the path of the published code: a published agent if
+    available, otherwise an untrained one."""
     published = Path(os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared/published")) / AGENT
     target = tmp_path / "trained_models/maze_I/model_rand_region_5.pth"
     target.parent.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_every_block_of_python_runs_and_does_what_it_says(folder, capsys):
     assert (names["frames"][0] == names["frame"]).all()
     assert (names["frames"][1] == names["moved_frame"]).all()
     assert names["mine"].grid.maze_dim == 5 and names["mine"].grid.world_dim == 25
-    assert names["rewards"].tolist() == [0, 10, 0]  # the cheese was moved beside the mouse
+    assert names["rewards"].tolist() == [0, 10, 0]  # the cheese was moved next to the mouse
     assert names["layer"].name == "embedder.block2.res1.resadd"
     original, modified = names["original"], names["modified"]
     assert len(original.squares) == len(names["state"].grid.squares(without_cheese=True))

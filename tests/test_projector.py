@@ -43,7 +43,7 @@ def test_swap_does_what_hand_made_directions_say():
     identity = torch.eye(2)
     by_hand = Projector(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 1.0]), identity,
                         torch.tensor([4.0, 1.0]), identity, identity)
-    # One unit of coordinate 0 is std 2 of the loading times sigma 2 of the unit.
+    # A step of 1 along coordinate 0: 2, the std of the loading, times 2, the std of the unit.
     assert by_hand.directions("ica").tolist() == [[4.0, 0.0], [0.0, 1.0]]
     assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [1], "ica").tolist() == [0.0, 5.0]
     assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [None], "ica").tolist() == [0.0, 3.0]

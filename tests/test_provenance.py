@@ -1,4 +1,4 @@
-"""Digests of agents and recordings, and that scripts compare them."""
+"""Digests of agents and recordings, which the scripts compare."""
 
 import os
 import shutil
@@ -24,14 +24,14 @@ from common.files import save_json
 
 @pytest.fixture(scope="module")
 def other_agent(tmp_path_factory):
-    """An agent with the same architecture as the one of ``agent_path``, and other weights."""
+    """An agent with the architecture of the agent of ``agent_path``, and other weights."""
     path = tmp_path_factory.mktemp("other") / "model_1.pth"
     save_agent(path, tiny_policy(1), {})
     return path
 
 
 def damage(path, old_times):
-    """Change the last byte of a file; with its times of before, if asked for."""
+    """Change the last byte of a file; `old_times` restores its modification time."""
     before = path.stat()
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -60,7 +60,7 @@ def test_a_changed_episode_changes_the_digest_of_a_recording(recording, tmp_path
     assert digest == folder.sha256(check_contents=True) and not caplog.text
 
     damage(path, old_times=True)
-    assert folder.sha256() == digest  # size and time are as before, so the file is not read
+    assert folder.sha256() == digest  # size and time are unchanged, so the file is not read
     changed = folder.sha256(check_contents=True)
     assert changed != digest and "episode 3 changed" in caplog.text
     path.touch()
@@ -74,16 +74,16 @@ def test_a_recording_without_digests_is_read_with_a_warning(recording, tmp_path,
 
 
 def commands(agent, recording, matrices, simulator, folder):
-    """Commands that combine an agent with data, directions or a simulator of ``agent_path``."""
+    """Return commands that combine an agent with data, directions or a simulator."""
     tiny = ["--agent_file", str(agent), "--interpreting_params_name", "tiny"]
     on_cpu = ["--device", "cpu", "--precision", "float32"]
     data = ["--data_dir", str(recording / "data")]
     train = [*tiny, *on_cpu, "--max_batches", "1", "--batch_size", "4", "--num_sim_steps", "4",
              "--log_dir_base", str(folder)]
     found = ["--precomp_dir", str(matrices)]
-    alone = folder / "published.pt"  # does not say which agent is inside
+    alone = folder / "published.pt"  # does not name its agent
     shutil.copy(simulator, alone)
-    write_recording(folder / "published", [12, 9])  # does not say whose it is
+    write_recording(folder / "published", [12, 9])  # does not name its agent
     return {
         "train on a recording": (train_gen_model, [*train, *data]),
         "train from a simulator": (train_gen_model, [

@@ -1,4 +1,4 @@
-"""record.py: what it writes is what happened, and jobs that divide the work write the same."""
+"""record.py: recordings match the game, and shards write the same files as one process."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_noise_flattens_the_policy_as_specified():
     assert altered.tolist() == pytest.approx(
         [0.8, -1.8, 0.7, 0.35, 0.35, 0.35, 0.35, 0.1, 0.35, *[-3.0] * 6])
     assert logits[0, 0] == 4.0
-    elsewhere = load_action_noise("maze")(logits)[0]  # which key does what depends on the game
+    elsewhere = load_action_noise("maze")(logits)[0]  # keys have other meanings in other games
     assert elsewhere.tolist() == pytest.approx([2.8, -2.8, 0.7, *[0.35] * 12])
 
 
@@ -166,7 +166,7 @@ def test_description_says_what_made_the_data(folder, agent_path):
 
 @pytest.fixture
 def run(agent_path, tmp_path):
-    """Records 12 episodes like the fixture ``recording``, to a folder that is given back."""
+    """A function that records the episodes of ``recording`` to a folder, and returns it."""
     def run_script(*more, status=0):
         assert record.main(record_arguments(agent_path, tmp_path / "shards", 12, *more)) == status
         return tmp_path / "shards" / "data"
@@ -179,7 +179,7 @@ def test_whole_batches_are_dealt_to_one_shard_each(batch_size, parts):
     batches = [items[begin:begin + batch_size] for begin in range(0, 25, batch_size)]
     dealt = [Shard(part + 1, parts).of(items, batch_size) for part in range(parts)]
     assert sorted(item for own in dealt for item in own) == items
-    for own in dealt:  # the division of what a shard has is that of the whole
+    for own in dealt:  # batches of a shard are batches of the whole
         for begin in range(0, len(own), batch_size):
             assert own[begin:begin + batch_size] in batches
 
@@ -207,17 +207,17 @@ def test_shards_give_the_recording_of_one_run(recording, run, tmp_path, capsys):
     run("--join")
     assert bytes_of_files(data) == bytes_of_files(recording / "data")
     run("--join")
-    run("--shard", "2/3")  # repeated by a batch system after all
+    run("--shard", "2/3")  # as if a batch system repeated the job
     run()
     assert bytes_of_files(data) == bytes_of_files(recording / "data")
-    assert RolloutFolder(unjoined).index()["episode"].nunique() == 12  # whoever reads it joins it
+    assert RolloutFolder(unjoined).index()["episode"].nunique() == 12  # readers join the shards
     assert bytes_of_files(unjoined) == bytes_of_files(data)
     run("--join", "--num_episodes", "13", status=2)
     assert "holds no shards that could be joined" in capsys.readouterr().err
 
 
 def write_shards(path, num_episodes, parts):
-    """Pieces and notes of shards, by the writer, of tiny random episodes."""
+    """Write tiny random episodes by shards, without joining them."""
     for part in range(1, parts + 1):
         own = Shard(part, parts)
         writer = RolloutWriter(path, {"kind": "test"}, shard=own, num_episodes=num_episodes)
@@ -228,7 +228,7 @@ def write_shards(path, num_episodes, parts):
 
 
 def write_whole(path, num_episodes=4):
-    """The same episodes by one process."""
+    """Write tiny random episodes in one process."""
     writer = RolloutWriter(path, {"kind": "test"})
     for number in range(num_episodes):
         if not writer.has(number):
@@ -255,7 +255,7 @@ def test_a_recording_is_extended_by_shards(tmp_path):
 
 @pytest.mark.parametrize("complete", [join_recording, write_whole])
 def test_a_join_or_a_recording_that_is_killed_anywhere_is_repeated(complete, tmp_path):
-    """Killed before each of its writes and deletions, it leaves what another one completes."""
+    """If it is killed before any of its writes and deletions, another run completes the folder."""
     if complete is join_recording:
         write_shards(tmp_path / "begun", 4, 2)
     else:
@@ -274,7 +274,7 @@ def test_a_join_or_a_recording_that_is_killed_anywhere_is_repeated(complete, tmp
             try:
                 with killed_at(owner, method, call):
                     complete(data)
-                break  # it is not called so often
+                break  # no more calls
             except KeyboardInterrupt:
                 moments += 1
             complete(data)
@@ -298,7 +298,7 @@ def test_pieces_that_vanished_or_are_damaged_are_named(tmp_path):
 
 
 def test_shards_with_other_settings_are_found_when_they_are_joined(tmp_path):
-    """Two that begin at the same moment may not see each other."""
+    """Two shards that start at the same moment may not notice each other."""
     write_shards(tmp_path, 4, 2)
     note = tmp_path / ".shards" / "2_of_2" / "shard.json"
     note.write_text(note.read_text().replace('"test"', '"other"'))

@@ -1,4 +1,4 @@
-"""Cheese that is put into a region of the maze as a level begins, in training and in playing."""
+"""Cheese that is moved to a region of the maze when a level starts, in training and playing."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ from maze.level.regions import CheeseRegion, cheese_region
 from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
 
 EASY = EnvConfig("maze", "easy")
-ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # by row and column of a move
+ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # by (rows, columns) of a move
 STEPS_AN_UPDATE = 8 * 32
 
 
@@ -49,7 +49,7 @@ def cheese_of(data):
 
 
 def with_level(state, seed):
-    """A state that says it is of another level."""
+    """Return a state with another level seed."""
     at = LevelState.parse(state).offset("current_level_seed")
     return state[:at] + struct.pack("<i", seed) + state[at + 4:]
 
@@ -67,7 +67,7 @@ def test_the_cheese_is_in_its_region_and_all_else_is_stock(mode, size):
         row, column = grid.inner(cheese)
         assert min(row, column) >= grid.maze_dim - size and (row, column) != (0, 0)
         assert max(row, column) < grid.maze_dim and old.is_free[cheese]
-        assert data == original.with_cheese(cheese).to_bytes()  # nothing but the cheese is changed
+        assert data == original.with_cheese(cheese).to_bytes()  # only the cheese has changed
         assert np.array_equal(frame, draw([MazeState.parse(data)])[0])
         assert mode == "memory" or (cheese == old.cheese) == np.array_equal(frame, stock_frame)
     assert sum(cheese_of(data) != original.grid.cheese
@@ -75,7 +75,7 @@ def test_the_cheese_is_in_its_region_and_all_else_is_stock(mode, size):
 
 
 def test_the_cheese_is_decided_by_level_and_size_alone():
-    """Whoever plays a level in whatever order sees the same cheese."""
+    """The position does not depend on the environment or on the order of levels."""
     edit = CheeseRegion(5)
     with environments(EASY, 12, edit) as env:
         env.observe()
@@ -86,7 +86,7 @@ def test_the_cheese_is_decided_by_level_and_size_alone():
         slots.start(0, level)
         assert np.array_equal(slots.frames[0], draw([MazeState.parse(state)])[0])
         assert cheese_of(edit(stock_state("easy", level).to_bytes())) == cheese_of(state)
-        assert edit(state) == state  # observed twice, it is the same
+        assert edit(state) == state  # editing twice has no further effect
     slots.close()
     large = stock_state("easy", 6).to_bytes()
     by_level, other_size = ([cheese_of(CheeseRegion(size)(with_level(large, level)))
@@ -115,7 +115,7 @@ def test_a_region_without_a_free_square_is_refused_in_a_sentence():
 
 @pytest.mark.parametrize("config", [EnvConfig("maze", "easy", 0, 1), EnvConfig("bigfish", "hard")])
 def test_an_edit_that_changes_nothing_changes_nothing(config):
-    """Frames, rewards, ends of episodes and the levels drawn are those without an edit."""
+    """Frames, rewards, ends of episodes and drawn levels are the same as without an edit."""
     calls, rng, starts = [], np.random.default_rng(0), 0
 
     def same(state):
@@ -138,7 +138,7 @@ def test_an_edit_that_changes_nothing_changes_nothing(config):
 
 
 def test_reward_and_flags_of_the_step_that_ended_an_episode_stay_as_they_were():
-    """The mouse walks to the moved cheese; the next level is edited before it is shown."""
+    """The mouse walks to the moved cheese; the next level is edited before its first frame."""
     edit = CheeseRegion(15)
     with environments(EASY, 6, edit, seed=4) as env:
         env.observe()
@@ -188,7 +188,7 @@ def test_a_run_with_regions_stops_and_resumes_exactly(tmp_path):
     assert_cheese_in(half.collector.env.get_state(), 3)
     assert_cheese_in(half.val_collector.env.get_state(), 1)
     half.save()
-    del half  # and its lock
+    del half  # releases its lock
     assert train.main(["--resume", str(tmp_path / "half"), "--device", "cpu"]) == 0
     weights, logs = zip(*((torch.load(agent_files(folder)[-1], weights_only=True),
                            pd.read_csv(folder / "log.csv").drop(columns="wall_time"))
@@ -257,7 +257,7 @@ def test_an_agent_plays_what_it_was_trained_on_unless_flags_say_otherwise(
 
 
 def test_playing_takes_the_same_region(tmp_path, capsys):
-    """In evaluating and recording, the same level has the same cheese."""
+    """In evaluation and recording, a level has the same cheese."""
     level, policy, agent_path = 0, small_policy("nature"), tmp_path / "model_0.pth"
     save_agent(agent_path, policy)
     maze = MazeState.parse(CheeseRegion(1)(stock_state("easy", level).to_bytes()))

@@ -1,5 +1,5 @@
-"""The result store: random values of every schema that the project declares are read as written;
-kills, shards and damage are tried on an example that uses every format."""
+"""The result store: random values of every schema of the project are read as written. Kills, shards
+and damage are tested on an example schema that uses every format."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ from common.step_results import StepResults
 
 PACKAGES = ("agents", "analysis", "attribution", "generative", "interventions", "maze")
 SCRIPTS = [path for path in ROOT.glob("*.py") if not path.is_symlink()]
-# Uses every format; the declared schemas need not.
+# Uses every format, unlike the schemas of the project.
 EXAMPLE = Schema(
     "examples", "example.py", items={
         "arrays": Entry("arrays/{}/{}.npz", Npz({
@@ -56,13 +56,13 @@ EXAMPLE = Schema(
 
 
 def bytes_of_files(folder):
-    """Bytes of every file below a folder by its path, but for the lock of this process."""
+    """Return the bytes of every file below a folder by path, except locks."""
     return {path: content for path, content in all_bytes(folder).items()
             if not path.endswith(".lock")}
 
 
 def all_schemas():
-    """Every schema in the packages, by its module and name."""
+    """Return every schema of the project by module and name."""
     found = {"example": EXAMPLE}
     for path in sorted((*SCRIPTS, *(path for package in PACKAGES
                                     for path in (ROOT / package).rglob("*.py")))):
@@ -72,7 +72,7 @@ def all_schemas():
             found.update({f"{name}.{key}": value for key, value in content.items()
                           if isinstance(value, Schema)})
     return {name: schema for number, (name, schema) in enumerate(found.items())
-            if schema not in list(found.values())[:number]}  # imported elsewhere
+            if schema not in list(found.values())[:number]}  # skip imported ones
 
 
 EVERY_SCHEMA = all_schemas()
@@ -86,7 +86,7 @@ SCHEMAS = {name: schema for name, schema in EVERY_SCHEMA.items()
 class Run:
     """A script that writes random results of a schema to a folder.
 
-    Items are divided among shards one by one. The value of an item depends on its key alone.
+    Items are divided among shards one by one. The value of an item depends only on its key.
     """
 
     def __init__(self, schema, path):
@@ -130,20 +130,20 @@ class Run:
 
 
 def keys_of(entry):
-    """Keys of three items of an entry, or of its only file."""
+    """Return the keys of three items of an entry, or of its only file."""
     number = entry.path.count("{")
     return [tuple(f"{place}{part}" for part in range(number))
             for place in ("a", "b", "c")[:3 if number else 1]]
 
 
 def value_of(form, seed):
-    """A random value of a format; the same for the same seed."""
+    """Return a random value of a format, which depends only on the seed."""
     rng = np.random.default_rng(list(seed.encode()))
     if isinstance(form, Npz | NpyFolder | Npy):
         fields = {"": form.array} if isinstance(form, Npy) else form.fields
         sizes = {dim: int(rng.integers(1, 5)) for field in fields.values()
                  for dim in field.dims.split()}
-        if "lengths" in fields:  # of the runs, each of one step
+        if "lengths" in fields:  # each run has one step
             sizes["S"] = sizes["N"]
         arrays = {name: _array(field, sizes, rng) for name, field in fields.items()}
         if "lengths" in arrays:
@@ -179,7 +179,7 @@ def _cell(kind, rng):
 
 
 def same(read, value):
-    """Whether a value that was read is the one that was written."""
+    """Return whether a value that was read equals the one that was written."""
     if isinstance(value, np.ndarray):
         np.testing.assert_array_equal(read, value)
     elif isinstance(value, pd.DataFrame):
@@ -195,7 +195,7 @@ def same(read, value):
 
 @contextlib.contextmanager
 def interrupted(call, error=KeyboardInterrupt):
-    """Fail when a file or a folder is to get its name, or a row is appended, for the n-th time."""
+    """Raise an error at the n-th renaming of a file or folder, or appending of a row."""
     calls = itertools.count(1)
 
     def failing(act):
@@ -279,7 +279,7 @@ def test_shards_in_any_order_repeated_and_killed_equal_one_run(whole, tmp_path, 
         run(Shard(part, 3))
     run(join=True)
     assert bytes_of_files(run.store.path) == whole[1]
-    run(Shard(order[1], 3))  # by a batch system, once more
+    run(Shard(order[1], 3))  # as if a batch system repeated the job
     assert bytes_of_files(run.store.path) == whole[1]
 
 
@@ -358,7 +358,7 @@ def test_damaged_files_are_named_by_their_readers(whole, damage):
         if entry.format.is_folder:
             path = min(path.iterdir())
         path.write_bytes(DAMAGES[damage](path.read_bytes()))
-        # A table or journal may be shorter and still be one.
+        # A shortened table or journal may still be valid.
         may_be_read = damage in ("truncated", "empty") and isinstance(entry.format, Table | Journal)
         try:
             run.store.read(name, *key)
@@ -400,7 +400,7 @@ def test_items_may_be_added_but_not_made_otherwise(tmp_path):
     assert store.keys("arm") == ["a"]
     with pytest.raises(UserError, match="holds 'a' of the arms with other settings"):
         store.open({"arms": {"a": {"seed": 3}}})
-    store.open({"arms": {"b": {"seed": 4}}})  # of which nothing was written
+    store.open({"arms": {"b": {"seed": 4}}})  # nothing of b was written yet
 
 
 def test_a_row_that_a_kill_cut_short_is_dropped(tmp_path):
@@ -432,7 +432,7 @@ def replaced(tmp_path):
 
 
 def write_whole(store, seed=1, names=("a", "b")):
-    """Write two files of each entry, as a script does."""
+    """Write two files per entry, as a script does."""
     store.check_replaceable()
     with store.replace({"seed": seed}) as temporary:
         for entry in store.schema.results.values():
@@ -480,7 +480,7 @@ def test_only_an_output_of_the_same_kind_is_replaced(replaced):
     with pytest.raises(UserError, match="is a link, which cannot be replaced"):
         write_whole(replaced)
     folder.unlink()
-    folder.mkdir()  # as of a version in which the package had another name
+    folder.mkdir()  # from a version in which the package had another name
     (folder / "settings.json").write_text(json.dumps(
         {"made_by": "page of clarity.page", "files": ["index.html"]}))
     (folder / "index.html").write_text("old")
@@ -503,7 +503,7 @@ def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
     assert added.read_text() == "precious"
 
 
-# Arrays that are computed step by step
+# Arrays that are computed in steps
 
 @pytest.fixture
 def stepwise(monkeypatch):
@@ -513,7 +513,7 @@ def stepwise(monkeypatch):
 
 
 def analyse(schema, path, seed=1, number=5):
-    """Compute all entries in three steps; returns the names of the steps that were computed."""
+    """Compute all entries in three steps, and return the steps that were not already stored."""
     results, computed = StepResults(path, schema, number, 2), []
     names = list(schema.items)
 
@@ -597,7 +597,7 @@ def test_gaps_and_arrays_of_other_data_are_named(stepwise, tmp_path):
     assert results.has(name)  # a gap next to settings is an error
     with pytest.raises(UserError, match=f"no file {re.escape(str(path))}; {stepwise.script}"):
         results.read(name)
-    results.settings_file.unlink()  # as published
+    results.settings_file.unlink()  # like published folders
     assert not results.has(name)
 
 

@@ -1,4 +1,4 @@
-"""saliency_experiments.py: copies, maps and files; test_simulator.py has the golden gradients."""
+"""saliency_experiments.py: copies, maps and files; test_simulator.py tests golden gradients."""
 
 import dataclasses
 import itertools
@@ -33,8 +33,8 @@ from generative.sample_files import SampleFolder
 from generative.simulator import stack
 
 MODE = LatentSampler("mode")
-NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
-COMMON, SCALE = 2, 0.05  # its common timestep and perturbation scale
+NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # from the set `tiny`
+COMMON, SCALE = 2, 0.05  # common timestep and perturbation scale of `tiny`
 NAMES = ["value", "action", "hx_direction_0_ica", "hx_direction_1_ica"]
 FIELDS = [field.name for field in dataclasses.fields(SaliencyArrays)]
 GRADIENTS = FIELDS[:3]
@@ -59,7 +59,7 @@ def samples(recorded, tmp_path):
 
 @pytest.fixture
 def run(simulator_file, agent_path, matrices, tmp_path):
-    """Runs the script with flags, a later one of which wins, and gives the exit status."""
+    """A function that runs the script and returns its exit status; later flags win."""
     def run_script(samples, *more, videos=False):
         return saliency_experiments.main([*map(str, (
             "--agent_file", agent_path, "--model_file", simulator_file,
@@ -82,14 +82,14 @@ def one_pass(simulator, copies, names):
 
 
 def relative_difference(found, expected):
-    """The norm of the difference, in units of that of what is expected, which must not be 0."""
+    """Return the norm of the difference, relative to that of `expected`, which must not be 0."""
     assert found.shape == expected.shape and expected.norm() > 0
     return float((found - expected).norm() / expected.norm())
 
 
 def assert_close(pairs):
-    """Pairs of gradients are equal but for the last digits; rounding, which depends on the size of
-    a batch and on the processor, puts a rectifier of few of them beyond its kink."""
+    """Assert that pairs of gradients are equal up to rounding, which depends on batch size and
+    processor. In few of them, it may switch a ReLU and cause a larger difference."""
     found = [relative_difference(*pair) for pair in pairs]
     assert np.quantile(found, 0.5, method="lower") < 1e-5 and max(found) < 0.01, found
 
@@ -116,7 +116,7 @@ def test_copies_are_moved_a_little_and_depend_on_seed_and_number_alone():
     for seed, number in ((6, 33), (5, 34)):
         other = smoothgrad_starts(vector, 3, 0.01, seed, number)
         assert (other[1:] - copies[1:3]).abs().min() > 0
-    # The size of a move does not grow with the vector's dimensions, so it is not normalised.
+    # Noisy copies are not normalised: the noise per dimension does not depend on their number.
     (long,) = on_unit_sphere(torch.ones(1, 400))
     assert abs((smoothgrad_starts(long, 9, 1e-3, 0, 0)[1:] - long).std() - 1e-3) < 1e-4
 
@@ -130,7 +130,7 @@ def test_names_of_functions():
     assert len(functions) == 18 and functions[-1] == SaliencyFunction("hx_direction", 15, "ica")
 
 
-# Pictures
+# Images
 
 def test_blue_raises_red_lowers_and_nothing_shows_the_faint_frame():
     maps = np.zeros((2, 8, 8), np.float32)
@@ -140,7 +140,7 @@ def test_blue_raises_red_lowers_and_nothing_shows_the_faint_frame():
     red, green, blue = picture[0, 0, 0], picture[0, 4, 4], picture[0, 7, 7]
     assert red[2] > red[0] + 150 and blue[0] > blue[2] + 150  # positive blue, negative red
     assert (green == round(255 - FRAME_SHARE * 155)).all()
-    half = picture[1, 0, 0]  # half as much saliency, half as much colour, at any step
+    half = picture[1, 0, 0]  # half the saliency has half the colour, at any step
     assert np.abs(half - (red + green) / 2).max() <= 1
     assert full_colour(0 * maps) == 1 and (coloured(0 * maps, frames, 1.0) == green).all()
 
@@ -149,7 +149,7 @@ def test_full_colour_is_reached_by_few_pixels_of_the_steps_that_count():
     maps = np.zeros((10, 20, 20), np.float32)
     maps[3] = np.linspace(-1, 1, 400).reshape(20, 20)
     assert 0.98 < full_colour(maps) < 1
-    assert full_colour(maps, 3 * maps) > 2.5  # of all together
+    assert full_colour(maps, 3 * maps) > 2.5  # over both maps
 
 
 def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
@@ -163,7 +163,7 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
     assert smooth[10, 12] / smooth[10, 14] == pytest.approx(np.exp(4 / 2 / 1.5**2), rel=1e-4)
     np.testing.assert_allclose(saliency_maps(np.ones_like(gradients), 5, 5.0), 3, rtol=1e-5)
     border = np.zeros_like(gradients)
-    border[0, 0, 1, 12] = 1  # beyond the border row 1 is there once more, row 0 is not
+    border[0, 0, 1, 12] = 1  # the border reflects row 1 but does not repeat row 0
     (smooth,) = saliency_maps(border, 5, 1.5)
     expected = 2 * np.exp(-1 / 2 / 1.5**2) / (1 + np.exp(-4 / 2 / 1.5**2))
     assert smooth[0, 12] / smooth[1, 12] == pytest.approx(expected, rel=1e-4)
@@ -195,7 +195,7 @@ def test_files_of_killed_shards_hold_the_gradients_of_the_samples(run, samples, 
             found = folder.saliency(number, name)
             for field, size in sizes.items():
                 assert getattr(found, field).shape == size
-            assert found.processed_states is None  # the states of a vector have no places
+            assert found.processed_states is None  # vector states have no positions
             assert_close([(torch.from_numpy(getattr(found, field)), getattr(expected, field)[0])
                           for field in GRADIENTS])
             maps = saliency_maps(found.images, 5, 5.0)
@@ -209,7 +209,7 @@ def test_files_of_killed_shards_hold_the_gradients_of_the_samples(run, samples, 
         assert sorted(specific.functions) == sorted(NAMES)
         for step, correlation in enumerate(specific.correlations):
             pixels = [folder.saliency(number, name).images[step].ravel() for name in NAMES]
-            if step > COMMON:  # after the step at which functions are read
+            if step > COMMON:  # after the step at which functions are evaluated
                 assert correlation is None and not np.any(pixels)
             else:
                 assert correlation == pytest.approx(np.mean([
@@ -258,7 +258,7 @@ def test_videos_show_frame_and_saliency(run, samples):
     frames = read_video(folder.video_file(3, "value"))[:, -256:]  # below the titles
     assert frames.shape == (NUM_STEPS, 256, 512, 3)
     sample, saliency = folder.samples.sample(3), folder.saliency(3, "value")
-    inner = np.s_[:, :200, 60:250]  # beside the arrow
+    inner = np.s_[:, :200, 60:250]  # next to the arrow
     for shown, pictures in ((frames[:, :, :256], sample.frames),
                             (frames[:, :, 256:], saliency.processed)):
         large = pictures.repeat(4, axis=1).repeat(4, axis=2)

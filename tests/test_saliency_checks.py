@@ -1,4 +1,4 @@
-"""python -m attribution.saliency_checks: both kinds of map side by side, and what the game says."""
+"""python -m attribution.saliency_checks: both kinds of map, compared with the real game."""
 
 import contextlib
 
@@ -51,7 +51,7 @@ def policy(agent_path):
 
 @pytest.fixture(scope="module")
 def data(policy, agent_path, tmp_path_factory):
-    """The first frames of levels of CoinRun, in which the agent takes scripted actions."""
+    """The first frames of CoinRun levels, in which the agent takes scripted actions."""
     folder = tmp_path_factory.mktemp("coinrun")
     writer = RolloutWriter(folder, {"env": vars(COINRUN), "agent_sha256": sha256(agent_path)})
     actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 4])
@@ -130,7 +130,7 @@ def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
                 float(after.values - before.values), abs=1e-4)
             if place:
                 continue
-            # Two steps later: the game goes on as it was, the agent with the state it has then.
+            # Two steps later: the unchanged game continues, with the hidden state of each pass.
             values = []
             for output in (before, after):
                 with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
@@ -157,7 +157,7 @@ def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy)
     assert curves.shape == (3, 2, 2, POINTS)
     np.testing.assert_allclose(curves[:, 0, 0, 0], full, atol=1e-4)
     np.testing.assert_allclose(curves[:, 0, 0, -1], empty, atol=1e-4)
-    # What the reversed order deletes last it inserts first, from the other end.
+    # Insertion in the reversed order is deletion, traversed from its end.
     np.testing.assert_allclose(curves[:, 1, 1], curves[:, 0, 0, ::-1], atol=1e-4)
     first = np.argsort(-score[1].ravel())[:8]
     picture = rows.frames[1].copy()
@@ -169,7 +169,7 @@ def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy)
 
 
 def planted(number=60, kinds=3):
-    """Masks, changes, and maps of the right sign everywhere, and of any sign."""
+    """Return masks, changes, maps with the correct sign everywhere, and maps of random sign."""
     rng = np.random.default_rng(1)
     masks = np.zeros((number, kinds, 64, 64), bool)
     for kind in range(kinds):
@@ -210,7 +210,7 @@ def test_a_planted_map_is_claimed_and_a_random_one_is_not():
         against = own.loc[(name, "layer", lag)]
         assert against["claimed"] and against["effect"] < -0.3 and against["other"] == 1
     controls = table[table["control"] & (table["compared_with"] != CHANCE)]
-    assert abs(controls["effect"].mean()) < 0.05  # both sides are shifted
+    assert abs(controls["effect"].mean()) < 0.05  # both maps are shifted
 
 
 def test_deletion_table_measures_in_deviations_of_the_output():
@@ -218,7 +218,7 @@ def test_deletion_table_measures_in_deviations_of_the_output():
     curves = np.zeros((40, 3, 2, 5))
     curves[:, :, 0] = rng.normal(size=(40, 1, 1)) * 2
     curves[:, :, 1] = curves[:, :, 0]
-    curves[:, 0, 0] -= 1  # the map's deletion lies one below, its insertion three above
+    curves[:, 0, 0] -= 1  # deletion by the map is lower by 1, insertion higher by 3
     curves[:, 0, 1] += 3
     table = deletion_table(["map"], curves, np.arange(40) // 2, 0)
     deviation = curves[:, 0, 0, 0].std()

@@ -1,4 +1,4 @@
-"""record_gen_samples.py: what it writes is what the simulator does, from the starts it names."""
+"""record_gen_samples.py: samples equal simulations from the starts that the files name."""
 
 import dataclasses
 import shutil
@@ -27,7 +27,7 @@ FIELDS = [field.name for field in dataclasses.fields(SampleArrays)]
 
 @pytest.fixture(scope="module")
 def run(simulator_file, agent_path, recording):
-    """Runs the script with flags, a later one of which wins, and gives the exit status."""
+    """A function that runs the script and returns its exit status; later flags win."""
     def run_script(save_dir, *more, videos=False):
         return record_gen_samples.main([*map(str, (
             "--agent_file", agent_path, "--model_file", simulator_file,
@@ -47,7 +47,7 @@ TAKEN, PUT = [10, 5], [12, None]  # directions
 
 @pytest.fixture(scope="module")
 def by_shards(run, matrices, tmp_path_factory):
-    """The folder of a pair of samples, without and with a swap, of shards one of which is killed in
+    """A folder of samples without and with a swap, recorded by shards, one of which was killed in
     the middle of a batch."""
     save_dir = tmp_path_factory.mktemp("informed")
     with killed_at(SampleFolder, "add", 2):
@@ -63,7 +63,7 @@ def informed(by_shards):
 
 
 def assert_same(found, expected):
-    """Equal but for rounding."""
+    """Assert that two samples are equal up to rounding."""
     for field in FIELDS:
         a, b = (getattr(arrays, field).astype(np.float64) for arrays in (found, expected))
         np.testing.assert_allclose(a, b, err_msg=field, atol=1 if field == "frames" else 1e-4)
@@ -74,7 +74,7 @@ def first(arrays, number):
 
 
 def assert_simulated(found, simulation):
-    """Samples are what a pass of the simulator, without gradients, gave (T, B, …)."""
+    """Assert that samples equal a simulation (T, B, …), computed without gradients."""
     images = simulation.images.permute(1, 0, 3, 4, 2).numpy()
     np.testing.assert_allclose(found.frames, images * 255, atol=0.55)
     for field in ("rewards", "terminals", "values", "hidden_states", "log_probs", "env_h"):
@@ -111,8 +111,8 @@ def test_samples_are_what_the_simulator_does_from_their_windows(informed, simula
     frames = dataset.batch([origin.window for origin in origins]).frames[:3]
     start = simulator.start_from(simulator.encode(frames.to(torch.float32) / 255), MODE)
     assert_simulated(samples, stack(start, simulator.imagine(start, MODE, 4)))
-    assert len(np.unique(samples.actions)) > 2  # the agent acts, differently
-    assert samples.hidden_states.std(axis=0).mean() > 0.01  # and not from the same state
+    assert len(np.unique(samples.actions)) > 2  # the agent takes different actions
+    assert samples.hidden_states.std(axis=0).mean() > 0.01  # its states differ
     for origin, shown in zip(origins, frames[-1]):
         episode = RolloutFolder(recording / "data").episode(origin.episode)
         np.testing.assert_array_equal(episode.frames[origin.frame], shown.permute(1, 2, 0))
@@ -122,7 +122,7 @@ def test_a_sample_depends_on_seed_and_number_alone(informed, run, tmp_path):
     assert run(tmp_path, "--num_samples", 3, "--batch_size", 1) == 0
     folder = SampleFolder(tmp_path / "informed_init")
     assert_same(folder.stacked(), first(informed.stacked(), 3))
-    assert run(tmp_path, "--batch_size", 2) == 0  # goes on
+    assert run(tmp_path, "--batch_size", 2) == 0  # continues
     assert_same(folder.stacked(), informed.stacked())
     assert [folder.origin(number) for number in range(NUM_SAMPLES)] == [
         informed.origin(number) for number in range(NUM_SAMPLES)]
@@ -222,7 +222,7 @@ def test_boxes_are_filled_as_far_as_the_prediction_goes(mark, values, colour, co
     for value in values:
         inside = mark(np.full((120, 120, 3), 77, np.uint8), value)[corner][2:-2, 2:-2]
         filled = ~(inside == 255).all(axis=-1)
-        assert filled.all(axis=1).tolist() == sorted(filled.any(axis=1))  # from below
+        assert filled.all(axis=1).tolist() == sorted(filled.any(axis=1))  # filled from below
         assert (inside[filled].argmax(axis=1) == colour).all()
         shares.append(filled.mean())
     assert shares == [0, 0.5, 1]
@@ -235,7 +235,7 @@ def test_videos_show_the_sample(run, tmp_path):
         "start_00000.mp4", *(f"sample_{number:05d}.mp4" for number in range(9))}
     grid, right = (read_video(folder.file_of(*key)) for key in (("start_video", 0), ("video", 7)))
     assert grid.shape == (5, 576, 576, 3) and right.shape == (5, 192, 192, 3)
-    inner = np.s_[..., 40:140, 50:140, :]  # beside the marks
+    inner = np.s_[..., 40:140, 50:140, :]  # next to the marks
     pictures = folder.stacked().frames.repeat(3, axis=2).repeat(3, axis=3)[inner]
     for shown in (right, grid[:, 192:384, 384:]):
         likeness = [np.corrcoef(shown[inner].ravel(), picture.ravel())[0, 1]
@@ -264,7 +264,7 @@ def test_one_run_and_killed_shards_record_the_same_pair_from_the_same_starts(
         with patched(simulator.agent.policy, [swap]):
             expected = stack(start, simulator.imagine(start, MODE, 4))
     assert_simulated(altered, expected)
-    # The first step shows the agent the same frame, so its change can be compared.
+    # In the first step the agent sees the same frame, so the change of its state can be compared.
     np.testing.assert_array_equal(without.frames[:, 0], altered.frames[:, 0])
     before, after = (projector.change(torch.from_numpy(arrays.hidden_states[:, 0])
                                       - start.agent_hidden, "ica") for arrays in (without, altered))

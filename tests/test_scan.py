@@ -1,4 +1,4 @@
-"""Passes resumed behind a layer, the effect scan, and a channel that was planted in a network."""
+"""Forward passes resumed after a layer, the effect scan, and a channel planted in a network."""
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ from interventions.scan_study import SCANNED, agreement
 
 LAYER = "embedder.block2.res1.resadd"
 PLANTED = 7  # channel of that layer
-WORLD = 16  # squares a side, each as large as a cell of that layer
+WORLD = 16  # squares per side, each as large as a cell of that layer
 LEFT, RIGHT = 1, 7  # actions
 
 
@@ -68,7 +68,7 @@ def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
     frames, entering = random_frames(4), torch.rand(4, 64)
     full = run_policy(policy, FLOAT32, frames, entering)
     which = torch.tensor([2, 0, 2, 3, 1])
-    # Inside a residual unit, so that the sum is read from the picture, too; and before the GRU.
+    # A layer before the GRU and inside a residual unit, whose skip connection is restored, too.
     half = PartialForward(policy, FLOAT32, "embedder.block3.res2.conv1").run_to(frames, entering)
     output = half.run_from(half.activations[which], which)
     torch.testing.assert_close(output.logits, full.logits[which], atol=1e-5, rtol=0)
@@ -106,8 +106,8 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, monkeypatch):
 
 
 def test_effects_are_tested_by_level():
-    """Four like pictures of each level say no more than one: 8 levels against 4 are no effect,
-    though 32 pictures against 16 would be one."""
+    """Four similar frames of a level count as one. Effects of opposite sign in 8 and 4 levels are
+    not significant, although 32 against 16 independent frames would be."""
     parts = [Part(LAYER, 0), Part(LAYER, 1)]
     levels = np.repeat(np.arange(12), 4)
     effects = np.stack([np.where(levels < 8, 1.0, -1.0), np.full(48, 0.5)])
@@ -137,12 +137,12 @@ def test_agreement_is_that_of_the_ranks_in_each_frame():
 
 @pytest.fixture(scope="module")
 def steered():
-    """An agent that goes left or right, to where a bright red square is. Green and blue make up
-    every other channel of ``LAYER``."""
+    """An agent that goes left or right, towards a bright red square. All other channels of
+    ``LAYER`` depend only on green and blue."""
     policy = planted_policy(PLANTED, (1.0, 0.0, 0.0))
     column = torch.arange(64) % 8
     with torch.no_grad():
-        policy.embedder.block1.conv.weight[:, 0] = 0  # red is the planted channel's alone
+        policy.embedder.block1.conv.weight[:, 0] = 0  # only the planted channel reads red
         policy.embedder.block1.conv.weight[0, 0, 1, 1] = 1
         policy.fc_policy.weight[LEFT, :64] = 3.0 * (column < 4)
         policy.fc_policy.weight[RIGHT, :64] = 3.0 * (column >= 4)
@@ -150,8 +150,8 @@ def steered():
 
 
 def spotted(levels, squares):
-    """Frames of random levels with a bright red square at (row from the bottom, column), or none
-    where that is None."""
+    """Return frames of random levels with a bright red square at (row from the bottom, column);
+    None for no square."""
     frames = []
     for level, square in zip(levels, squares):
         frame = np.random.default_rng(level).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -165,8 +165,8 @@ def spotted(levels, squares):
 
 
 def frames_with_spots(first_level, num):
-    """Frames whose spot is not in the two middle columns, where left and right meet; and the
-    outcome: the probability of going to the side where the spot is."""
+    """Return frames whose square is outside the middle columns, and the outcome: the probability
+    of going to the side of the square."""
     rng, levels = np.random.default_rng(first_level), np.arange(first_level, first_level + num)
     columns = rng.choice([0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14], num)
     squares = list(zip(rng.integers(1, 15, num), columns))
@@ -237,7 +237,7 @@ def test_a_scan_of_channels_and_one_of_cells_are_written(steered, tmp_path, caps
 def test_estimates_are_gradients_times_changes_of_the_parts(kind, monkeypatch):
     monkeypatch.setattr("interventions.scan.PASSES_PER_BATCH", 3)
     policy, frames, entering = tiny_policy(), random_frames(5), torch.rand(5, 64)
-    # Paired frames hardly differ, so that the effects of interchange are nearly linear.
+    # Paired frames hardly differ, so the effects of interchange are nearly linear.
     paired = np.clip(frames.astype(int) + 1, 0, 255).astype(np.uint8)
     reference = ReferenceSet(random_frames(6, 2))
     parts = [Part(LAYER, 3), Part("gru", 9), Part(LAYER, None, (2, 15)), Part("hidden_state"),
@@ -277,7 +277,7 @@ def test_a_circuit_is_the_planted_channel_and_random_circuits_lack_it(steered):
     (others,) = circuits.errors([0, 1, 2], [3])[1:]
     np.testing.assert_allclose(others, without, atol=1e-5)
 
-    # The outcome of the testing frames is that of other squares.
+    # The testing frames have an outcome of their own, because their squares differ.
     table = circuit_table(steered, FLOAT32, parts, testing, testing, of_testing, 0)
     greedy = table[table["order"] == GREEDY].set_index("size")
     assert list(greedy.index) == [1, 2, 4, 8, 16, 32]

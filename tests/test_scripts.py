@@ -1,4 +1,4 @@
-"""Every script, however it is started, and files or folders beside it."""
+"""Every script: start by path, from other folders, and next to folders named like packages."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from common.files import save_json
 from common.parameters import ParameterSet
 from interventions.vectors import save_vectors, vectors_of_pairs
 
-# Older names that a README of the experiment uses, and the scripts they are links to.
+# Older names, used in a README of the experiment, which are links to scripts.
 LINKS = {
     **{f"{name}_{part}.py": f"analysis/{name}_{part}.py"
        for name in ("hidden_analysis", "env_h_analysis", "bottleneck_vec_analysis")
@@ -46,7 +46,7 @@ def test_every_older_name_is_a_link_to_its_script():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
-    """Run by its path, with its own folder first on the import path, as Python does it."""
+    """Scripts are run by path, with their own folder first on the import path, as in Python."""
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     monkeypatch.setattr(sys, "path", [str((ROOT / script).resolve().parent), *sys.path])
     parsers = []
@@ -63,7 +63,7 @@ def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
 
 
 def test_scripts_start_from_anywhere(tmp_path):
-    for name in (*ROOMS, "analysis/interventions"):  # outputs may bear the names of packages
+    for name in (*ROOMS, "analysis/interventions"):  # outputs may have names of packages
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
     started = {
         "by its older name": (ROOT, ["hidden_analysis_precompute.py"]),

@@ -1,4 +1,4 @@
-"""The simulator against golden numbers, its two passes against each other, and its files."""
+"""The simulator compared with golden numbers, its two passes with each other, and its files."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def golden():
 
 
 def write_published(path, layout, **changes):
-    """A published file by the golden recipe; a change of None leaves a tensor out."""
+    """Write a published file with the golden weights; a change of None omits a tensor."""
     state = {key: golden_weight(key, shape) for key, shape in LAYOUT[layout].items()}
     for key, tensor in changes.items():
         state[key] = tensor
@@ -77,7 +77,7 @@ def assert_state(found, expected, name):
 
 
 def assert_loss(found, expected, name, rtol=1e-5):
-    """Tighter than the 1e-3 that is asked for: the clamp would be worth 6e-5 of the image loss."""
+    """Assert equality of a loss. The tolerance must detect the clamp, 6e-5 of the image loss."""
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=rtol,
                                msg=lambda text: f"{name}: {text}")
 
@@ -143,8 +143,8 @@ def test_saliency_of_one_pass_is_the_golden_one(simulator, golden, names, ending
     one_pass = SaliencyPass(simulator, FLOAT32, golden["decode/bottleneck_vec"][None], functions,
                             [4], 6, bool(ending), golden_projector().coordinates)
     for name, function in zip(names, functions):
-        gradients = one_pass.gradients(function)  # of three copies
-        # At step 5 a rectifier is so near its kink that the rounding of a machine decides.
+        gradients = one_pass.gradients(function)  # mean over three copies
+        # At step 5, a ReLU is so close to its kink that rounding on the machine decides.
         rtol = 1e-2 if name == "value_delta" else 1e-5
         for ours, theirs in (("images", "ims"), ("hidden_states", "hx"), ("env_h", "env_h")):
             expected = golden[f"saliency/{name}{ending}/grad_{theirs}"]
@@ -165,7 +165,7 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, h
         start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
         simulation = stack(start, simulator.imagine(
             start, draw, true_actions=batch.actions, true_images=batch.images))
-        # The auxiliary loss is about the predicted state, not the true one put in its place.
+        # The auxiliary loss uses the predicted state, not the true one that replaces it.
         predicted = torch.tanh(simulator.hidden_converter(start.bottleneck_vec.detach()))
         return dataclasses.replace(
             simulation, start=dataclasses.replace(start, agent_hidden=predicted))
@@ -240,7 +240,7 @@ def test_windows_of_another_length_are_refused():
         align(windows, dataclasses.replace(SMALL, num_sim_steps=7))
 
 
-# The agent inside
+# The agent inside the simulator
 
 def test_training_leaves_the_agent_as_it_was(simulator, batch):
     before = {name: tensor.clone() for name, tensor in simulator.state_dict().items()}
@@ -267,7 +267,7 @@ def test_the_size_of_the_agents_state_is_its_own_unless_given():
         assert simulator.config == dataclasses.replace(OPEN, agent_hidden_size=size)
         start = simulator.start_from(simulator.random_vectors(2), MODE)
         assert start.agent_hidden.shape == (2, size)
-        assert (start.agent_hidden > 0).all() == (size == 256)  # as its states are
+        assert (start.agent_hidden > 0).all() == (size == 256)  # like its states
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -295,7 +295,7 @@ def test_published_file_at_default_sizes_loads_and_is_written_back(tmp_path, pub
     never_used = sum(tensor.numel() for key, tensor in read.unused.items()
                      if key.startswith("agent_env_stepper.decoder.vecobs."))
     assert size == 28_701_964
-    assert size + never_used == pytest.approx(29.8e6, abs=0.05e6)  # as the published model counts
+    assert size + never_used == pytest.approx(29.8e6, abs=0.05e6)  # count of the published model
 
     again = tmp_path / "again.pt"
     save_published(again, read.simulator, read.unused, more={"epoch": 9})

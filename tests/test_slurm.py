@@ -1,4 +1,4 @@
-"""Stages submitted to a real Slurm, which is started for these tests."""
+"""Stages submitted to a real Slurm cluster, which these tests start."""
 
 import os
 import re
@@ -19,19 +19,19 @@ from tools.compare_outputs import digests
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())]
 
 STAGES = ("train_agent", "plot_agent", "record", "train_simulator")
-SECONDS = 900  # that a stage may take on a busy machine
+SECONDS = 900  # time limit of a stage on a busy machine
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The environment of a cluster of two nodes, of which the second has a GPU."""
+    """The environment of a cluster with two nodes, of which the second has a GPU."""
     with slurm.cluster(tmp_path_factory.mktemp("slurm")) as found:
         yield {**found, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def cluster_file(tmp_path_factory):
-    """What jobs ask for here: a node each, and no hours."""
+    """Resource requests of the jobs: one node and a short time each."""
     content = yaml.safe_load(CLUSTER_FILE.read_text())
     for kind in ("training", "gpu", "cpu"):
         content[kind] |= {"time": "30 min", "memory_gb": 1, "cores": slurm.CORES}
@@ -44,7 +44,7 @@ def cluster_file(tmp_path_factory):
 
 @pytest.fixture
 def pipeline(environment, monkeypatch, capsys):
-    """Runs run_pipeline.py, which must end well; gives what it said."""
+    """A function that runs run_pipeline.py, which must succeed, and returns its output."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
@@ -63,7 +63,7 @@ def ask(environment, *command):
 
 
 def wait(condition, what, pause=1.0):
-    """Wait for a condition; gives what it gives."""
+    """Wait until a condition returns a true value, and return this value."""
     end = time.monotonic() + SECONDS
     while not (found := condition()):
         assert time.monotonic() < end, what()
@@ -72,7 +72,7 @@ def wait(condition, what, pause=1.0):
 
 
 class Watch:
-    """Looks at the jobs of an experiment, and stops their processes at a certain moment."""
+    """Observer of the jobs of an experiment, which can stop their processes at a given moment."""
 
     def __init__(self, environment, folder):
         self.environment, self.folder = environment, folder
@@ -83,7 +83,7 @@ class Watch:
                                for path in sorted(self.folder.glob("logs/**/*")) if path.is_file())
 
     def job(self, stage):
-        """The number of the job that was submitted last for a stage."""
+        """Return the number of the job that was last submitted for a stage."""
         text = (self.folder / "pipeline" / f"submitted_{stage}.json").read_text()
         return re.search(r'"number": "(\d+)"', text)[1]
 
@@ -92,7 +92,7 @@ class Watch:
                    "--format=%T").strip()
 
     def hold_in_loop(self, log):
-        """Stop the process that writes a log once it defers signals; gives its number."""
+        """Stop the process that writes a log as soon as it defers signals, and return its id."""
         process = wait(lambda: self._deferring(log), self.said, 0.1)
         os.kill(process, signal.SIGSTOP)
         return process
@@ -112,14 +112,14 @@ class Watch:
 
 
 def in_mask(process, name, number):
-    """Whether a signal is in a mask of /proc/<process>/status."""
+    """Return whether a signal is in a mask of /proc/<process>/status."""
     mask = re.search(rf"^{name}:\t(\w+)$", (process / "status").read_text(), re.MULTILINE)[1]
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
         environment, pipeline, cluster_file, tmp_path):
-    """train_agent is cancelled, the time of train_simulator is up, and record is an array."""
+    """train_agent is cancelled, train_simulator reaches its time limit, and record is an array."""
     output = tmp_path / "output"
     watch, record = Watch(environment, output), Experiment(output).record
     submit = ("--cluster_file", str(cluster_file), "--only", *STAGES, "--submit", "slurm")
@@ -137,13 +137,13 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     text = pipeline(output, *submit)
     assert text.endswith("nothing is left to submit\n") and watch.job("train_agent") == train
 
-    ask(environment, "scancel", train)  # which goes on with the process, and asks it to stop
+    ask(environment, "scancel", train)  # continues the process, and signals it to stop
     wait(lambda: watch.state(train) == "CANCELLED", watch.said)
     assert (record("train_agent").status, record("train_agent").exit_status) == ("stopped", 143)
     assert list(output.glob("agent/**/model_256.pth")), "the update was not finished and saved"
     assert not list(output.glob("agent/**/model_512.pth"))
     assert re.search(r"^train_agent +stopped", pipeline(output, "--status"), re.MULTILINE)
-    watch.until_done()  # what waited for it has gone, and the report was written
+    watch.until_done()  # dependent jobs are gone, and the report is written
     assert (output / "report" / "index.html").exists()
 
     text = pipeline(output, *submit)
@@ -169,8 +169,8 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     pipeline(alone, "--only", *STAGES)
     found, expected = digests(output), digests(alone)
     stopped_after = {name for name in found if re.search(r"batch_?0*1\.", name)}
-    assert len(stopped_after) == 2  # the checkpoint that was saved then, and its film
-    cards = {name for name in expected if name.endswith("model_card.md")}  # they tell the time
+    assert len(stopped_after) == 2  # the checkpoint of the stop, and its video
+    cards = {name for name in expected if name.endswith("model_card.md")}  # they contain the time
     assert {name for name in found.keys() | expected.keys()
             if found.get(name) != expected.get(name)} <= stopped_after | cards
     assert len(expected) > 50

@@ -58,7 +58,7 @@ def unit_rows(number, size, seed=0):
 
 
 def identity(size):
-    """A dictionary with two features per unit, for its positive and its negative part."""
+    """Return a dictionary with two features per unit, for its positive and its negative part."""
     both = torch.cat([torch.eye(size), -torch.eye(size)])
     return Dictionary(both, torch.zeros(size), size, both, torch.zeros(2 * size))
 
@@ -159,12 +159,12 @@ def test_auc_equals_that_of_scikit_learn():
 
 @pytest.fixture(scope="module")
 def planted():
-    """Activations of 40 random features in 100 levels, and labels, of which one is feature 3."""
+    """Return activations of 40 random features in 100 levels, and labels; one is feature 3."""
     rng, levels = RNG(8), np.repeat(np.arange(100), 20)
     activations = rng.exponential(size=(2000, 40)) * (rng.random((2000, 40)) < 0.2)
     activations += 0.3 * rng.random((100, 40))[levels]  # features vary between levels
     labels = pd.DataFrame({f"noise_{i}": rng.random(2000) < 0.3 for i in range(10)})
-    labels["of_level"] = (rng.random(100) < 0.5)[levels]  # the same in a whole level
+    labels["of_level"] = (rng.random(100) < 0.5)[levels]  # constant per level
     labels["planted"] = activations[:, 3] > 0.8
     return activations, labels.astype(np.float32), levels, split_levels(levels, 0)
 
@@ -185,7 +185,7 @@ def test_shuffled_labels_name_nothing(planted):
     exchanged = exchanged_levels(levels, parts, np.random.default_rng(0))
     shuffled = labels.iloc[exchanged].reset_index(drop=True)
     assert not name_features(activations, shuffled, levels, parts, 0)["named"].any()
-    for part in (parts.train, parts.penalty, parts.test):  # labels never cross parts
+    for part in (parts.train, parts.penalty, parts.test):  # labels remain within their part
         assert shuffled["planted"][part].mean() == pytest.approx(labels["planted"][part].mean())
     assert not (shuffled["planted"] == labels["planted"]).all()
 
@@ -206,7 +206,7 @@ def test_no_number_of_the_tested_levels_depends_on_their_labels_for_the_choice(p
 
 def test_ablation_of_the_direction_that_the_policy_reads_stands_out():
     policy = small_policy()
-    with torch.no_grad():  # the heads read unit 0 alone
+    with torch.no_grad():  # the heads read only unit 0
         policy.fc_policy.weight[:, 1:] = 0
     data = split(RNG(10).uniform(-1, 1, (600, 12)).astype(np.float32))
     dictionary = identity(12)
@@ -278,7 +278,7 @@ def test_examples_are_the_most_active_rows_of_different_episodes_first():
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory):
-    """An agent with an embedder that takes little time; the studies read the memory alone."""
+    """An agent with a fast embedder; the studies read only its memory."""
     path = tmp_path_factory.mktemp("agent") / "model_0.pth"
     save_agent(path, tiny_policy(architecture="nature"))
     return path
@@ -361,7 +361,7 @@ def test_dreams_of_features_are_tested_in_the_game(finished, simulator_file, age
     assert ((dreams["activation"] > 0) == (dreams["active"] == 1)).all()
     assert ((dreams["dream_activation"] > 0) == dreams["dreamed"]).all()
     assert "active in the real game near the start" in store.read("dreams_report")
-    # The objective is the output of the encoder.
+    # The objective is an output of the encoder.
     sae = Dictionary.of_arrays(ResultStore(finished, SPARSE_FEATURES).read("sae"))
     assert sae.encoder is not None and sae.bias is not None
     states = torch.from_numpy(RNG(13).normal(size=(3, 64)).astype(np.float32))

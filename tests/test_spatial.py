@@ -1,4 +1,4 @@
-"""The spatial simulator: its camera, its state, its two passes, its training and its files."""
+"""The spatial simulator: camera, state, both passes, training and files."""
 
 import dataclasses
 import re
@@ -73,7 +73,7 @@ def simulator(dataset):
     torch.manual_seed(0)
     simulator = Simulator(CONFIG, load_agent(AGENT))
     simulator.basis.fit(dataset.batch(np.arange(0, len(dataset), 7)).frames[2].float() / 255)
-    with torch.no_grad():  # away from the initial values, at which many gradients vanish
+    with torch.no_grad():  # move away from the initial values, where many gradients vanish
         for parameter in simulator.trainable_parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     return simulator.eval()
@@ -90,7 +90,7 @@ def test_shifting_by_whole_and_half_pixels():
     view, inside = shift(images, torch.tensor([[3.0, -2.0], [0.5, 0.0]]))
     torch.testing.assert_close(view[0, :, 2:, :61], images[0, :, :62, 3:])
     torch.testing.assert_close(view[1, :, :, :63], (images[1, :, :, :63] + images[1, :, :, 1:]) / 2)
-    # The border is repeated where nothing is known.
+    # The border is repeated where the image is unknown.
     torch.testing.assert_close(view[0, :, 2:, 61:], images[0, :, :62, -1:].expand(3, 62, 3))
     assert (inside[0, 0, 2:, :61] == 1).all() and (inside[0, 0, :2] == 0).all()
     assert (inside[0, 0, :, 61:] == 0).all()
@@ -106,12 +106,12 @@ def test_the_motion_between_two_frames_is_found():
         later = world[:, :, 40 + down:104 + down, 40 + right:104 + right].clone()
         later[:, :, 26:38, 27:37] = frame[:, :, 26:38, 27:37]  # the player stays where it is
         lowest = int(motion_costs(frame, later).argmin())
-        # A point at x in the first frame is at x - motion in the next.
+        # A point at x in the first frame appears at x - motion in the next.
         assert (lowest % 7 - 3, lowest // 7 - 8) == (right, down)
 
 
 def test_recorded_positions_say_how_frames_move(dataset):
-    """Frames moved back by the camera's recorded displacement match the first one better."""
+    """Frames shifted back by the recorded camera displacement match the first frame better."""
     numbers = np.arange(0, len(dataset), 11)
     batch = align(dataset.batch(numbers), CONFIG)
     camera = true_camera(batch, 64 / 13)
@@ -129,7 +129,7 @@ def test_recorded_positions_say_how_frames_move(dataset):
 
 
 def test_the_phase_follows_the_players_position(batch):
-    """Moved by the displacement, the phase is that of the later position; so are its maps."""
+    """Moved by the displacement, the phase and its maps are those of the later position."""
     scale = 64 / 13
     displacement = true_camera(batch, scale)[-1, :, 2:]
     phase = moved_phase(true_phase(batch), displacement, scale)
@@ -213,12 +213,12 @@ def test_the_fine_memory_sees_its_neighbourhood_and_is_drawn_in_place(simulator,
 
 
 def test_the_scene_moves_with_the_level(simulator, batch):
-    """What the scene adds to the canvas is shifted by the camera's displacement."""
+    """The contribution of the scene to the canvas is shifted by the camera's displacement."""
     h = simulator.start_from(simulator.encode(batch.initial_images), MODE).env_h
     state = split_state(h, CONFIG)
     for layer in (simulator.decoder.out, simulator.decoder.refine.layers[-1]):
         for parameter in layer.parameters():
-            torch.nn.init.zeros_(parameter)  # what remains is the view of canvas and scene
+            torch.nn.init.zeros_(parameter)  # only the view of canvas and scene remains
     camera = dataclasses.replace(state.camera,
                                  displacement=torch.tensor([[3.0, -2.0]]).expand(3, 2))
     moved = dataclasses.replace(state, camera=camera)
@@ -232,7 +232,7 @@ def test_the_scene_moves_with_the_level(simulator, batch):
 
 
 def test_the_refinement_corrects_each_pixel_where_it_is():
-    """With one layer that returns minus the image's channels, nothing of the image is left."""
+    """With one layer that returns minus the image's channels, the refined image is 0."""
     refine, images = Refinement(3, 16, 2), torch.rand(2, 3, 64, 64)
     layer = torch.nn.Conv2d(34, 12, kernel_size=1, bias=False)
     refine.layers = torch.nn.Sequential(layer)
@@ -309,7 +309,7 @@ def test_saliency_files_and_videos_draw_the_state(simulator, recording, tmp_path
 
 
 def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):
-    """Encoder and start pass the leading components through."""
+    """Encoder and start pass on the leading components."""
     config = dataclasses.replace(CONFIG, patch_components=24, canvas_channels=16,
                                  bottleneck_vec_size=17 * 64, deter_dim=64 * 22 + 2 * 1024 + 16)
     torch.manual_seed(1)
@@ -384,7 +384,7 @@ def test_a_camera_that_stands_still_needs_no_networks(batch):
         name.rsplit(".", 2)[0] for name in simulator.state_dict()} >= {"cell.camera"}
     canvas = simulator.basis.padded(split_state(simulation.start.env_h, config).canvas)
     view = simulator.basis.coefficients(simulator.basis.images(canvas))
-    # So cell and decoder can skip the shift.
+    # Therefore, cell and decoder can skip the shift.
     torch.testing.assert_close(view, canvas, atol=1e-3, rtol=0)
 
 
@@ -402,7 +402,7 @@ def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
     torch.testing.assert_close(placed[where], camera[..., 2:][where])
     torch.testing.assert_close(placed[3, 0], camera[2, 0, 2:] + forced.camera[3, 0, :2])
     torch.testing.assert_close(forced.env_h[:, 1], free.env_h[:, 1])
-    assert not torch.equal(forced.camera[where], camera[where])  # what the loss compares
+    assert not torch.equal(forced.camera[where], camera[where])  # the loss compares predictions
 
 
 def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
@@ -416,7 +416,7 @@ def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
     *by_motion, by_start = torch.autograd.grad(losses.camera.sum(), [*camera, start],
                                                retain_graph=True)
     assert all(gradient.any() for gradient in by_motion)
-    assert by_start.any(dim=1).all()  # also of the rows that give the velocity and the phase
+    assert by_start.any(dim=1).all()  # also for the rows of velocity and phase
     errors = (simulation.camera - true_camera(batch, 64 / 13)).abs()
     errors = torch.cat([errors[:1, :, :2], errors[1:, :, 2:]])
     knee = 0.1
@@ -451,7 +451,7 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
         full = simulator_losses(all_windows, batch, CONFIG).agent_state
         part = simulator_losses(some, batch, CONFIG, agent_windows=acting).agent_state
     torch.testing.assert_close(some.values, all_windows.values[:, acting])
-    # One window here, but of a batch of three, every second window from the first one is two.
+    # The loss is scaled by 3 / 2: of three windows, every second one from the first on is two.
     torch.testing.assert_close(part[:, 1], 1.5 * full[:, 1])
     assert not part[:, [0, 2]].any()
 
@@ -487,7 +487,7 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
     run = SimulatorTraining(tmp_path, settings_for(
         recording, training={"average_decay": 0.2}, max_batches=3), FLOAT32)
     average = [parameter.detach().clone() for parameter in run.simulator.trainable_parameters()]
-    step, decays = run._run_step, (1 / 10, 2 / 11, 0.2)  # the third one is the limit
+    step, decays = run._run_step, (1 / 10, 2 / 11, 0.2)  # the third one is the maximum
 
     def averaging(**windows):
         figures = step(**windows)
@@ -548,7 +548,7 @@ def test_the_camera_alone_is_trained(recording, tmp_path, capsys):
     assert {name.split(".")[1] for name in changed} == {"phase", "velocity", "motion", "camera"}
 
 
-# What is refused
+# Rejected input
 
 def test_recordings_without_positions_are_refused(tmp_path):
     assert record.main(record_arguments(AGENT, tmp_path, 3, *COINRUN)) == 0

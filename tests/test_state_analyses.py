@@ -1,5 +1,5 @@
 """Environment states, bottleneck vectors, behaviours and Jacobians: methods on planted data, and
-what the scripts write."""
+outputs of the scripts."""
 
 import dataclasses
 import re
@@ -64,12 +64,12 @@ COMPONENTS = [f"hx_direction_{i}_ica" for i in range(2)]
 
 
 def kind_of(number):
-    """The planted behaviour of a sample."""
+    """Return the planted behaviour of a sample."""
     return number * 7 % KINDS
 
 
 def write_samples(path, random_start=False):
-    """Samples of three planted kinds, each with its own states, colour, action and value."""
+    """Write samples of planted kinds, each with its own states, colour, action and value."""
     writer = open_samples(path, {"kind": "test", "random_start": random_start})
     planted = np.random.default_rng(99)
     agent_centres, env_centres = (6 * planted.normal(size=(KINDS, units))
@@ -95,7 +95,7 @@ def write_samples(path, random_start=False):
 
 
 def write_saliency(path):
-    """Gradients of the planted kinds, 0 after step 2, at which the components are read."""
+    """Write gradients of the planted kinds, 0 after step 2, at which components are evaluated."""
     writer = SaliencyFolder(path)
     centres = np.random.default_rng(98).normal(size=(KINDS, 2, UNITS + ENV_UNITS))
     for number in range(NUM_SAMPLES):
@@ -113,7 +113,7 @@ def write_saliency(path):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The folder of both folders of samples, with saliency in the informed ones."""
+    """The folder of both sets of samples; the informed ones have saliency."""
     root = tmp_path_factory.mktemp("generated")
     write_samples(root / "informed_init")
     write_samples(root / "rand_init", random_start=True)
@@ -135,7 +135,7 @@ JACOBIAN = (jacobian_analysis_precompute.main, ("--n_clusters", 3, "--grad_times
 
 @pytest.fixture(scope="module")
 def precomputed(data, tmp_path_factory):
-    """The folder of all four analyses."""
+    """The results folder of all four analyses."""
     save_dir = tmp_path_factory.mktemp("analysis")
     for main, more in (ENV, BEHAVIOURS, BOTTLENECK, JACOBIAN):
         assert main(arguments(data, save_dir, *more)) == 0
@@ -163,8 +163,8 @@ def test_features_are_both_states_and_their_changes():
     agent = np.array([[[1], [4], [9], [16], [25]]], np.float32)
     env = np.array([[[0], [-1], [0], [5], [3]]], np.float32)
     found = behaviour_features(agent, env, (2, 3))
-    # Columns: agent, environment, their changes over two steps, then over three. The changes of
-    # steps 0 and 1 are those from step 0 to 2, and from 0 to 3, where step 2 has the same.
+    # Columns: agent, environment, their changes over two steps, and over three. The changes over
+    # two steps at steps 0 and 1 are those from 0 to 2; over three at steps 0 to 2, from 0 to 3.
     np.testing.assert_array_equal(found, [
         [1, 0, 8, 0, 15, 5], [4, -1, 8, 0, 15, 5], [9, 0, 8, 0, 15, 5],
         [16, 5, 12, 6, 15, 5], [25, 3, 16, 3, 21, 4]])
@@ -176,7 +176,7 @@ def test_features_are_both_states_and_their_changes():
 
 @pytest.mark.parametrize(("labels", "behaviour"), [
     ([3, 1, 1, 2, 0, 0, 0, 0], 1),       # later steps do not vote
-    ([4, 2, 2, 4, 1], 4), ([2, 4, 4, 2, 1], 2),      # ties: the one that comes first
+    ([4, 2, 2, 4, 1], 4), ([2, 4, 4, 2, 1], 2),      # ties: the first label wins
     ([-1, -1, -1, -1, 5], 5), ([-1, 6, -1, 2, 2], 2),      # noise does not vote,
     ([-1] * 5 + [3] * 3, -1),      # unless there is nothing else
     ([0, -1, -1, -1, -1], 0), ([1, 0], 1)])
@@ -204,10 +204,10 @@ def test_tests_of_uniformity_hold_their_level(number, dimensions):
 
 def test_vectors_that_are_not_uniform_are_found_out():
     vectors = uniform(300, 16, seed=0)
-    towards = uniformity(vectors + 0.15 * np.eye(16)[0])  # a mean, hardly any other shape
+    towards = uniformity(vectors + 0.15 * np.eye(16)[0])  # a mean, and hardly any anisotropy
     assert towards["rayleigh_p"] < 1e-6
     assert towards["mean_norm"] > 1.3 * towards["uniform_mean_norm"]
-    stretched = uniformity(vectors * np.linspace(0.5, 1.5, 16))  # a shape, but no mean
+    stretched = uniformity(vectors * np.linspace(0.5, 1.5, 16))  # anisotropy, but no mean
     assert stretched["bingham_p"] < 1e-9 and stretched["rayleigh_p"] > 0.01
     assert stretched["effective_dimensions"] < 0.95 * stretched["uniform_effective_dimensions"]
     same = uniformity(np.repeat(vectors[:1], 50, axis=0))
@@ -250,7 +250,7 @@ def test_features_of_jacobians_keep_proportions():
                                                          [1.2, 0, 0, 1.6, 0, 0]], rtol=1e-6)
 
 
-# What the scripts write.
+# Outputs of the scripts.
 
 @pytest.mark.parametrize(("folder", "stems", "tables"), [
     (env_folder, "pca_data_env pcomponents_env clusters_env cluster_means_env tsne_env mu_env "
@@ -296,7 +296,7 @@ def test_behaviours_use_the_environments_components_of_the_same_samples(precompu
     folder = behaviours_folder(precomputed)
     agent = SampleFolder(data / "informed_init").stacked_field("hidden_states")
     env = env_folder(precomputed).read("principal")[:, :8].reshape(NUM_SAMPLES, NUM_STEPS, 8)
-    features = behaviour_features(agent, env, (1, 2))  # the set `tiny`
+    features = behaviour_features(agent, env, (1, 2))  # differences of the set `tiny`
     np.testing.assert_allclose(folder.read("mean"), features.mean(axis=0), atol=1e-4)
     found = folder.read("per_sample")
     assert adjusted_rand_score(KIND[found >= 0], found[found >= 0]) > 0.9
@@ -345,12 +345,12 @@ def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
     np.testing.assert_array_equal(folder.read("per_sample"), folder.read("clusters"))
 
 
-# Behaviours in draws of the samples.
+# Behaviours in random draws of the samples.
 
 def test_draws_agree_on_the_samples_that_are_in_both():
-    # Per draw agglomerative, hdbscan and kmeans. Of samples 1 to 4, which both draws have, the
-    # first method puts the same together under other names, the second crosses them, and the third
-    # leaves all of the second pair out, which is a group, too.
+    # Rows of each draw: agglomerative, hdbscan, kmeans. Both draws contain samples 1 to 4. The
+    # first method finds the same groups with other numbers, the second crosses them, and the third
+    # leaves the second pair unassigned, which also counts as a group.
     first = np.array([[0, 0, 0, 1, 1, NOT_DRAWN], [0, 0, 0, 1, 1, NOT_DRAWN],
                       [0, 0, 0, 1, 1, NOT_DRAWN]])
     second = np.array([[NOT_DRAWN, 1, 1, 0, 0, 2], [NOT_DRAWN, 0, 1, 0, 1, 0],
@@ -358,7 +358,7 @@ def test_draws_agree_on_the_samples_that_are_in_both():
     found = agreements(SAMPLES, [first, second])
     assert found[["method", "draw", "other_draw", "shared_samples"]].to_numpy().tolist() == [
         ["agglomerative", 0, 1, 4], ["hdbscan", 0, 1, 4], ["kmeans", 0, 1, 4]]
-    # The pairs of a crossed 2 x 2 table: 0 agree of an expected 2 / 3 and at most 2.
+    # Crossed 2 x 2 table: 0 pairs agree; 2 / 3 are expected by chance, and 2 is the maximum.
     assert found["adjusted_rand"].tolist() == pytest.approx([1, -0.5, 1])
     numbers = counts(SAMPLES, [first, second]).set_index(["method", "draw"])
     assert numbers.loc[("agglomerative", 1), "behaviours"] == 3
@@ -368,7 +368,7 @@ def test_draws_agree_on_the_samples_that_are_in_both():
 def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
     rng = np.random.default_rng(0)
     kind = np.arange(200) % 2
-    # Sum and difference, the principal components, are both large in samples of one kind.
+    # The principal components, sum and difference, are both large in samples of one kind.
     size = np.where(kind == 1, 3.0, 1.0)
     total, difference = ((-1.0) ** (np.arange(200) // every) * size for every in (2, 4))
     features = np.stack([total + difference / 2, total - difference / 2], axis=1)[:, None]
@@ -376,9 +376,9 @@ def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
     config = BehavioursConfig(200, 2, 2, 2, "kmeans", 1, (1,))
     control = without_behaviours(features.astype(np.float32), config, seed=1)
     assert control.shape == features.shape
-    # Courses of single samples stay whole, so steps of a sample are still nearly the same,
+    # Trajectories of single samples stay intact, so the steps of a sample remain nearly equal.
     assert control.std(axis=1).max() < 0.1
-    # the spread is that of the states, and the sizes of the two go together no more.
+    # The spread is that of the states, but the sizes of the components are no longer correlated.
     np.testing.assert_allclose(control.std(axis=(0, 1)), features.std(axis=(0, 1)), rtol=0.05)
     for states, least, most in ((features, 0.9, 1), (control, -0.2, 0.2)):
         sizes = np.abs(states[:, 0] @ np.array([[1, 1], [1, -1]]))
@@ -407,7 +407,7 @@ def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
 
 @pytest.fixture(scope="module")
 def drawn(precomputed, data, tmp_path_factory, coarse_figures):
-    """By analysis the folder of its figures, and the figures by the names of their files."""
+    """The folder of figures of each analysis, and the figures by file name."""
     found = {}
     for name, main in {"env": env_h_analysis_plotting.main,
                        "behaviours": combined_agent_env_hx_analysis_plotting.main,
@@ -439,7 +439,7 @@ def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, clusters, num
 
 @pytest.fixture
 def no_planes(monkeypatch):
-    """Figures of all states, which other tests draw, are left empty."""
+    """Leave figures of all states empty, because other tests draw them."""
     for name in ("plot_plane", "plot_space"):
         monkeypatch.setattr(f"analysis.figures.{name}", lambda *_: None)
 
@@ -458,7 +458,7 @@ def test_published_folders_are_drawn_without_our_additional_files(
     folder = folder_of(Path(shutil.copytree(precomputed, tmp_path / "copy")))
     samples = SampleFolder(data / "informed_init")
     steps = read_simulated_steps(samples, range(NUM_SAMPLES))
-    outcomes = sample_outcomes(steps)  # which the published bottleneck folder does not hold
+    outcomes = sample_outcomes(steps)  # not contained in the published bottleneck folder
     stored = bottleneck_folder(precomputed).read("table")[:NUM_SAMPLES]
     pd.testing.assert_frame_equal(outcomes, stored[outcomes.columns], check_exact=False,
                                   check_dtype=False)

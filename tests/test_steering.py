@@ -1,4 +1,4 @@
-"""Steering vectors, their files, and from a recording to the table of a vector's effects."""
+"""Steering vectors: files, and the way from a recording to the table of a vector's effects."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ NUM_EPISODES = 10
 
 
 def steps_of(lengths, **columns):
-    """The steps of episodes of these lengths, each with a terminal row."""
+    """Return the steps of episodes of given lengths, each with a terminal row."""
     table = pd.DataFrame({
         "episode": np.repeat(np.arange(len(lengths)), lengths), "reward": 0.0, "value": 0.0,
         "action": 4, "level_seed": np.repeat(np.arange(len(lengths)), lengths)})
@@ -57,7 +57,7 @@ CLUSTERS = np.array([1, 0, 0, -1, 1, 1])  # -1 is noise
 @pytest.mark.parametrize(("text", "steps", "inside", "outside"), [
     ("action=right,11", steps_of([3, 4], action=[7, 8, 7, 1, 7, 11, 8]), [0, 4, 5], [1, 3]),
     ("value=0.2", steps_of([6, 6], value=[5, 1, 9, 2, 8, -99, 3, 7, 4, 6, 0, 99]), [2, 4], [1, 10]),
-    # Row 3 arrives with the frame after the step in row 2; row 0's is before any step.
+    # The reward in row 3 arrives after the step in row 2; that in row 0 precedes all steps.
     ("reward=1", REWARDED, [2, 7], [0, 1, 3, 5, 6]),
     ("reward=2", REWARDED, [1, 2, 6, 7], [0, 3, 5]),
     ("cluster=1", steps_of([3, 3]), [0, 4], [1])])
@@ -89,7 +89,7 @@ def test_splits_that_mean_nothing_are_refused(text, message):
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory):
-    """An agent with a memory that runs to the right, and its recording."""
+    """An agent with memory that runs to the right, and its recording."""
     path = tmp_path_factory.mktemp("runner")
     policy = tiny_policy()
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_vectors_of_all_layers_probes_and_scales_are_made(runner, tmp_path):
                 "--scale", "unit") == 0
     probe = read_vectors(probed)["gru"]
     assert probe.kind == "probe" and np.linalg.norm(probe.vector) == pytest.approx(1)
-    # The value is linear in the state, so a probe of it finds the weights of its head.
+    # The value is linear in the state, so its probe finds the weights of the value head.
     head = load_agent(runner / "model_0.pth").fc_value.weight[0].detach().numpy()
     assert probe.vector @ head / np.linalg.norm(head) > 0.5
 
@@ -159,7 +159,7 @@ def compare(runner, output, *more):
 
 @pytest.fixture(scope="module")
 def steered(runner, tmp_path_factory):
-    """A vector made from the recording, and the folder of its effects."""
+    """A folder with a vector made from the recording, and the comparison of its effects."""
     path = tmp_path_factory.mktemp("steered")
     assert make(runner, path / "jump.npz", "--split", "action=upright", "--layer", "gru",
                 "--scale", "rms") == 0
@@ -179,7 +179,7 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     assert {"verdict", "median_effect", "smallest_effect", "norm", "relative"} <= set(full)
     text = folder.file_of("report").read_text()
     assert "2 controls of each list of patches" in text and "random directions" not in text
-    # The arm is what is played inside a scope with the vector.
+    # The steered condition equals episodes played in a scope with the vector.
     vector = read_vectors(path / "jump.npz")["gru"]
     policy, env = load_agent(runner / "model_0.pth"), EnvConfig("fruitbot", "easy")
     with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
@@ -191,7 +191,7 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     assert found.actions.tolist() == expected.actions.tolist() != unaltered.actions.tolist()
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert found.norm == pytest.approx(np.linalg.norm(vector.vector), rel=1e-4)
-    assert found.moved != pytest.approx(expected.moved)  # in the reference set's deviations
+    assert found.moved != pytest.approx(expected.moved)  # in deviations of the reference set
     assert control.norm == pytest.approx(found.norm, rel=1e-4)
     settings = json.loads((path / "out" / "settings.json").read_text())
     assert settings["precision"] == "float32" and settings["reference"]["pictures"] == 3

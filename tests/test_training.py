@@ -1,4 +1,4 @@
-"""Whole runs of train.py: what they write, and that stopping and resuming changes nothing."""
+"""Whole runs of train.py: output files, and equality of resumed and uninterrupted runs."""
 
 import contextlib
 import dataclasses
@@ -70,7 +70,7 @@ def test_run_writes_what_the_format_says(undisturbed):
     for prefix in ("", "val_"):
         for name in ("episode_rewards", "episode_len"):
             low, mean, high = (last[f"{prefix}{kind}_{name}"] for kind in ("min", "mean", "max"))
-            assert low < mean < high  # the published validation figures were all the maximum
+            assert low < mean < high  # the published code wrote the maximum for all three
     validations = log["num_episodes_val"].diff().fillna(1) > 0
     assert validations.tolist() == [True, False, False, True, False, False, True, False]
     assert [path.name for path in agent_files(undisturbed)] == [
@@ -150,7 +150,7 @@ def test_signal_saves_and_stops(number, changes, tmp_path):
     run._one_update = signal_during_update
     assert run.train() == 128 + number
     assert [path.name for path in agent_files(run.folder)] == [f"model_{SHORT_UPDATE}.pth"]
-    # A row that was written but not saved, and one cut short, must not stay.
+    # A row after the last checkpoint and a truncated row must be removed.
     with open(run.folder / "log.csv", "a") as file:
         file.write("999999,1,2,3\n51")
     again = TrainingRun(tmp_path / "stopped", whole.settings, FLOAT32)
@@ -172,7 +172,7 @@ def test_training_goes_on_from_an_agent_file(undisturbed, tmp_path):
     run = TrainingRun(tmp_path / "run", settings, FLOAT32)
     assert_same(dict(run.policy.state_dict()), dict(load_agent(source).state_dict()))
     assert run.train() == 0
-    source.unlink()  # a resumed run has its own weights
+    source.unlink()  # a resumed run uses its own weights
     again = TrainingRun(tmp_path / "run", settings, FLOAT32)
     assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
 
@@ -181,7 +181,7 @@ LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
 
 
 def moments(optimizer, module):
-    """First moments by the name of the parameter."""
+    """Return the first moments of the optimiser by parameter name."""
     return {name: optimizer.state[parameter]["exp_avg"]
             for name, parameter in module.named_parameters()}
 
@@ -208,7 +208,7 @@ def test_published_scripts_go_on_from_our_agent_files(tmp_path):
 
 
 def published_checkpoint(path):
-    """An older recurrent file: no ``init_hx``, whole numbers of steps, few options of Adam."""
+    """Write an older recurrent file: no ``init_hx``, integer step counts, few options of Adam."""
     layout = {key: shape for key, shape in LAYOUT.items() if key != "init_hx"}
     weights = {key: golden_weight(key, shape) for key, shape in layout.items()}
     state = {i: {"step": 28584, "exp_avg": golden_weight(f"mean {key}", shape) / 1000,
@@ -291,9 +291,9 @@ def _settings(num_timesteps=4 * SHORT_UPDATE, model_file="", **changes):
 
 
 def test_agent_files_hold_the_unit_of_the_values(tmp_path):
-    """The factor that normalised the run's rewards, or 1, and gamma and lambda."""
+    """Files contain the factor of reward normalisation, or 1, and gamma and lambda."""
     run = TrainingRun(tmp_path / "scaled", _settings(gamma=0.98), FLOAT32)
-    assert read_origin(run.save()).reward_scale is None  # nothing was earned yet
+    assert read_origin(run.save()).reward_scale is None  # no reward yet
     run.collector.normalizer(np.arange(8.0), np.zeros(8, bool))
     run.collector.normalizer(np.zeros(8), np.ones(8, bool))
     scale = 1 / np.sqrt(run.collector.normalizer.variance)
@@ -318,7 +318,7 @@ def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
 
 
 def test_a_run_that_stops_where_an_older_agent_file_lies_is_saved(tmp_path):
-    """As after a kill that left the agent file of a step and the resume file of an earlier one."""
+    """A kill can leave the agent file of a step and the resume file of an earlier step."""
     run = TrainingRun(tmp_path, _settings(), FLOAT32)
     run.save()
     run._one_update()
@@ -373,14 +373,14 @@ def test_two_runs_are_drawn_beside_each_other(undisturbed, tmp_path):
     [axes] = figures["plot_beside.png"].axes
     mine, other = axes.lines
     np.testing.assert_allclose(other.get_ydata() - mine.get_ydata(), 1)
-    # The first number is the mean of the first half of a window, and of what there is.
+    # At the start, the running mean covers only half a window.
     assert mine.get_ydata()[0] == pytest.approx(log["mean_episode_rewards"][:5].mean())
     assert [text.get_text() for text in axes.get_legend().texts] == ["mine", "other"]
 
 
 @pytest.mark.slow
 def test_ppo_learns(tmp_path):
-    """After half a minute on one level the return is far above that of the untrained agent."""
+    """After half a minute on one level, the return is far above that of the untrained agent."""
     env = EnvConfig("starpilot", "easy", start_level=0, num_levels=1)
     config = tiny_config(n_envs=32, n_steps=64, epoch=3)
     settings = TrainSettings("t", "tiny", env, config, 0, 24 * 32 * 64, 1, 1000, "", "float32", 2)

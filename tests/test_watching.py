@@ -1,4 +1,4 @@
-"""render.py, evaluate.py and what they are made of, the similarity of two agents included."""
+"""render.py, evaluate.py and their parts, including the similarity of two agents."""
 
 import json
 
@@ -22,7 +22,7 @@ from envs.procgen_env import EnvConfig
 
 def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
     argv = ["--model_file", str(agent_path), "--vid_dir", str(tmp_path), "--num_eps", "1",
-            "--env_name", "fruitbot", "--tps", "20", "--seed", "9", "--strip"]  # short ones
+            "--env_name", "fruitbot", "--tps", "20", "--seed", "9", "--strip"]  # short episodes
     assert render.main(argv) == 0
     printed = capsys.readouterr().out
     config = EnvConfig("fruitbot", "easy")
@@ -38,7 +38,7 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
         error = np.abs(videos[1][0].astype(int) - enlarge(episode.frames[0], 8))
         assert error[:400].mean() < 6
         assert error[-90:, :90].mean() > 20
-        # The person's view is the same scene, drawn finer.
+        # The person's view is the same scene at a higher resolution.
         small = videos[0][0].reshape(64, 8, 64, 8, 3).mean((1, 3))
         assert np.abs(small - episode.frames[0])[:50].mean() < 20
         strip = np.asarray(Image.open(tmp_path / f"episode_{episode.number:05d}_strip.png"))
@@ -50,8 +50,8 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
 
 
 def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, monkeypatch, capsys):
-    """In easy leaper an untrained agent crosses the road now and then, and its reward of 10 says
-    when. The numbers are worked out here from the episodes that were played."""
+    """In easy leaper, an untrained agent sometimes succeeds, which its reward of 10 shows. The
+    expected numbers are computed from the episodes that were played."""
     episodes = []
 
     def play(*args, **kwargs):
@@ -79,7 +79,7 @@ def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, monk
     normal = scipy.stats.norm.interval(0.95, np.mean(returns), scipy.stats.sem(returns))
     assert result["mean_return"] == pytest.approx(np.mean(returns))
     assert result["return_interval"] == pytest.approx(normal)
-    lengths = [len(episode.actions) - 1 for episode in episodes]  # the last action is not taken
+    lengths = [len(episode.actions) - 1 for episode in episodes]  # the last action is not executed
     assert result["mean_length"] == pytest.approx(np.mean(lengths))
     assert (f"success rate {100 * sum(solved) / 24:.1f} % (95 % interval {100 * wilson.low:.1f} to "
             f"{100 * wilson.high:.1f}), mean return {np.mean(returns):.2f} ({normal[0]:.2f} to "
@@ -106,7 +106,7 @@ def test_drawn_levels_lie_in_the_range_and_are_distinct():
     assert min(unseen) >= 30 and len(set(unseen)) == 1000
 
 
-# How alike two agents are, on frames with each agent's own memory
+# Similarity of two agents, on frames and with each agent's own memory
 
 def test_cka_is_one_up_to_rotation_and_scale_and_small_for_unrelated_outputs():
     rng = np.random.default_rng(0)
@@ -114,7 +114,7 @@ def test_cka_is_one_up_to_rotation_and_scale_and_small_for_unrelated_outputs():
     turned = 3 * x @ torch.tensor(ortho_group.rvs(6, random_state=0)) + 7
     assert linear_cka(x, turned) == pytest.approx(1)
     assert linear_cka(x, torch.tensor(rng.normal(size=(2000, 4)))) < 0.02
-    # Kornblith et al., eq. 3, written out with covariances.
+    # Linear CKA (Kornblith et al., 2019, eq. 3), computed from covariances.
     y = x[:, :3] + torch.tensor(rng.normal(size=(2000, 3)))
     a, b = x - x.mean(dim=0), y - y.mean(dim=0)
     expected = (a.T @ b).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
@@ -131,7 +131,7 @@ def test_an_agent_is_like_itself_and_divergences_have_a_direction():
     assert "hidden_state" in same["cka"]
     np.testing.assert_allclose([*same["cka"].values()], 1)
     with torch.no_grad():
-        other.fc_policy.bias[0] += 30  # never in doubt
+        other.fc_policy.bias[0] += 30  # a nearly deterministic policy
     found = similarity(policy, other, frames, states, states)
     assert found["kl"] > 3 * found["kl_of_other"] > 0
     assert found["same_action"] < 1 and found["cka"]["hidden_state"] == pytest.approx(1)

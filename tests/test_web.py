@@ -1,4 +1,4 @@
-"""The pages in web/: what is built is of these sources, and what pages share is of no page."""
+"""The pages in web/: built files match the sources, and shared modules import from no page."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ PAGES = sorted(path.parent.name for path in WEB.glob("*/main.js"))
 
 @pytest.mark.parametrize("page", PAGES)
 def test_built_page_is_of_these_sources(page):
-    """If this fails, run 'make web', and commit what it built."""
+    """If this fails, run 'make web' and commit the built files."""
     sources = [path for name in ("package-lock.json", "package.json", page, "shared",
                                  "vite.config.js")
                for path in [WEB / name, *(WEB / name).rglob("*")] if path.is_file()]
@@ -28,12 +28,12 @@ def test_built_page_is_of_these_sources(page):
 
 @pytest.mark.parametrize("page", [*PAGES, "shared"])
 def test_a_page_imports_from_itself_and_from_what_is_shared_alone(page):
-    """So a shared module imports nothing of a page."""
+    """Therefore, a shared module imports nothing from a page."""
     folder, found = WEB / page, 0
     for path in [*folder.rglob("*.js"), *folder.rglob("*.svelte")]:
         for imported in re.findall(r"""(?:from|import)\s*\(?\s*['"](\.[^'"]*)['"]""",
                                    path.read_text()):
-            # A query says how a file is built in: as a worker, or as WebAssembly.
+            # A query specifies how a file is embedded: as a worker or as WebAssembly.
             target = (path.parent / imported.partition("?")[0]).resolve()
             assert target.is_file(), f"{path.relative_to(WEB)} imports {imported}"
             assert target.relative_to(WEB).parts[0] in (page, "shared"), \

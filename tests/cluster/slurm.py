@@ -1,12 +1,12 @@
-"""A small real Slurm: a controller and two nodes on this machine, in a temporary folder.
+"""A small real Slurm cluster: a controller and two nodes on this machine, in a temporary folder.
 
-Started by the tests of submission, or by hand::
+It is started by the tests of submission, or by hand::
 
     python tests/cluster/slurm.py bash      # a shell in which sbatch, squeue and scontrol use it
 
-It needs Debian's packages ``slurm-wlm`` and ``munge`` and the rights of root, and touches nothing
-of a Slurm that is installed: keys, sockets, ports and state are its own. There is no accounting.
-The second node declares one GPU, which is none: a job that asks for a GPU runs there alone.
+It needs Debian's packages ``slurm-wlm`` and ``munge`` and root permissions. It has its own keys,
+sockets, ports and state, and does not affect an installed Slurm. There is no accounting. The second
+node declares a GPU that does not exist, so that jobs that request a GPU run only there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 NODES = ("node1", "node2")
-CORES, MEMORY_MB = 4, 4000  # that each node says it has; nothing enforces them
+CORES, MEMORY_MB = 4, 4000  # declared by each node, but not enforced
 SECONDS_TO_START = 60
 CONFIG = """\
 ClusterName=test
@@ -64,7 +64,7 @@ PartitionName=main Nodes={names} Default=YES MaxTime=UNLIMITED State=UP
 
 
 def why_not() -> str:
-    """Why a cluster cannot be started here; "" if it can."""
+    """Return the reason why a cluster cannot be started here; "" if it can."""
     lacking = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if lacking:
         return f"there is no {lacking[0]}: install slurm-wlm and munge to test submission"
@@ -73,10 +73,10 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start the daemons, and stop them in the end.
+    """Context manager that starts the daemons and stops them at the end.
 
     Args:
-        folder: for all their files.
+        folder: folder for all files of the daemons.
 
     Yields:
         The environment in which Slurm's commands use this cluster.
@@ -97,7 +97,7 @@ def _path() -> str:
 
 
 def _start_munge(folder: Path, stack: contextlib.ExitStack, environment: dict[str, str]) -> None:
-    """The daemon by which Slurm's programs know one another."""
+    """Start the daemon with which Slurm's programs authenticate each other."""
     own = folder / "munge"
     own.mkdir(mode=0o700)
     (own / "key").write_bytes(secrets.token_bytes(1024))
@@ -146,7 +146,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def _end_jobs(environment: dict[str, str]) -> None:
-    """Cancel every job and wait until its processes have gone, which outlive the daemons."""
+    """Cancel every job and wait for the end of its processes, which would outlive the daemons."""
     subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=environment)
     subprocess.run(["scancel", "--user=root"], env=environment)
     end = time.monotonic() + SECONDS_TO_START
@@ -156,7 +156,7 @@ def _end_jobs(environment: dict[str, str]) -> None:
 
 
 def _nodes(environment: dict[str, str]) -> list[str]:
-    """The state of each node; empty while nobody answers."""
+    """Return the state of each node; empty while the controller does not answer."""
     answer = subprocess.run(["sinfo", "--noheader", "--Node", "--format=%t"], env=environment,
                             capture_output=True, text=True)
     return answer.stdout.split()
@@ -176,6 +176,6 @@ if __name__ == "__main__":
     if why_not():
         sys.exit(why_not())
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
-        os.chmod(path, 0o755)  # munged lets others reach its socket
+        os.chmod(path, 0o755)  # other users must be able to reach munged's socket
         with cluster(Path(path)) as found:
             sys.exit(subprocess.run(sys.argv[1:] or ["bash"], env=found).returncode)
