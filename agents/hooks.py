@@ -1,6 +1,6 @@
 """Hooks: patch layers of an agent, or cache their activations, inside a ``with`` block.
 
-For example, halve the output of a residual block and cache the hidden state that the heads read::
+For example, halve the output of an IMPALA block and cache the hidden state that the heads read::
 
     with patched(policy, {"embedder.block2": lambda output: 0.5 * output}) as patches, \\
             cached(policy, ["hidden_state"]) as cache:

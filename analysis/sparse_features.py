@@ -222,7 +222,8 @@ def fit_dictionary(name: str, data: SplitStates,
 
 def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
                       args: argparse.Namespace) -> Testbed:
-    """Return a testbed of levels that are neither recorded nor among the agent's training levels.
+    """Return a testbed of levels that were not recorded, drawn from ``unseen_levels`` of the
+    recording's game.
 
     Raises:
         UserError: if a recorded level is drawn.

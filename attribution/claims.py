@@ -52,8 +52,8 @@ CLAIMS = ClaimsTable({
              "share of levels failed, by cause; causes are found by counterfactual replay"),
     6: Claim("The agent hallucinates: the value jumps by 0.03 and 0.09 for one step",
              "value spike |V(t) - (V(t-1) + V(t+1)) / 2|, in standard deviations of V; number of "
-             "frames in which a feature's activation exceeds the feature's 99 % quantile in a "
-             "cell away from the feature's object"),
+             "frames per 1 000 in which, in some cell away from the feature's object, the "
+             "activation exceeds the feature's 99 % quantile over all cells and frames"),
     7: Claim("Edits are targeted: failures by saw, enemy moving left, enemy moving right and "
              "other causes, in % of 10 000 levels: 0.37, 0.16, 0.12, 0.08 (original); 12.76, "
              "0.16, 0.08, 0.05 (blind to saws); 0.36, 4.69, 0.97, 0.07 (blind to enemies moving "

@@ -59,7 +59,8 @@ def check_like(found, expected, where: str) -> None:
 
 
 def check_numbers(found, kind: type, limit: int, where: str) -> None:
-    """Raise UserError unless ``found`` is a list of at most ``limit`` finite numbers.
+    """Raise UserError unless ``found`` is a list of at most ``limit`` finite numbers of one type;
+    integers must not be negative.
 
     Args:
         found: saved value.

@@ -353,6 +353,6 @@ class Schema:
         return self.items[name] if name in self.items else self.results[name]
 
     def patterns(self) -> tuple[str, ...]:
-        """Return ``Path.glob`` patterns for all files of such a folder."""
+        """Return ``Path.glob`` patterns that match all files of a folder with this schema."""
         return (self.settings_name, *(entry.pattern() for entries in (self.items, self.results)
                                       for entry in entries.values()))

@@ -219,8 +219,8 @@ class SpatialStart(nn.Module):
             initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map vectors (B, V) to states, concatenated with the logits of z, which are 0
-        (B, H + S·K)."""
+        """Map start vectors (B, V) to states, followed by the logits of z (B, H + S·K); these
+        logits are 0."""
         config, code = self.config, self._code(vectors)
         channels = code.shape[1]
         passed = min(channels - 1, config.canvas_channels)
@@ -291,7 +291,7 @@ class SceneFeatures(nn.Module):
 
 
 class SpatialCell(nn.Module):
-    """Recurrent cell of the environment, as ``generative.networks.EnvironmentCell``.
+    """Recurrent cell of the environment; same interface as ``generative.networks.EnvironmentCell``.
 
     Args:
         config: sizes of the networks.

@@ -228,7 +228,8 @@ class Scrubbing:
 
 def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[int],
                  draw: Literal["joint", "channel"] = "joint") -> np.ndarray:
-    """Measure the outcomes of one target with each set of channels, averaged over sources.
+    """Measure the outcomes of a target after resampling each set of channels, averaged over its
+    sources.
 
     Args:
         target: target with its sources.

@@ -195,7 +195,8 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
 
 
 def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
-    """Draw the unpatched and patched probabilities by distance and by size of the maze.
+    """Draw the path probabilities, and exact ones if measured, without and with the patch: by the
+    target's distance from the path to the corner, and by the size of the maze.
 
     Args:
         path: file to write.

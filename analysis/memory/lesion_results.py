@@ -152,7 +152,8 @@ def last_above(curves: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return Spearman's rank correlation of each pair of rows (R,); NaN if a row is constant."""
+    """Return Spearman's rank correlation of each row of ``a`` with the same row of ``b`` (R,); NaN
+    if one of them is constant."""
     a, b = (rankdata(values, axis=-1) for values in (a, b))
     a, b = (values - values.mean(axis=-1, keepdims=True) for values in (a, b))
     norm = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)

@@ -296,11 +296,12 @@ def run_windows(policy: Policy, windows: Windows,
     Args:
         policy: the agent.
         windows: the windows.
-        alter: lesion, see ``LesionedMemory``; episode numbers are the numbers of the windows.
+        alter: lesion, see ``LesionedMemory``; the ``episode`` in its batch metadata is the index of
+            the window.
 
     Returns:
         Log-probabilities of the policy at the K steps from ``begin`` on, float64 (N, K, A); and the
-        states that enter all steps, before the lesion (N, P + K, D).
+        state that enters each step, as it is before ``alter`` changes it (N, P + K, D).
     """
     hidden, log_probs, entering = windows.entering, [], []
     numbers = np.arange(len(windows.begin))

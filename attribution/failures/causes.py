@@ -40,7 +40,8 @@ class Run:
         policy: the agent.
         edit: optional edit of every level, before its first step.
         edit_every_step: whether the level edit is repeated after every step.
-        moved: mean norm of the change that the agent's edits cause in a layer; NaN without edits.
+        moved: mean norm over frames of the change that an edit causes in its layer, summed over the
+            agent's edits; NaN without edits.
     """
 
     policy: Policy

@@ -248,8 +248,9 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
         compute: device, precision and memory layout.
         state: the level; episodes start at its mouse's square.
         facing: facing of the mouse: 0 for left, 1 for right.
-        memory: memory of recurrent agents: ``start``, or ``walked``, which leaves out unreachable
-            squares, such as squares behind the cheese.
+        memory: hidden state of a recurrent agent on each square: ``start``, the state at the start
+            of an episode, or ``walked``, the state after walking to the square, which leaves out
+            unreachable squares, such as those behind the cheese.
         frames: source of the frames; by default :func:`frame_source` of the level.
     """
     grid = state.grid
