@@ -1,11 +1,11 @@
-# make demo       the experiment in small, on what the repository ships; goes on where it was stopped
-# make test       the tests; both build .venv when it is missing or out of date
-# make test-slow  those that make test leaves out: kills at many moments, whether training learns,
-#                 stages as jobs of a Slurm that they start (as root, with slurm-wlm and munge)
-# make test-mutations  whether tests fail for the deliberate bugs of tests/mutations.yml
-# make test-short a minute's selection of them, to see whether an installation works
-# make lint       style, likely mistakes and types
-# make web        the pages, after changes in web/; needs Node 20.19 or later, which nothing else does
+# make demo       run a small experiment with the shipped agent and simulator; resumes if stopped
+# make test       run the tests; targets that need .venv build it if it is missing or out of date
+# make test-slow  run the tests that make test omits: kills at many moments, learning, and jobs on a
+#                 real Slurm cluster, which the tests start (as root, with slurm-wlm and munge)
+# make test-mutations  check that tests fail for the deliberate bugs of tests/mutations.yml
+# make test-short run a one-minute selection of tests, to check an installation
+# make lint       check style, likely mistakes and types
+# make web        build the pages after changes in web/; needs Node 20.19 or later
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,9 +24,9 @@ $(VENV)/installed: requirements.txt setup.py
 demo: $(VENV)/installed
 	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO)
 
-# Processes with one thread each, because most tests are too small for more; one more than cores,
-# because some tests wait for other processes. A file is run by one process; tests/conftest.py puts
-# the longest files first.
+# pytest starts one process more than there are cores, because some tests wait for other processes.
+# Each process has one thread, because most tests are too small for more. Each file runs in a single
+# process, and tests/conftest.py puts the longest files first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder \
 	--durations=10
 test: $(VENV)/installed

@@ -1,14 +1,16 @@
 #!/bin/bash
-# Any script of the root as an LSF job, submitted from the root. What `make` would build is built first.
+# Run a script of the repository root as an LSF job, submitted from the root. The job builds .venv
+# first if necessary.
 #
 #   COMMAND="run_pipeline.py --preset full" bsub < jobs/lsf.sh
 #   COMMAND="train_gen_model.py --agent_file ..." bsub -W 4:00 < jobs/lsf.sh
-#   PROCESSES=4 COMMAND="train.py ..." bsub -gpu "num=4" < jobs/lsf.sh      one process a GPU, by torchrun
-#   COMMAND="saliency_experiments.py ..." bsub -J "saliency[1-8]" < jobs/lsf.sh     each job does its --shard
-#   SHARDS=8 COMMAND="..." bsub -J "saliency[3,5]" < jobs/lsf.sh            two of the eight again
+#   PROCESSES=4 COMMAND="train.py ..." bsub -gpu "num=4" < jobs/lsf.sh      one process per GPU
+#   COMMAND="saliency_experiments.py ..." bsub -J "saliency[1-8]" < jobs/lsf.sh  one shard per job
+#   SHARDS=8 COMMAND="..." bsub -J "saliency[3,5]" < jobs/lsf.sh            repeats two shards
 #
-# Ten minutes before the end LSF sends SIGTERM: the script saves and stops with exit status 143.
-# Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
+# Ten minutes before the end, LSF sends SIGTERM; the script saves and stops with exit status 143. To
+# continue, submit run_pipeline.py and saliency_experiments.py unchanged, and train.py and
+# train_gen_model.py with --resume.
 #BSUB -J interpret
 #BSUB -o logs/%J-%I.out
 #BSUB -W 23:59

@@ -1,14 +1,16 @@
 #!/bin/bash
-# Any script of the root as a Slurm job, submitted from the root. What `make` would build is built first.
+# Run a script of the repository root as a Slurm job, submitted from the root. The job builds .venv
+# first if necessary.
 #
 #   sbatch jobs/slurm.sh run_pipeline.py --preset full
 #   sbatch --time 4:00:00 --gpus 1 jobs/slurm.sh train_gen_model.py --agent_file ...
-#   PROCESSES=4 sbatch --gpus 4 jobs/slurm.sh train.py ...           one process a GPU, by torchrun
-#   sbatch --array 1-8 jobs/slurm.sh saliency_experiments.py ...     each job does its --shard
-#   SHARDS=8 sbatch --array 3,5 jobs/slurm.sh ...                    two of the eight again
+#   PROCESSES=4 sbatch --gpus 4 jobs/slurm.sh train.py ...           one process per GPU
+#   sbatch --array 1-8 jobs/slurm.sh saliency_experiments.py ...     one shard per job
+#   SHARDS=8 sbatch --array 3,5 jobs/slurm.sh ...                    repeats two shards
 #
-# Ten minutes before the end Slurm sends SIGTERM: the script saves and stops with exit status 143.
-# Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
+# Ten minutes before the end, Slurm sends SIGTERM; the script saves and stops with exit status 143.
+# To continue, submit run_pipeline.py and saliency_experiments.py unchanged, and train.py and
+# train_gen_model.py with --resume.
 #SBATCH --job-name interpret
 #SBATCH --output logs/%x-%j.out
 #SBATCH --time 24:00:00
