@@ -5,7 +5,9 @@
 # make test-mutations  check that tests fail for the deliberate bugs of tests/mutations.yml
 # make test-short run a one-minute selection of tests, to check an installation
 # make lint       check style, likely mistakes and types
+# make benchmark  measure the speeds of docs/scale.md
 # make web        build the pages after changes in web/; needs Node 20.19 or later
+# make clean      delete .venv and the demo's output
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -182,7 +182,7 @@ def test_the_real_published_agent_expects_a_coin(tmp_path):
     path = Path(os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared" / "published"),
                 "coinrun_clear.jd")
     if not path.is_file():
-        pytest.skip("coinrun_clear.jd is not at hand; PUBLISHED_AGENTS names its folder")
+        pytest.skip("coinrun_clear.jd was not found; set PUBLISHED_AGENTS to its folder")
     assert published.main([str(path), "--output", str(tmp_path / "model.pth")]) == 0
     assert read_origin(tmp_path / "model.pth") == AgentOrigin(1.0, True, 0.999, 0.95)
     policy = load_agent(tmp_path / "model.pth")

@@ -232,7 +232,7 @@ def test_real_published_agents_open(name, recurrent, width):
     folder = os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared" / "published")
     path = Path(folder) / name
     if not path.is_file():
-        pytest.skip(f"{name} is not at hand; PUBLISHED_AGENTS names its folder")
+        pytest.skip(f"{name} was not found; set PUBLISHED_AGENTS to its folder")
     policy = load_agent(path)
     assert (policy.recurrent, policy.hidden_state_size) == (recurrent, width)
     assert not policy.initial_states(1).any()

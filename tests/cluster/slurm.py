@@ -68,7 +68,7 @@ def why_not() -> str:
     lacking = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if lacking:
         return f"there is no {lacking[0]}: install slurm-wlm and munge to test submission"
-    return "" if os.geteuid() == 0 else "Slurm's daemons are started as root alone"
+    return "" if os.geteuid() == 0 else "Slurm's daemons must be started as root"
 
 
 @contextlib.contextmanager
