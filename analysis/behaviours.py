@@ -18,7 +18,7 @@ marked *; N is the number of simulated samples, and rows are the steps of sample
     mu_combined_agent_env_hx_N *,
     std_combined_agent_env_hx_N *           mean and standard deviation of the features (F,)
 
-All are ``.npy`` files.
+All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
 Letters in shape comments: M samples (N in file names), T steps per sample, D units of the agent's
 state, F features per step, P principal components, B behaviours, A actions.

@@ -176,8 +176,8 @@ def compute(run: SampleRun) -> None:
     later ones.
 
     Raises:
-        UserError: if samples are missing, damaged or too few, or if the random samples come from
-            another simulator.
+        UserError: if samples are missing, damaged or too few, or if the vectors of the two kinds
+            differ in dimension.
     """
     numbers, random_samples = run.numbers, random_samples_of(run.args, run.parameters)
     random_numbers = choose_samples(random_samples, len(numbers))
@@ -241,7 +241,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         results: precomputed results.
         samples: folder of the informed samples.
         steps: steps of the same samples.
-        config: parameters of the analysis, not used.
+        config: ignored; the figures of all analyses are drawn with the same arguments.
         seed: seed of the order in which vectors are drawn.
 
     Raises:

@@ -108,8 +108,9 @@ def find_outliers(states: np.ndarray, max_k: int,
     """Find outliers by a vote over all odd numbers of neighbours k from 5 to below ``max_k``.
 
     For each k, a state gets a vote as an outlier if the median distance to its k nearest neighbours
-    exceeds the mean of these medians by more than 2 standard deviations. A state is an outlier if
-    it gets more than half of the votes. The published ``max_k`` of 6 leaves only k = 5.
+    exceeds the mean of these medians over all states by more than 2 of their standard deviations. A
+    state is an outlier if it gets more than half of the votes. The published ``max_k`` of 6 leaves
+    only k = 5.
 
     Args:
         states: standardised states (N, D).
@@ -120,7 +121,7 @@ def find_outliers(states: np.ndarray, max_k: int,
         True for outliers, bool (N,), and the values of k that took part in the vote.
 
     Raises:
-        UserError: if there are too few states.
+        UserError: if there are no more states than the largest k.
     """
     ks = tuple(range(SMALLEST_K, max_k, 2))
     if len(states) <= ks[-1]:
@@ -157,8 +158,8 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
     - ``hdbscan``: density-based clustering (Campello et al. 2013), accelerated with trees (McInnes
       and Healy 2017). Fitted to n rows, at most ``fit_rows``; run time grows like n log n in few
       dimensions. The method determines the number of clusters itself; ``num_clusters`` sets the
-      minimum cluster size, which is n / (4 num_clusters) but at least 5 rows. If no cluster is
-      found, all rows form one cluster, with a warning.
+      minimum cluster size, which is n / (4 num_clusters), rounded down, but at least 5 rows. If no
+      cluster is found, all rows form one cluster, and a warning is logged.
     - ``kmeans``: best of 4 initialisations. Fitted to all rows.
 
     Args:
@@ -243,7 +244,7 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
           fit_rows: int | None = None) -> tuple[np.ndarray, int]:
     """Compute a t-SNE map (van der Maaten 2008) of principal coordinates.
 
-    The perplexity is 30, or a third of the number of other rows if that is smaller.
+    The perplexity is 30, or a third of the number of other fitted rows if that is smaller.
     Two-dimensional maps are computed by openTSNE, which uses interpolation (Linderman et al. 2019)
     for 10 000 rows or more, and the Barnes-Hut approximation for fewer. Three-dimensional maps are
     computed by scikit-learn.

@@ -3,15 +3,15 @@
 Layout of ``analysis/env_analysis_precomp/``, as published except for the files marked *; N is the
 number of simulated samples, and rows are the steps of sample 0, then of sample 1, and so on::
 
-    pca_data_env_N                  coordinates along the principal components (rows, P)
+    pca_data_env_N                  principal coordinates (rows, P)
     pcomponents_env_N               principal components (P, E)
     clusters_env_N                  cluster of each row, -1 for none (rows,)
-    cluster_means_env_N             mean of these coordinates in each cluster (C, P)
+    cluster_means_env_N             mean principal coordinates of each cluster (C, P)
     tsne_env_N                      coordinates on the t-SNE map (rows, 2)
     mu_env_N *, std_env_N *         mean and standard deviation of each unit (E,)
     pc_variances_env_N *            variances along the principal components (P,)
 
-All are ``.npy`` files.
+All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
 Letters in shape comments: P principal components, E units of the environment's state, C clusters.
 """

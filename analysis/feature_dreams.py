@@ -5,8 +5,8 @@ The features come from analysis/sparse_features.py. The objective is the pre-Top
 feature, a linear function of the hidden state. The episode simulated from the optimised start is
 the *dream* of the feature. For the test, the recording is replayed in the real game up to the
 recorded start nearest to the optimised one; then the agent continues up to the step of the
-objective. The controls are the starts of the other features; the best recorded start is shown for
-comparison. The same command resumes a killed run.
+objective. The controls are the starts of the other features. For comparison, the report also shows
+the best of the recorded starts from which no search began. The same command resumes a killed run.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ def active_in_game(context: SearchContext, search: FinishedSearch, sae: Dictiona
     objective.
 
     Args:
-        rows: rows of the recorded starts, int (starts,).
+        rows: indices of the recorded starts in ``context.starts.windows`` (starts,).
 
     Returns:
-        Activations (starts, features).
+        Activations at the step of the objective (starts, features).
     """
     assert search.recording is not None
     unique, place = np.unique(rows, return_inverse=True)

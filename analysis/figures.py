@@ -42,7 +42,7 @@ def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]
 
     Raises:
         UserError: if a file is missing, is damaged or has another number of rows, or if a label
-            exceeds the number of clusters.
+            is not below the number of clusters.
     """
     labels, number = results.read("clusters", num_rows), len(results.read("cluster_means"))
     if labels.max() >= number:
@@ -117,7 +117,7 @@ def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) 
 
 
 def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed: int) -> Figures:
-    """Draw rotating figures, one per colouring; none if the projection has two dimensions.
+    """Draw one rotating figure per name; none if the projection has two dimensions.
 
     Args:
         space: projection of the states.

@@ -41,9 +41,9 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     """Compute outliers, PCA, ICA, clusters, t-SNE and NMF of hidden states, and store the results.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE use the
-    principal coordinates that explain 95 % of the variance (at least as many as the t-SNE map has
-    dimensions), not divided by their standard deviations. NMF uses the states as recorded, not
-    standardised.
+    leading principal coordinates that explain 95 % of the variance (at least as many as the t-SNE
+    map has dimensions), not divided by their standard deviations. NMF uses the states as recorded,
+    not standardised.
 
     Args:
         states: recorded states, float32 (N, D).
@@ -137,6 +137,9 @@ def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.
                           num_clusters: int) -> Colourings:
     """Return colourings of recorded states by step data, cluster, strongest factor and strongest
     IC.
+
+    The strongest factor has the largest product of weight and norm; the strongest IC has the
+    coordinate with the largest absolute value.
 
     Args:
         results: precomputed results.

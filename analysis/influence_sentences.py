@@ -41,7 +41,8 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
             the group contains all samples.
         samples: all samples; arrays have the leading dimensions (M, T).
         ics: coordinates of the ICs in all samples (M, T, I).
-        step: step at which the group is described, the saliency step.
+        step: step at which actions, values and ICs are read: the one at which the saliency
+            functions were evaluated.
     """
     likeliest = np.bincount(samples.log_probs[rows, step].argmax(axis=-1), minlength=NUM_ACTIONS)
     most = np.argsort(-likeliest, kind="stable")[:3]

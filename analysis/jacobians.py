@@ -15,7 +15,7 @@ number of simulated samples, with one row per sample::
     sizes_jacob_N *                 root mean square of the gradient of each component with respect
                                     to the agent's and to the environment's state (N, 2, k)
 
-All are ``.npy`` files.
+All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
 Letters in shape comments: M samples (N in file names), T steps per sample, k independent
 components, D units of the agent's state, E units of the environment's state, F = k (D + E)
@@ -86,7 +86,7 @@ def features_of(agent: np.ndarray, env: np.ndarray) -> np.ndarray:
     """Normalise the gradients of each sample and flatten them to one row.
 
     The gradients with respect to each of the two states are divided by their root mean square over
-    the sample.
+    all components and units of the sample.
 
     Some samples have gradients a hundred times larger than most; without normalisation, these few
     would dominate the principal components. ``sizes_jacob_N`` keeps the magnitudes.

@@ -1,6 +1,6 @@
 """Label every step of a recording with the state of the level (objects in view, velocity, contact
 with the ground), and every episode with the cause of its failure. The recording is replayed in the
-real game, and every frame is compared with the recorded one.
+real game; a frame that differs from the recorded one is an error.
 
 A killed run resumes after the last finished episode. Each shard labels a disjoint subset of the
 episodes.

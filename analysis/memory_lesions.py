@@ -140,7 +140,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
                     ) -> list[Condition[Lesion]]:
-    """Return the lesions, followed by the controls of each.
+    """Return the lesions, a swap of the state with a copy of itself as a check, and the controls of
+    each lesion, in this order.
 
     Args:
         chosen: names of the lesions, a subset of NAMES.
@@ -183,12 +184,16 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
         policy: the agent.
         compute: device and precision.
         folder: the recording.
-        conditions: lesions and controls.
+        conditions: conditions from ``make_conditions``; a control must come after its lesion.
         args: the parsed flags.
 
     Returns:
-        Arrays of the entry ``open_loop``: ``kl`` (A, N, K), ``moved`` (A,), ``attribution``
-        (N, K + 1) and ``levels`` (N,).
+        Arrays of the entry ``open_loop`` for A conditions, N windows and K steps:
+
+        - ``kl``: KL(intact policy ‖ policy under the condition) at each step, in nats (A, N, K)
+        - ``moved``: mean size of the change of the state per changed step (A,)
+        - ``attribution``: result of ``attribution_over_time`` (N, K + 1)
+        - ``levels``: level seed of each window (N,)
 
     Raises:
         UserError: if too few recorded levels are long enough.
@@ -224,7 +229,7 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
         embedding and the standard deviations of the hidden units, both from the reference levels.
 
     Raises:
-        UserError: if no episode is long enough.
+        UserError: if no episode outside the reference levels is long enough.
     """
     episodes = folder.index()["episode"].unique()[:args.num_episodes].tolist()
     steps = {episode: folder.steps(episode) for episode in episodes}
@@ -281,7 +286,10 @@ class ClosedLoop:
     store: ResultStore
 
     def __call__(self, condition: Condition[Lesion]) -> pd.DataFrame:
-        """Play all levels under a condition, and return its table ``episodes``."""
+        """Play all levels under a condition, and return its table ``episodes``.
+
+        BASELINE must be played first: it stores the states of the intact agent for the lesions.
+        """
         alter, num_levels = None, len(self.levels)
         if condition.value is not None:
             donors, std, begin = self._intact
@@ -330,7 +338,8 @@ class ClosedLoop:
 
 
 def mean_change(table: pd.DataFrame) -> float:
-    """Return the mean size of the changes of the state in a table ``episodes``; 0 for none."""
+    """Return the mean size of the change of the state per changed step in a table ``episodes``, 0
+    if no step was changed."""
     steps = table["changed_steps"]
     return float((table["moved"] * steps).sum() / max(steps.sum(), 1))
 
@@ -342,7 +351,7 @@ def outcomes_of(game: EnvConfig) -> list[Outcome]:
 
 
 def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
-    """Return the outcomes of the episodes of a condition (N, outcomes)."""
+    """Return the outcomes of the episodes in a table ``episodes``, float64 (N, outcomes)."""
     by_name = {"success": table["cause"] == SOLVED, "return": table["return"],
                "length": table["length"]}
     return np.stack([
@@ -357,7 +366,7 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
 
     Args:
         store: open store with all items.
-        conditions: lesions and controls.
+        conditions: conditions from ``make_conditions``.
         game: the game.
         args: the parsed flags.
     """

@@ -84,7 +84,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     Args:
         experiment: name of the experiment.
         folders: folders of samples, with distinct names.
-        num_samples: maximum number of samples per folder; None for all.
+        num_samples: maximum number of samples per folder, from the first on; None for all.
         hidden: results of hidden_analysis_precompute.py, with the directions and the recorded
             states.
         behaviours: results with the behaviours of the samples in one of the folders, or None.

@@ -11,7 +11,8 @@ Layout::
     data/recorded.js                    ``coordinates`` of recorded states, float32 (S, k), and
                                         optionally the player's position, float32 (S,) per column
     data/gradients_00.js                ``gradients`` of saliency type 0 with respect to the
-                                        coordinates, float32 (R, k); NaN for samples without it
+                                        coordinates, float32 (R, k); NaN for samples without
+                                        this type
     data/frames_00000.js                ``frames`` of sample 0, a strip, and ``recorded`` frames
                                         from the same start, a strip or null
     data/pictures_00000.js              ``saliency``: saliency images of sample 0; for each saliency
@@ -21,7 +22,8 @@ Layout::
     data/feature_007.js                 ``examples`` of sparse feature 7: a strip, or null
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file with images side by
-side, encoded as text by ``letters``; the images are those of all steps of a sample, or examples.
+side, encoded as text by ``common.page_files.letters``. The images show all steps of a sample, or
+are examples.
 Samples and saliency types are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
@@ -121,8 +123,8 @@ class Dream:
     Attributes:
         step: simulated step at which the feature is read, from 0.
         score: z-score of the pre-TopK activation at this step, relative to the recorded starts.
-        recorded_score: score of the best recorded start.
-        dreamed: whether the feature is active in the simulated rollout.
+        recorded_score: largest score of the recorded starts from which no search began.
+        dreamed: whether the feature is active at this step of the rollout.
         active: whether it is active in the real game near the start; None if this was not tested.
         others_active: share of the starts of other features near which it is active, or None.
         sample: index of the sample in the panel; None if the panel does not show it.
@@ -153,7 +155,7 @@ class Feature:
             interval.
         success_controls: smallest and largest change of the success rate by random directions.
         claimed: whether the change ``success`` is claimed.
-        dream: start that was optimised for the feature, or None.
+        dream: dream of the feature; None if no start was optimised for it.
         examples: the n frames in which the feature is most active, uint8 (n, H, W, C); None if
             the feature is never active.
     """
@@ -248,6 +250,9 @@ def write_panel(path: Path, content: PanelContent) -> None:
     Args:
         path: folder to write to.
         content: content of the panel.
+
+    Raises:
+        UserError: if the page has not been built.
     """
     folder = PanelFolder(path)
     folder.copy_page()

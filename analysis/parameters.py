@@ -1,4 +1,5 @@
-"""Parameters of the analyses: sections of ``analysis`` in ``hyperparams/interpreting_configs.yml``.
+"""Parameters of the analyses, read from the sections below ``analysis`` of a parameter set in
+``hyperparams/interpreting_configs.yml``.
 
 Comments in the YAML file describe the meaning and unit of each field of the classes below, in the
 section that the class attribute ``section`` names. This module also declares the flags that several
@@ -44,8 +45,8 @@ class AgentHiddenConfig:
     """Parameters of the analysis of the agent's hidden states.
 
     Attributes:
-        informed_or_random_init: whether the projected samples have informed or random start
-            vectors.
+        informed_or_random_init: folder of the simulated samples: ``informed_init`` for start
+            vectors computed by the encoder, ``rand_init`` for random ones.
         num_episodes: number of recorded episodes.
         num_generated_samples: number of simulated samples.
         num_epi_paths: number of episodes whose trajectories are drawn.
@@ -54,7 +55,7 @@ class AgentHiddenConfig:
         n_components_tsne: number of dimensions of the t-SNE map.
         n_clusters: number of clusters.
         clustering: clustering method, one of CLUSTERINGS.
-        nmf_max_iter, ica_max_iter: largest number of iterations.
+        nmf_max_iter, ica_max_iter: maximum number of iterations.
         nmf_tol, ica_tol: tolerance below which a fit has converged.
         outlier_max_k: exclusive upper bound of the number of neighbours in the vote of
             ``clustering.find_outliers``.
@@ -186,10 +187,12 @@ class JacobianConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class XplotsConfig:
-    """Parameters of the cross-causation in samples in which an independent component is extreme.
+    """Parameters of the figures of cross-causation (mean gradients between independent components)
+    in samples in which a component is extreme.
 
     Attributes:
-        extrema_threshold: share of the samples that counts as extreme at each end of a component.
+        extrema_threshold: share of the samples that counts as extreme at each end of the range of a
+            component.
     """
 
     section: ClassVar[str] = "analysis.xplots"

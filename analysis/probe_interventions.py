@@ -139,7 +139,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def default_labels(game: str, atlas: ResultStore) -> list[str]:
-    """Return the default labels that have a direction in the atlas.
+    """Return those default labels (each hazard of the game ahead of the player, the velocities, and
+    the steps to the end) that have a direction in the atlas.
 
     Raises:
         UserError: if no default label has one.

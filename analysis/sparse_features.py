@@ -209,7 +209,8 @@ def fit_dictionary(name: str, data: SplitStates,
     """Fit a dictionary to the training states, and return its arrays.
 
     Args:
-        name: kind of the dictionary, followed by its size if the kind can have several.
+        name: kind of the dictionary, followed by its size if the kind can have any size, such as
+            ``sae_256`` or ``pca``.
     """
     kind, _, size = name.partition("_")
     states = data.train.cpu()
@@ -222,8 +223,8 @@ def fit_dictionary(name: str, data: SplitStates,
 
 def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
                       args: argparse.Namespace) -> Testbed:
-    """Return a testbed of levels that were not recorded, drawn from ``unseen_levels`` of the
-    recording's game.
+    """Return a testbed of levels that were not recorded, drawn from ``EnvConfig.unseen_levels`` of
+    the recording's game.
 
     Raises:
         UserError: if a recorded level is drawn.
@@ -257,7 +258,8 @@ def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFr
 def outcomes_under(store: ResultStore, conditions: list[Condition]
                    ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
     """Read the K outcomes _OUTCOMES on N levels, unaltered (N, K) and under each of A conditions
-    (A, N, K), and the size of each condition's change."""
+    (A, N, K), and the size of the change of the hidden state by name of the condition, see
+    ``ArmRuns.moved``."""
     columns = [place for place, outcome in enumerate(chosen_outcomes(False))
                if outcome in _OUTCOMES]
     unaltered = read_runs(store, BASELINE.name)
@@ -268,8 +270,8 @@ def outcomes_under(store: ResultStore, conditions: list[Condition]
 
 
 def spliced_success(store: ResultStore, splices: list[Condition], seed: int) -> pd.DataFrame:
-    """Return the success rate with each reconstruction spliced in, and its change with an interval
-    and a p-value corrected over all dictionaries."""
+    """Return the success rate if the hidden state is replaced by the reconstruction of each
+    dictionary, and its change with an interval and a p-value corrected over all dictionaries."""
     before, after, _ = outcomes_under(store, splices)
     table = paired_effects(splices, _OUTCOMES[:1], before[:, :1], after[..., :1], seed)
     return pd.DataFrame({
@@ -287,12 +289,12 @@ def ablation_effects(store: ResultStore, ablations: list[Condition], seed: int) 
 
 def write_examples(store: ResultStore, examples: Examples, data: SplitStates, feature: int,
                    activations: np.ndarray) -> None:
-    """Write a contact sheet of the held-out frames in which a feature is most active.
+    """Write a contact sheet of the held-out frames in which a feature is most active; none if it is
+    never active.
 
     Args:
         feature: number of the feature.
-        activations: activations of the feature at the n states of the third part of the levels
-            (n,).
+        activations: activations of the feature at the n states of ``data.test`` (n,).
     """
     rows = np.flatnonzero(data.parts.test)
     top = rows[top_examples(activations, examples.episode[rows], 2 * EXAMPLES_PER_ROW)]

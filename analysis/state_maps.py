@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class StateMap:
-    """Shared steps of an analysis, computed once and stored.
+    """Standardisation, PCA, clusters and t-SNE map of an analysis, computed once and stored.
 
     Attributes:
         config: parameters of the analysis.
@@ -69,7 +69,7 @@ class StateMap:
     results: StepResults
 
     def scale(self, states: np.ndarray, unit: str) -> Standardizer:
-        """Compute mean and standard deviation of each unit, with a warning about constant units.
+        """Compute mean and standard deviation of each unit, and log a warning about constant units.
 
         Args:
             states: states, float32 (N, D).
@@ -163,9 +163,9 @@ class SampleAnalysis:
     Attributes:
         config: class of the parameters, a subclass of ``MapConfig``.
         schema: schema of the results.
-        folder: attribute of ``AnalysisFolders`` that holds the folder of the results.
-        plots: attribute of ``AnalysisFolders`` that holds the folder of the figures; empty if no
-            script draws the analysis.
+        folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
+        plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures;
+            empty if no script draws the analysis.
     """
 
     config: Any

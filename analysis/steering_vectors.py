@@ -148,7 +148,8 @@ class Split:
 
     Attributes:
         rows: row indices of the n states in the concatenated episodes, ascending (n,).
-        is_in: whether each state is in the first class, bool (n,).
+        is_in: whether each state is in the class that the split names (with ``value``, the class of
+            the largest values), bool (n,).
     """
 
     rows: np.ndarray
@@ -177,8 +178,8 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
         The states of both classes; states in neither class are left out.
 
     Raises:
-        UserError: if the text cannot be parsed, if there is no such action or cluster, or if the
-            number of cluster labels is not the number of steps.
+        UserError: if the text cannot be parsed, if its number is out of range, if there is no such
+            action or cluster, or if the number of cluster labels is not the number of steps.
     """
     word, equals, value = text.partition("=")
     if word not in WORDS or not equals:

@@ -24,8 +24,8 @@ def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray
     from which no action was computed.
 
     Raises:
-        UserError: if there are fewer episodes, or if a file is missing, is damaged or contains NaN;
-            the message names it.
+        UserError: if there are fewer episodes, if a file is missing, is damaged or contains NaN
+            (the message names it), or if the episodes differ in the number of hidden units.
     """
     check_episodes(folder, num_episodes)
     parts: list[np.ndarray] = []
@@ -57,7 +57,7 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
 
         - entropy: entropy of the policy in nats
         - likeliest_action: most likely action
-        - length: number of steps of the episode
+        - length: number of steps of the episode, including the terminal step
         - part: relative position in the episode, 0 at its first step and 1 at its last
         - rewarded: whether any step of the episode has a reward above 0
 
@@ -65,8 +65,8 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
         by the previous one.
 
     Raises:
-        UserError: if there are fewer episodes, or if a file is missing or damaged; the message
-            names it.
+        UserError: if there are fewer episodes, if a file is missing or damaged (the message names
+            it), or if tables and arrays differ in length.
     """
     check_episodes(folder, num_episodes)
     numbers = range(num_episodes)
@@ -88,7 +88,9 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> pd.DataFram
 
 def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
     """Read the player's positions at the steps of the first ``num_episodes`` episodes, by column
-    name, (rows,) each; empty if they were not recorded. See ``read_recorded_steps``.
+    name, (rows,) each; empty if they were not recorded.
+
+    The unknown position at the last step of an episode is replaced by the previous one.
 
     Raises:
         UserError: if there are fewer episodes, or if a file is missing or damaged; the message
@@ -130,7 +132,8 @@ def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[in
 
     Args:
         folder: folder of the samples.
-        field: name of the field, ``hidden_states`` or ``env_h``.
+        field: ``hidden_states`` for the states of the agent, ``env_h`` for those of the
+            environment.
         numbers: numbers of the M samples.
 
     Raises:
