@@ -78,7 +78,7 @@ JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobia
 
 
 def root_mean_square(gradients: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
-    """Compute the root mean square of gradients along some axes, float64."""
+    """Compute the root mean square of gradients over one or several axes, float64."""
     return np.sqrt((gradients.astype(np.float64) ** 2).mean(axis=axis))
 
 

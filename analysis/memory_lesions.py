@@ -265,7 +265,7 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
 
 @dataclasses.dataclass(frozen=True)
 class ClosedLoop:
-    """Levels of the real game that are played under each condition.
+    """Function that plays the same levels of the real game under each condition.
 
     Attributes:
         policy: the agent.

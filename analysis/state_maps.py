@@ -185,7 +185,7 @@ class SampleRun:
 
     Args:
         analysis: the analysis.
-        args: flags of the script.
+        args: parsed flags of the script.
         parameters: parameter set of the script.
 
     Attributes:
