@@ -3,7 +3,8 @@
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
 """
-# Letters in shape comments: B frames, H W a frame, T steps of a trajectory, L lags, F features.
+# Letters in shape comments: B frames, H W height and width of a frame, T steps of a trajectory, L
+# lags, F features.
 
 from __future__ import annotations
 
@@ -112,14 +113,14 @@ def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
     sum to a change of the output, so they have no completeness error.
 
     Args:
-        policy: the agent; gradients of its parameters are switched off.
+        policy: the agent.
         compute: device and precision; float32.
         outputs: K outputs.
         batch: B frames.
 
     Returns:
-        Gradients, float32 (K, B, H, W, 3), for brightness from 0 to 1; and the outputs, float32
-        (K, B).
+        Gradients per unit of brightness, which ranges from 0 to 1, float32 (K, B, H, W, 3); and the
+        outputs, float32 (K, B).
     """
     frames, entering, actions = (torch.from_numpy(array).to(compute.device)
                                  for array in (batch.frames, batch.entering, batch.actions))
@@ -224,7 +225,7 @@ def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[
 
 def output_deviations(context: AttributionContext, outputs: Sequence[Output],
                       seed: int) -> dict[str, float]:
-    """Compute the standard deviation of each output over NUM_REFERENCE recorded frames.
+    """Compute the standard deviation of each output over at most NUM_REFERENCE recorded frames.
 
     Args:
         context: the agent and its recording.
@@ -261,8 +262,9 @@ class TrajectoryAttributor:
 
     def attribute(self, bottleneck: Bottleneck, features: LayerFeatures,
                   integration: Integration) -> None:
-        """Attribute outputs to a layer, and write the attributions and the activations of the
-        layer's features. Outputs that already have a summary for this layer are skipped."""
+        """Attribute outputs to a layer, reduce the attributions to the layer's features, and write
+        them and the activations of the features. Outputs that already have a summary for this layer
+        are skipped."""
         outputs = self.unfinished(bottleneck.name)
         if outputs:
             attributor = LayerIntegratedGradients(
@@ -276,8 +278,9 @@ class TrajectoryAttributor:
 
     def attribute_over_time(self, bottleneck: Bottleneck, features: LayerFeatures,
                             integration: Integration, lags: int) -> None:
-        """Attribute all outputs in each frame of the trajectories to a layer's activations at the
-        last ``lags`` steps and to the hidden state before them, and write the results."""
+        """Attribute all outputs in each frame of the trajectories to a layer's features at the last
+        ``lags`` steps, with baseline zero, and to the hidden state before them; write the results.
+        """
         attributor = IntegratedGradientsOverTime(
             self._context.policy, self._context.compute, bottleneck, self._outputs, integration)
         self._write(
@@ -330,10 +333,12 @@ class TrajectoryAttributor:
 
         Args:
             layer: short name of the layer, or INPUT.
-            integration: settings of the integration, of which only the tolerance is used.
+            integration: settings of the integration, of which only the tolerance is used; if it is
+                None, the default tolerance.
 
         Returns:
-            One line of text on the completeness errors of all outputs.
+            A line of text on the completeness errors of the outputs; for INPUT, it states that
+            there is no such check.
         """
         frames = sum(map(len, self._trajectories.values()))
         allowed = integration.tolerance or Integration().tolerance

@@ -16,10 +16,10 @@ class AttributionConfig:
         num_observations: number of frames from which features are found.
         nmf_features: number of features per layer.
         num_trajectories, num_steps: number of trajectories, and of steps per trajectory.
-        layers: short names of the layers; None for all.
+        layers: short names of the layers; None for all layers with short names.
         outputs: names of the outputs.
         num_masked: number of frames whose objects are used to name the features.
-        checks: names of the checks.
+        checks: names of the checks, as in ``attribution.checks --checks``.
         num_checked: number of frames in which attributions are checked.
         num_maps: number of frames in which attributions are compared with saliency through the
             simulator; 0 for no comparison.
@@ -48,11 +48,13 @@ class FailureCausesConfig:
     """Features to ablate, hazards to make invisible, and numbers of levels and controls.
 
     Attributes:
-        hazards: names of the hazards to which edits should blind the agent.
-        choosing_episodes: number of levels for choosing these edits.
-        layer, feature: short name of the layer and number of the feature to ablate if no hazards
-            are known or given.
-        invisible: names of the hazards that are made invisible.
+        hazards: names of the hazards to which edits should blind the agent; hazards that the game
+            does not have are ignored.
+        choosing_episodes: number of candidate levels on which these edits are chosen.
+        layer, feature: short name of the layer and number of the feature, from 0, to ablate if the
+            game has none of the hazards.
+        invisible: names of the hazards that are made invisible, each in a condition of its own;
+            hazards that the game does not have are ignored.
         num_episodes: number of levels that are played under every condition.
         num_controls: number of random edits of the same size per edited agent.
         num_films: maximum number of films per condition.

@@ -45,7 +45,7 @@ def add_agent_flags(parser: Parser) -> None:
 
 
 def add_integral_flags(parser: Parser) -> None:
-    """Add the flags for the precision of the integrals."""
+    """Add the flags ``--integrate_steps`` and ``--tolerance`` of the numerical integration."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
                         help="initial number of nodes per path")
     parser.add_argument("--tolerance", type=float, default=Integration().tolerance,
@@ -53,7 +53,8 @@ def add_integral_flags(parser: Parser) -> None:
 
 
 def add_output_flags(parser: Parser, name: str) -> None:
-    """Add the flags of the seed, the output folder and the device.
+    """Add the flags of the seed, the output folder, dry runs, and the device; the default precision
+    is float32.
 
     Args:
         parser: the parser.
@@ -87,7 +88,9 @@ class AttributionContext:
         provenance: identification of agent and recording, for stored settings.
 
     Raises:
-        UserError: if a file is missing or damaged, or agent and recording do not belong together.
+        UserError: if the flags choose bfloat16, a file is missing or damaged, agent and recording
+            do not belong together, or a layer cannot be attributed to (see
+            :func:`find_bottlenecks`).
     """
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):

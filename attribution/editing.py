@@ -1,12 +1,13 @@
 """Merging of edits into the weights of the module that reads the edited layer, and random edits of
 the same size as controls.
 
-A control permutes the channels of the edit's directions, with the same permutation for all
-directions. The strength of a control is chosen such that control and edit change the layer by the
-same norm, averaged over frames.
+A control permutes the M entries of each of the edit's directions, with the same permutation for all
+directions. The strength of a control is chosen such that control and edit cause changes of the
+layer with the same Euclidean norm, averaged over frames.
 
-Letters in shape comments: N frames, C channels of the layer, M channels after the split by sign (C,
-or 2 C with a split), F directions, R rank of an edit, O output channels of a module, P cells.
+Letters in shape comments: N frames, C channels of the layer, M entries of a direction (C, or 2 C if
+positive and negative activations have separate entries), F directions, R rank of an edit, O output
+channels of a module, P cells.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def pool_behind(policy: Policy, layer: str) -> str:
     weights of the convolution after the pool.
 
     Raises:
-        UserError: if another module reads the layer.
+        UserError: if the next module of the embedder is not an L2 pool.
     """
     name, module = _module_behind(policy, layer)
     if not isinstance(module, L2Pool):
@@ -91,8 +92,8 @@ def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
 
 @dataclasses.dataclass(frozen=True)
 class RandomEdit:
-    """Random control of an edit: the edit's directions with permuted channels, rescaled to cause a
-    change of the same size.
+    """Random control of an edit: the edit's directions with permuted entries, and a strength at
+    which it causes a change of the same size.
 
     Attributes:
         edit: the control, after rescaling.
@@ -116,7 +117,8 @@ class ChangeSizes:
 
     Args:
         activations: activations of the layer (N, C, …).
-        signed: whether directions treat positive and negative activations as separate channels.
+        signed: whether the edits' directions have separate entries for positive and negative
+            activations.
     """
 
     def __init__(self, activations: Tensor, signed: bool):
@@ -128,7 +130,8 @@ class ChangeSizes:
         self._products = cells @ cells.mT  # (N, M, M)
 
     def of(self, edit: Edit) -> float:
-        """Compute the Euclidean norm of the change that an edit causes, averaged over frames."""
+        """Compute the Euclidean norm, over channels and cells, of the change that an edit causes,
+        averaged over frames."""
         basis, back = edit.basis.double(), edit.back(self.channels).double()
         along = basis.T @ self._products @ basis  # (N, R, R)
         squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)
@@ -139,19 +142,22 @@ def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> lis
     """Draw random edits as controls of an edit.
 
     Controls whose change, before rescaling, differs in size by at most a quarter from that of the
-    edit come first, then all other controls, in order of increasing difference.
+    edit come first, in random order; then come all others, in ascending order of
+    ``|log(relative)|``.
 
     Args:
         edit: the edit.
         activations: activations of its layer in some frames (N, C, …), without the edit.
-        number: number of controls; a larger number only appends further controls.
+        number: number of controls; with a larger number, further controls are appended to the same
+            ones.
         seed: seed of the random permutations.
 
     Returns:
         ``number`` controls.
 
     Raises:
-        UserError: if the edit changes nothing, or if too few permuted directions change anything.
+        UserError: if the edit changes nothing, or fewer than ``number`` permutations change
+            anything.
     """
     sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
     size = sizes.of(edit)

@@ -1,12 +1,12 @@
-"""Features of a layer: directions over its slots (channels by sign) that span its attributions, and
-dataset examples of each feature.
+"""Features of a layer: directions over its slots (channels by sign) into which its attributions are
+decomposed, and dataset examples of each feature.
 
 Directions are found by non-negative matrix factorisation of the value's attributions in many
 observations, with one row for the positive and one for the negative part of each cell (Hilton et
 al. 2020, "Understanding RL vision", "Feature directions"). As in the article's interface, a feature
 has two kinds of example: one observation per position of the frame, and the observations in which
-the feature is strongest. Only the number of the observation, a box in it, and the strength of the
-feature in the box are stored.
+the feature is strongest. Only the index of the observation, a box in it, and the strength of the
+feature at the box's centre are stored.
 
 Letters in shape comments: O observations, C H W channels and grid of a layer, N rows (or patches of
 a thumbnail), M slots, F features, R C rows and columns of positions (only in ``Examples``).
@@ -130,8 +130,8 @@ def find_features(samples: LayerSamples, number: int, seed: int, kind: str = ATT
     Args:
         samples: activations and attributions.
         number: number of features F.
-        seed: seed of the random draws of rows.
-        kind: one of ``KINDS``; attributions as published.
+        seed: seed of the random draws of rows, and of the factorisation.
+        kind: quantity to factorise: ``attributions``, as published, or ``activations``.
 
     Returns:
         Features in descending order of the value's |attribution|, and statistics of their fit:
@@ -160,7 +160,8 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
                    ) -> tuple[Reducer, dict]:
     """Convert independent components to features.
 
-    A component and its opposite are two features, because they lie in different slots.
+    A component and its opposite give two features, because they lie in different slots. In a layer
+    without negative activations, their negative entries are dropped, as such slots do not exist.
 
     Args:
         samples: activations and attributions.
@@ -169,7 +170,8 @@ def features_along(samples: LayerSamples, components: np.ndarray, number: int
             value.
 
     Returns:
-        The same as :func:`find_features`; the statistics also contain ``names``, such as "IC 0 +".
+        The same as :func:`find_features`. The statistics lack facts about the factorisation; they
+        also contain ``names``, such as "IC 0 +".
 
     Raises:
         UserError: if the components give fewer than ``number`` features, or there are too few
@@ -239,7 +241,8 @@ def _rank(samples: LayerSamples, directions: np.ndarray) -> tuple[np.ndarray, di
 
 
 def explained(rows: np.ndarray, directions: np.ndarray) -> float:
-    """Return the share of the sum of squares of rows (N, M) explained by directions (F, M)."""
+    """Return the share of the sum of squares of rows (N, M) that is explained by non-negative
+    combinations of directions (F, M)."""
     residuals = rows - nnls(rows, directions) @ directions
     return float(1 - (residuals**2).sum() / (rows.astype(np.float64)**2).sum())
 
@@ -284,8 +287,7 @@ class Examples:
     Attributes:
         observations: index of the observation that is shown at each of R x C positions in the
             layer, int32 (F, R, C); for a thumbnail, in each of its N patches, row by row (F, N).
-            -1 for none.
-        strengths: strength of the feature there, float32, with the same shape.
+        strengths: activation of the feature there, float32, with the same shape.
         boxes: box around the position in the observation, int32, with the same shape and a last
             dimension of 4: top, left, bottom, right in pixels of the frame, with exclusive ends.
             Every box has the size of a cell and is centred on its position; it may lie partly
@@ -302,8 +304,8 @@ def spatial_examples(activations: np.ndarray, bottleneck: Bottleneck,
     """Choose, for each feature and position, the observation in which the feature is strongest.
 
     With P positions and O observations, each observation is shown at no more than 10 P / O
-    positions (rounded up). If the feature is stronger in an observation at that many other
-    positions, a position shows its next best observation instead.
+    positions per feature (rounded up). If the feature is stronger in an observation at that many
+    other positions, a position shows its next best observation instead.
 
     Args:
         activations: activations of the features (O, F, H, W).
@@ -334,8 +336,8 @@ def thumbnail_examples(activations: np.ndarray, bottleneck: Bottleneck) -> Examp
     shown at the cell in which the feature is strongest.
 
     At most four observations are shown at one cell; weaker ones move to their next best cell.
-    Observations are ordered by the rows of their cells, and within each row of the thumbnail by the
-    columns of their cells.
+    Observations are arranged in reading order, by the rows of their cells, and within each row of
+    the thumbnail by the columns of their cells.
 
     Args:
         activations: activations of the features (O, F, H, W).

@@ -1,11 +1,11 @@
-"""Integrated gradients of an agent's outputs from a baseline of a layer's activations.
+"""Integrated gradients of an agent's outputs with respect to a layer's activations.
 
 Sundararajan et al. (2017), "Axiomatic attribution for deep networks", equation 1, at a hidden
-layer: attr = (a - a0) * integral over t of dG/da at a0 + t (a - a0). G is the rest of the network,
-from the layer to one scalar output; a0 is zero, or the mean activations. The agent's hidden state
-before the frame is held fixed along the path. Completeness: the attributions of a frame sum to
-G(a) - G(a0), up to the error of the numerical integral, which is the *completeness error* (Captum:
-convergence delta).
+layer: attr = (a - a0) * integral over t from 0 to 1 of dG/da at a0 + t (a - a0). G is the rest of
+the network, from the layer's activations a to one scalar output; the baseline a0 is zero, or the
+mean activations. The agent's hidden state before the frame is held fixed along the path.
+Completeness: the attributions of a frame sum to G(a) - G(a0), up to the error of the numerical
+integral, which is the *completeness error* (Captum: convergence delta).
 
 Letters in shape comments: B frames, K outputs, S nodes of an integral, P paths or segments, L steps
 of attributions over time, C H W channels and grid of a layer (a layer of units has one cell), D
@@ -47,7 +47,7 @@ class Integration:
         steps: initial number S of nodes per path.
         rule: "gauss" for Gauss-Legendre nodes, or "right" for the right Riemann sum, as published.
         tolerance: accepted completeness error. Paths are refined, to at most MAX_STEPS nodes, until
-            their error is below ``_TARGET`` times this value; None for no refinement.
+            their error is below half this value; None for no refinement.
     """
 
     steps: int = 16
@@ -78,8 +78,8 @@ class Attributions:
         baselines: G(a0), float64 (K, B).
         errors: completeness errors, float64 (K, B); see :func:`completeness_errors`.
         steps: number of nodes per path, int16 (K, B).
-        older: attribution over time to the state that entered the earliest step, float32 (K, B);
-            otherwise None.
+        older: in attributions over time, the attribution to the hidden state before the earliest
+            step, float32 (K, B); otherwise None.
     """
 
     values: np.ndarray
@@ -90,8 +90,8 @@ class Attributions:
     older: np.ndarray | None = None
 
     def integral(self, number: int) -> dict[str, np.ndarray]:
-        """Return all arrays of the output with index ``number`` except its attributions, (B,)
-        each, by their names in files."""
+        """Return the arrays of the output with index ``number``, (B,) each, by their names in files
+        (see ``attribution.results``): all except ``values``."""
         older = {} if self.older is None else {"older": self.older[number]}
         return {"output": self.outputs[number], "baseline": self.baselines[number],
                 "gap": self.errors[number], "steps": self.steps[number], **older}
@@ -177,11 +177,11 @@ class _Segments:
 
 
 class LayerIntegratedGradients:
-    """Attributes outputs of an agent to the activations of one layer.
+    """Attributes outputs of an agent to the activations of one layer, by integrated gradients.
 
     The part of the network before the layer runs once per frame, and all outputs share the forward
     passes of the part after it. The modules directly after the layer that map a straight path to a
-    straight path form the *stem*; they also run only once per frame.
+    straight path form the *stem*; they run only at the two ends of each path.
 
     Args:
         policy: the agent; gradients of its parameters are switched off.
@@ -226,7 +226,8 @@ class LayerIntegratedGradients:
             entering: hidden states before these frames were seen, float32 (B, D).
 
         Returns:
-            Activations of the layer, and the other inputs of the part of the network after it.
+            Activations of the layer (B, C, H, W), or (B, C) for units; and the other inputs of the
+            part of the network after it.
         """
         with torch.no_grad():
             return self._head.run_to(frames, torch.from_numpy(entering))
@@ -235,7 +236,8 @@ class LayerIntegratedGradients:
         """Compute the outputs from given activations of the layer, float64 (K, B).
 
         Args:
-            prefix: activations of the layer, and the other inputs of the network after it.
+            prefix: activations of the layer, and the other inputs of the part of the network after
+                it.
             actions: actions taken, for outputs that depend on them (B,).
         """
         with torch.no_grad():
@@ -255,7 +257,8 @@ class LayerIntegratedGradients:
         again.
 
         Args:
-            prefix: activations of the layer, and the other inputs of the network after it.
+            prefix: activations of the layer, and the other inputs of the part of the network after
+                it.
             actions: actions taken (B,).
             deviations: standard deviation of each output over many observations (K,), for the
                 completeness errors.
@@ -413,9 +416,10 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
     the hidden state before them.
 
     The steps are unrolled; lag 0 is the last one. Along the integration path, the layer's
-    activations at all of these steps are scaled together from zero, and the hidden state before
-    the first of them moves from an episode's initial state to its actual value. The attributions
-    sum to the output minus the output at the start of the path.
+    activations at all of these steps are scaled together from zero to their actual values, and the
+    hidden state before the first of them moves from an episode's initial state to its actual value.
+    The attributions to activations and hidden state sum to the output minus the output at the start
+    of the path.
 
     Args:
         policy: the agent, which must have memory.
@@ -428,11 +432,12 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
 
     def attribute_over_time(self, activations: Tensor, exists: Tensor, entering: Tensor,
                             actions: np.ndarray, deviations: np.ndarray) -> Attributions:
-        """Attribute all outputs to the last L steps up to each of B frames, with values
-        (K, B, L, C, H, W).
+        """Attribute all outputs in each of B frames to the last L steps, the frame's own step
+        first, with values (K, B, L, C, H, W).
 
         Args:
-            activations: activations of the layer (B, L, C, H, W); 0 before an episode's first step.
+            activations: activations of the layer by lag (B, L, C, H, W), or (B, L, C) for units; 0
+                before an episode's first step.
             exists: whether the episode has the step, bool (B, L).
             entering: hidden states that entered the earliest existing step (B, D).
             actions: actions taken (B,).
@@ -444,7 +449,8 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
         return self._attribute(torch.zeros_like(end), end, (exists,), actions, deviations, states)
 
     def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """Unroll the last steps; a step that does not exist leaves the hidden state unchanged.
+        """Unroll the last steps, and return the output at lag 0. A step that does not exist leaves
+        the hidden state unchanged.
 
         Args:
             points: outputs of the stem at each step, with n units each, and the entering state

@@ -1,8 +1,8 @@
 """Layers that an agent's outputs can be attributed to.
 
-Attributions to a layer sum to the change of an output from its baseline if the layer is a
-*bottleneck*: every path from this step's frame to both heads passes through it. Whether a layer is
-a bottleneck is tested on the traced network.
+Attributions to a layer sum to the difference between an output and its baseline if the layer is a
+*bottleneck*: every path from this step's frame to the two heads passes through it. Whether a layer
+is a bottleneck is tested on the traced network.
 
 Letters in shape comments: C channels and H x W cells of a layer; a layer of units counts as a map
 of one cell.
@@ -70,8 +70,8 @@ def find_bottlenecks(policy: Policy, names: list[str] | None = None,
         The layers, without repetitions.
 
     Raises:
-        UserError: if a layer does not exist, is a head, or is bypassed; the message suggests
-            other names.
+        UserError: if a layer does not exist, is a head, or is bypassed without
+            ``allow_bypassed``; the message suggests other names.
     """
     short = short_names(policy)
     by_path = {path: name for name, path in short.items()}

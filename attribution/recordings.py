@@ -127,7 +127,8 @@ class Recording:
     def observations(self, number: int, seed: int) -> np.ndarray:
         """Draw non-terminal frames evenly from all episodes.
 
-        Every episode contributes the same number of frames, or all of its frames if it is shorter.
+        Every episode contributes the same number of frames, up to a difference of 1, or all of its
+        frames if it is shorter.
 
         Args:
             number: maximum number of frames.
@@ -160,7 +161,7 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
 
 
 def batches(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield consecutive parts of an array along its first axis, of at most 64 frames each."""
+    """Yield consecutive parts of an array along its first axis, of at most 64 entries each."""
     for begin in range(0, len(values), _FRAMES_PER_BATCH):
         yield values[begin:begin + _FRAMES_PER_BATCH]
 

@@ -29,8 +29,9 @@ def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np
     Args:
         values: values of the channels (N, C).
         activations: activations of the channels (N, C).
-        signed: whether the layer has slots of both signs. The slots of positive activations then
-            come first, and each value is 0 in the slot of the other sign.
+        signed: whether the layer has slots of both signs. The C slots of positive activations then
+            come first, and each value is put into the slot of its activation's sign; the other slot
+            is 0. Activations of 0 count as positive.
 
     Returns:
         Values of the slots (N, M), where M is C, or 2 C in a signed layer.
@@ -74,8 +75,8 @@ class Reducer:
             activations: activations of the same cells (N, C).
 
         Returns:
-            Coefficients and, last, the residual, float64 (N, F + 1). Per cell, they add up exactly
-            to the sum of the attributions over channels.
+            Coefficients and, last, the residual, float64 (N, F + 1). Per cell, they add up to the
+            sum of the attributions over channels.
         """
         coefficients = np.empty((len(values), len(self.directions) + 1))
         for rows in gen_batches(len(values), _ROWS_PER_BATCH):

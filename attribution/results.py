@@ -10,9 +10,10 @@ Features are stored in one folder per layer, named after the short name of the l
     features/<layer>/directions.npy            (F, M), non-negative, each with sum 1
     features/<layer>/mean_activations.npy      (C, H, W), mean over the observations
     features/<layer>/observations.npy          (O, 2), episode and row in the recording
-    features/<layer>/examples_spatial_<m>.npz  for m = 0.25, 0.5, 1 and 2 positions per cell; and
-    features/<layer>/examples_thumbnail.npz    the arrays of feature_directions.Examples; not
-                                               written for units, which have no cells
+    features/<layer>/examples_spatial_<m>.npz  feature_directions.Examples, for m = 0.25, 0.5, 1 and
+                                               2 positions per cell along each axis
+    features/<layer>/examples_thumbnail.npz    feature_directions.Examples, for thumbnails; layers
+                                               of units have no examples
 
 The entry "found" holds facts about the layer, the fit and the features::
 
@@ -26,7 +27,9 @@ The entry "found" holds facts about the layer, the fit and the features::
     iterations, converged          number of iterations of the factorisation; whether it converged
     change                         only if not converged: relative reduction of the error by further
                                    iterations
-    explained                      share of squared attribution explained in held-out rows
+    explained                      share of the sum of squares of held-out rows explained
+    names                          per feature, only for independent components: name such as
+                                   "IC 0 +"; fitted_rows, iterations and converged are then missing
     residual_share                 summed |residual| as a share of summed |attribution|
     attribution                    per feature: sum of |attribution| of the value, averaged over
                                    observations
@@ -42,7 +45,9 @@ residual::
 
     attribution/settings.json                  settings that all layers and outputs share
     attribution/trajectories.npz               see trajectories.Trajectories
-    attribution/<layer>/settings.json          checksum of the features, and their folder
+    attribution/<layer>/settings.json          checksum and folder of the features; path of the
+                                               layer, and its place in the order of computation;
+                                               ``partial``, as above
     attribution/<layer>/activations/trajectory_00000.npz     activations of features per cell
     attribution/<layer>/<output>/trajectory_00000.npz        attributions per cell, their totals,
                                                G(a), G(baseline), completeness errors (``gap``) and
@@ -135,7 +140,7 @@ class LayerFeatures:
     Attributes:
         name: short name of the layer.
         settings: settings with which the features were found.
-        reducer: reduction to the features, with their directions (F, M).
+        reducer: reduction of channels to the features, with the features' directions (F, M).
         mean_activations: mean activations of the layer, float32 (C, H, W).
         observations: episode and row of each observation, int32 (O, 2).
         checksum: checksum of the feature data on which attributions depend.
@@ -282,7 +287,7 @@ class AttributionStore(ResultStore):
         return sorted(names, key=lambda name: (self.read("layer", name).get("place", 0), name))
 
     def outputs(self, layer: str) -> list[str]:
-        """Return the names of the outputs whose attributions to a layer are finished."""
+        """Return the names of the outputs whose attributions to a layer are finished, sorted."""
         return sorted(path.parent.name for path in (self.path / layer).glob("*/summary.json"))
 
     def lags(self, layer: str, output: str) -> list[int]:

@@ -1,5 +1,5 @@
-"""Trajectories (concatenated consecutive episodes of a recording), advantages and steps of interest
-along them, and the scale of rewards relative to values.
+"""Trajectories (concatenated episodes of a recording), advantages and steps of interest along them,
+and the scale of rewards relative to values.
 
 A recording has one row per frame, with the reward that arrived *with* the frame. Each episode ends
 with a terminal row, which does not show the level and is not a step. Here, a step is a frame in
@@ -43,7 +43,7 @@ class Trajectories:
         ended: whether the action ended its episode, bool (N,).
         value: value estimate at the step, float32 (N,).
         next_value: value estimate at the episode's next step; 0 at its last step, float32 (N,).
-        log_probs: log-probabilities of the actions, float32 (N, A).
+        log_probs: log-probabilities of all actions, float32 (N, A).
     """
 
     trajectory: np.ndarray
@@ -105,8 +105,9 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
 
     Args:
         folder: the recording.
-        episodes: numbers of episodes; empty for all.
-        choose: ``in_order``, or ``failures`` for episodes without a reward first.
+        episodes: numbers of episodes; empty for all, in the order of the recording.
+        choose: ``in_order`` to keep this order, or ``failures`` to move episodes without a positive
+            total reward to the front.
 
     Raises:
         UserError: if the recording has no episodes, or lacks one of ``episodes``.
@@ -126,7 +127,7 @@ def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
 
 def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps: int,
                         episodes: Sequence[int] = (), choose: str = IN_ORDER) -> Trajectories:
-    """Concatenate consecutive episodes of a recording into trajectories.
+    """Concatenate episodes of a recording into trajectories.
 
     A trajectory is cut off after ``num_steps`` steps, and the next one begins with the next
     episode. If the recording has too few episodes, there are fewer trajectories, and the last one
@@ -138,7 +139,8 @@ def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps:
         episodes, choose: see :func:`select_episodes`.
 
     Raises:
-        UserError: if the recording is missing or damaged, or lacks one of the given episodes.
+        UserError: if the recording is missing, empty or damaged, or lacks one of the given
+            episodes.
     """
     parts, number, length = [], 0, 0
     for episode in select_episodes(folder, episodes, choose):
@@ -173,11 +175,11 @@ def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.
 
 
 def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.ndarray:
-    """Return the steps with the highest positive scores, at most one step per episode.
+    """Return the steps with the highest positive scores, at most one per episode and trajectory.
 
     Args:
         scores: score of each step (N,).
-        steps: trajectories that contain the N scored steps; they give the episode of each step.
+        steps: trajectories with the N scored steps.
         most: maximum number of returned steps.
 
     Returns:
@@ -225,7 +227,7 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
 
     Args:
         steps: the trajectories.
-        reward_scale: factor applied to the rewards.
+        reward_scale: factor that converts rewards to the unit of values.
         gamma, lmbda: discount and lambda.
 
     Returns:
@@ -321,8 +323,8 @@ def normalising_scale(rows: pd.DataFrame) -> float:
     """Compute the factor by which training would normalise this recording's rewards.
 
     The factor is 1 over the standard deviation of the running return, clipped as in training. The
-    running return is discounted by 0.99 and starts at 0 in each episode. Without any reward, the
-    factor is 1.
+    running return is discounted by 0.99 and starts again in each episode. If it is constant, for
+    example without any reward, the factor is 1.
 
     Args:
         rows: rows of a recording, with the columns episode and reward (R,).
@@ -347,7 +349,7 @@ class Calibration:
             It is 1 if values are right on average and have the unit of the scaled rewards, and NaN
             if all values are 0.
         low_95, high_95: 95 % interval of the slope by a cluster bootstrap over episodes; equal to
-            the slope if there are fewer than two episodes.
+            the slope if there are fewer than two episodes, or the slope is NaN.
         r2: squared correlation of values and returns; NaN if either is constant.
     """
 
