@@ -74,7 +74,8 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
     """Compare two consecutive frames at each candidate motion of the camera between them.
 
     The result is a cost volume (Fischer et al. 2015, "FlowNet", section 3) for one global motion.
-    The player, in the middle, is excluded, because it does not move in the view.
+    The frames are averaged over their colours. The player, in the middle, is excluded, because it
+    does not move in the view.
 
     Args:
         before: first frame (B, C, 64, 64).
@@ -119,12 +120,13 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
     """Compute the phase after the camera has moved.
 
     Args:
-        phase: cosine and sine of the phase to the right, and of the phase down (N, 4).
-        displacement: displacement in pixels to the right and down, broadcastable to (N, 2).
+        phase: cosine and sine of the phase to the right, and of the phase down (…, 4).
+        displacement: displacement in pixels to the right and down (…, 2). The leading dimensions of
+            phase and displacement are broadcast.
         pixels_per_square: size of a square in pixels.
 
     Returns:
-        The phase at the displaced position (N, 4).
+        The phase at the displaced position (…, 4).
     """
     angle = 2 * math.pi / pixels_per_square * displacement
     cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)  # (N, 2)
@@ -156,7 +158,7 @@ def with_second_harmonic(phase: Tensor) -> Tensor:
 
 def phase_maps(phase: Tensor, displacement: Tensor, pixels_per_square: float,
                size: int = GRID) -> Tensor:
-    """Compute maps of the phase at each patch of an image, and of the subpixel displacement.
+    """Compute maps of the phase at each patch's top left corner, and of the subpixel displacement.
 
     Args:
         phase: cosine and sine of the phase to the right, and of the phase down, in the last
@@ -271,7 +273,7 @@ class CameraState:
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).
         started: 0 before the first step, 1 afterwards (B, 1). The first step shows the last initial
-            frame, so its motion is ignored.
+            frame, so its velocity is not added to the displacement.
     """
 
     motion: Tensor

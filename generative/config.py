@@ -55,7 +55,8 @@ class SimulatorConfig:
             heads are layer-normalised; the GRU itself always is.
         hidden_dim: M, width of the cell's hidden layers.
         image_channels: C, colour channels of an image.
-        cnn_depth: d, width of the image decoder.
+        cnn_depth: number of channels of the image decoder's last hidden layer; the other layers
+            have 2, 4 and 32 times as many.
         reward_decoder_layers: number of hidden layers of the reward head.
         terminal_decoder_layers: number of hidden layers of the terminal head.
         kl_weight: weight of the KL loss.
@@ -185,9 +186,9 @@ class TrainingConfig:
         epochs: number of passes over the training windows.
         held_out_fraction: share of the episodes that is held out for validation.
         terminal_absorbing: whether labels of the terminal stay 1 after an episode's end.
-        lr_decay: ``none``; ``cosine`` for half a cosine from ``lr`` down to 0 at the end
-            (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
-            15 % of the batches.
+        lr_decay: ``none`` for a constant rate; ``cosine`` for half a cosine from ``lr`` down to 0
+            at the end (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over
+            the last 15 % of the batches.
         image_rarity: exponent with which pixels are weighted by the rarity of their colour, see
             ``losses.PixelWeights``; 0 for equal weights.
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
@@ -278,8 +279,8 @@ class SaliencyConfig:
     """Parameters of saliency: its samples, directions and functions.
 
     Attributes:
-        num_sim_steps, num_sim_steps_manual_actions: number of steps of simulated samples, and of
-            samples with manual actions.
+        num_sim_steps, num_sim_steps_manual_actions: number of steps of samples without and with
+            manual actions.
         direction_type: "ica" or "pca".
         direction_ids: directions of the hidden state; text that ``ids`` parses.
         func_type: names of the functions whose gradients are computed.

@@ -25,7 +25,7 @@ class Windows:
     """One window (W, …), or a batch of windows with time first (W, B, …).
 
     Steps outside the episode have black frames, and zeros in all fields except ``terminals`` and
-    ``positions``.
+    ``positions``. Only the hidden state after the episode's last frame is kept.
 
     Attributes:
         frames: recorded frames, uint8 (…, C, H, W).
@@ -50,11 +50,11 @@ class Windows:
     positions: Tensor | None = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Windows:
-        """Apply a function to every tensor."""
+        """Apply a function to every tensor, and return the results."""
         return Windows(**{name: function(tensor) for name, tensor in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> Windows:
-        """Move the windows to a device."""
+        """Return the windows on a device."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> dict[str, Tensor]:

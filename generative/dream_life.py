@@ -76,6 +76,8 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
                   seed: int) -> list[LifeStart]:
     """Draw recorded frames, half of them 4 to 12 actions before the end of their episode.
 
+    This half excludes episodes that the time limit ended.
+
     Args:
         dataset: the recorded episodes.
         episodes: numbers on disk of the episodes to draw from.
@@ -124,9 +126,9 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
                   draw: Draw, reward: float, compute: Compute) -> list[Life]:
     """Let the agent play in the simulator, and return one outcome per start.
 
-    The outcome is a coin if a simulated reward is at least half of ``reward``, or if the episode
-    ends with a positive reward. It is a death if the episode ends (with a probability of at least
-    0.5) without a positive reward.
+    The outcome is decided at the first step at which the reward is at least half of ``reward``, or
+    the episode ends with a probability of at least 0.5. It is a coin if the reward at this step is
+    above ``POSITIVE`` times ``reward``, otherwise a death. It is NEITHER without such a step.
 
     Args:
         simulator: the simulator with its agent.
@@ -228,7 +230,8 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
                  compute: Compute) -> list[Life]:
     """Let the agent play in the real game, and return one outcome per start.
 
-    The recording is replayed up to each start.
+    The recording is replayed up to each start. The end of an episode at Procgen's time limit is
+    not a death.
 
     Raises:
         UserError: see ``play_from``.
@@ -257,8 +260,8 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
 
         - ``episode``, ``frame``, ``near_end``: fields of the start.
         - ``real_16``, ``real_32``: outcome in the real game within each horizon.
-        - ``real_step``: step of the first outcome.
-        - ``real_actions``: actions, separated by spaces.
+        - ``real_step``: number of actions until the outcome, see ``Life``.
+        - ``real_actions``: numbers of the actions, separated by spaces.
         - ``dream_16``, ``dream_32``, ``dream_step``, ``dream_actions``: the same in the simulator.
 
     Raises:
@@ -294,8 +297,8 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
           columns outcomes in the simulator), and ``agreement`` and Cohen's ``kappa`` with 95 %
           intervals over episodes (None where undefined).
         - ``actions``: share of each action, in the real game and in the simulator.
-        - ``median_divergence``: median number of equal actions before the first difference; None if
-          the actions of more than half of the starts never differ.
+        - ``median_divergence``: lower median, over starts, of the number of equal actions before
+          the first difference; None if the actions of more than half of the starts never differ.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

@@ -108,7 +108,8 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
         size: height and width of a frame, H = W.
 
     Returns:
-        Mask, bool (T, B, H, W); False where the position is NaN.
+        Mask, bool (T, B, H, W); False at steps whose position is NaN. Initial frames whose position
+        is NaN are ignored.
     """
     moved = (later[:, None] - initial[None]) * later.new_tensor([scale, -scale])  # (T, I, B, 2)
     pixels = torch.arange(size, device=later.device)

@@ -147,10 +147,10 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: str) -> None:
-    """Plot how well the simulator draws each kind of object that was in view.
+    """Plot how well each predictor draws each kind of object, over simulated steps.
 
     The top row shows the share of objects that are shown, the bottom row the squared error on their
-    pixels.
+    pixels. Kinds that were never in view are left out.
 
     Args:
         table: table from ``loss_over_time.table_of``.

@@ -48,7 +48,7 @@ class FrozenAgent(nn.Module):
         return self
 
     def sequence(self, images: Tensor, hidden: Tensor) -> PolicyOutput:
-        """Run T steps at once.
+        """Return the agent's outputs (T, B, …) in T steps, computed at once.
 
         Args:
             images: images (T, B, C, H, W) in [0, 1]; an image expanded over T is embedded once.
@@ -64,7 +64,7 @@ class FrozenAgent(nn.Module):
             return self.policy.sequence(embeddings, hidden, masks=None)
 
     def step(self, image: Tensor, hidden: Tensor) -> PolicyOutput:
-        """Run one step.
+        """Return the agent's outputs (B, …) in one step.
 
         The returned state is the tensor from which log-probabilities and value are computed, so
         gradients with respect to it account for these outputs and for all later steps.

@@ -20,10 +20,10 @@ A fidelity card (``generative.fidelity``) adds measures that are reported for ot
 and these predictors:
 
 - ``shifted_actions``: the simulator with the recorded actions one step late;
-- ``noop_actions``: the simulator without any action;
+- ``noop_actions``: the simulator with the action "null" in every step;
 - ``other_simulator``: a second simulator, if there is one.
 
-The card excludes terminal frames, all frames after them, and windows whose initial frames lie
+The card excludes terminal frames, all frames after them, and windows in which an initial frame lies
 outside the episode.
 
 Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
@@ -161,7 +161,7 @@ class LossOverTime:
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw at most ``most`` of the held-out windows (N,), without replacement.
+    """Draw ``most`` of the held-out windows (N,) at random, or all if there are fewer.
 
     Raises:
         UserError: if there are fewer than two windows, so that windows cannot exchange actions.

@@ -66,8 +66,8 @@ class SimulatorLosses:
             in the spatial architecture, and unclamped in the vector architecture.
         reward: 0.5 times the squared error of the reward (T, B).
         terminal: binary cross-entropy of the terminal (T, B).
-        agent_state: 0.5 times the sum of squared errors of the agent's hidden state, 0 after the
-            first terminal step (T, B).
+        agent_state: 0.5 times the sum of squared errors of the agent's hidden state (T, B); 0 after
+            the first terminal step, and in windows in which the agent does not act.
         kl: balanced KL divergence of posterior and prior (T, B).
         update: norm of the change in h (T, B).
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
@@ -97,8 +97,8 @@ class SimulatorLosses:
         return total if self.camera is None else total + self.camera
 
     def until_end(self, terminals: Tensor) -> SimulatorLosses:
-        """Set the image loss to 0 from the first terminal step on, and the reward and terminal
-        losses to 0 after it.
+        """Return losses whose image loss is 0 from the first terminal step on, and whose reward and
+        terminal losses are 0 after it.
 
         Args:
             terminals: terminal labels, 0 or 1 (T, B).
@@ -108,7 +108,8 @@ class SimulatorLosses:
                                    reward=self.reward * alive, terminal=self.terminal * alive)
 
     def means(self) -> dict[str, Tensor]:
-        """Weighted terms by name, summed over time and averaged over the batch, () each."""
+        """Return the weighted terms by name, summed over time and averaged over the batch, () each.
+        """
         return {name: (term.sum(dim=0) if term.ndim == 2 else term).mean()
                 for name, term in vars(self).items() if term is not None}
 
@@ -119,10 +120,10 @@ class SimulatorLosses:
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
     def share_of_total(self, share: float) -> Tensor:
-        """Loss () of a part of a batch. The gradients of all parts sum to the gradient of
-        ``total``.
+        """Return the loss () of a part of a batch.
 
-        The bottleneck term covers the whole batch, so it is not scaled.
+        The gradients of all parts sum to the gradient of the whole batch's ``total``. The
+        bottleneck term covers the whole batch, so it is not scaled.
 
         Args:
             share: share of the batch's windows in this part.
@@ -224,7 +225,7 @@ def until_first_terminal(terminals: Tensor) -> Tensor:
 
 
 def balanced_kl(posterior_logits: Tensor, prior_logits: Tensor, balance: float) -> Tensor:
-    """Compute the balanced KL divergence of posterior and prior, summed over S.
+    """Compute the balanced KL divergence of posterior and prior, summed over latent variables.
 
     (1 - balance)·KL(post ‖ sg(prior)) + balance·KL(sg(post) ‖ prior), where sg is stop-gradient:
     the two terms have the same value but train one distribution each (Hafner et al. 2021,
@@ -249,7 +250,7 @@ def _kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses, vectors: Tensor) -> dict[str, Tensor]:
-    """Compute the logged metrics of a batch, named as in ``runs.MEASURES``, each ().
+    """Compute the logged metrics of a batch, named as in ``runs.measures_of``, each ().
 
     Losses are weighted, summed over time and averaged over the batch. Entropies and ``kl_nats`` are
     in nats per step, summed over the latent variables. ``vector_distance`` is the mean distance
@@ -303,7 +304,7 @@ _LARGEST = 30.0  # upper limit of a weight before scaling: very rare colours are
 
 
 class PixelWeights:
-    """Weights of pixels by the rarity of their colour; the mean weight over the frames is 1.
+    """Weights of pixels by the rarity of their colour; weighted by ``shares``, their mean is 1.
 
     Small objects can matter to an agent: a coin is 20 of 4 096 pixels. Their share of the squared
     error is just as small, so a simulator can ignore them. If there are few colours, as in Procgen

@@ -2,12 +2,12 @@
 
 The cell is a recurrent state-space model with discrete latents (Hafner et al. 2021, "Mastering
 Atari with discrete world models", section 2) and a layer-norm GRU. Under autocast, matrix products
-run in the precision of autocast. Their results are converted to float32 before they are normalised,
-accumulated over time or sampled from.
+run in the precision of autocast. The cell converts their results to float32 before it normalises
+them or accumulates them over time, and all logits of latents are float32.
 
 Letters in shape comments: I initial frames, B batch (or any leading dimensions), N frames or
-states, C H W a frame, V bottleneck vector, E frame embedding, S latent variables, K classes of
-each, H deterministic state, M hidden layer of the cell, A actions, d = cnn_depth.
+states, C H W a frame (elsewhere, H is the deterministic state), V bottleneck vector, E frame
+embedding, S latent variables, K classes of each, M hidden layer of the cell, A actions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.game_constants import FRAME_SIZE
 from generative.config import SimulatorConfig
 
 Draw = Callable[[Tensor], Tensor]
-"""Maps logits (…, S, K) to S one-hot variables (…, S, K) with gradients."""
+"""Maps logits (…, S, K) to S one-hot variables (…, S, K) with straight-through gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class LatentSampler:
             likely class.
         generator: source of the random numbers, on the device of the logits; None for torch's
             default.
-        part: windows of the batch that the logits belong to, and the size of the batch, so that
-            each window gets the same draws as in the whole batch. None if the logits are a whole
-            batch.
+        part: slice of the batch's windows that the logits belong to, and number of windows in the
+            batch, so that each window gets the same draws as in the whole batch. None if the logits
+            are a whole batch.
     """
 
     how: Literal["sample", "mode"] = "sample"
@@ -83,7 +83,10 @@ class PresetDraw:
         self._uniform = iter(uniform)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose one-hot variables (B, S, K) from logits (B, S, K), as ``LatentSampler`` does."""
+        """Draw one-hot variables (B, S, K) with straight-through gradients from logits (B, S, K).
+
+        Each call uses the next row of ``uniform``.
+        """
         probs = torch.softmax(logits, dim=-1)  # (B, S, K)
         passed = probs.cumsum(dim=-1) <= next(self._uniform).unsqueeze(-1)
         classes = passed.sum(dim=-1).clamp(max=probs.shape[-1] - 1)  # (B, S)
@@ -91,7 +94,7 @@ class PresetDraw:
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """Return ``value`` with the gradient of ``gradient_of``."""
+    """Return ``value``, a tensor without gradient, with the gradient of ``gradient_of``."""
     return value + (gradient_of - gradient_of.detach())
 
 
@@ -121,11 +124,11 @@ _BLOCK_CHANNELS = (64, 64, 64, 128)
 
 
 class DownBlock(nn.Module):
-    """A residual block that halves the image: (N, C_in, H, H) to (N, C_out, H/2, H/2).
+    """A residual block that halves height and width: (N, C_in, H, H) to (N, C_out, H/2, H/2).
 
     Args:
         in_channels, out_channels: C_in and C_out.
-        size: H, height and width of the input; the layer norms are over (C, H, H).
+        size: H, height and width of the input. The layer norms are over all channels and pixels.
     """
 
     def __init__(self, in_channels: int, out_channels: int, size: int):
@@ -149,7 +152,7 @@ class BottleneckEncoder(nn.Module):
 
     Args:
         image_channels: C, colour channels of an image.
-        rnn_hidden_size: hidden size of the GRU over the frames.
+        rnn_hidden_size: hidden size of the GRU over the frames, and width of the MLP after it.
         vec_size: V, size of the bottleneck vectors.
     """
 
@@ -173,7 +176,7 @@ class BottleneckEncoder(nn.Module):
 
 
 def on_unit_sphere(vectors: Tensor) -> Tensor:
-    """Divide vectors (B, V) by their Euclidean norms, or by 1e-8 if a norm is smaller."""
+    """Divide vectors (…, V) by their Euclidean norms, or by 1e-8 if a norm is smaller."""
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-8)
 
 
@@ -244,8 +247,8 @@ class EnvironmentCell(nn.Module):
     """Recurrent cell of the environment.
 
     The parts of a step are separate methods because a forward pass with known actions and frames
-    runs ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once, and only
-    ``advance`` and ``posterior_logits`` in its loop.
+    runs ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once. Its loop
+    needs only ``advance``, ``posterior_logits`` and, for open-loop windows, ``prior_logits``.
     """
 
     def __init__(self, config: SimulatorConfig):
@@ -265,12 +268,12 @@ class EnvironmentCell(nn.Module):
         self.posterior_out = nn.Linear(hidden, z_size)
 
     def action_input(self, action: Tensor) -> Tensor:
-        """Compute the part of the GRU's input (B, M) that depends on one-hot actions (B, A)."""
+        """Compute the term (B, M) that one-hot actions (B, A) add to the layer before the GRU."""
         return self.action_in(action).float()
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
-        """Compute the part of the posterior's hidden layer (B, M) that depends on frame embeddings
-        (B, E)."""
+        """Compute the term (B, M) that frame embeddings (B, E) add to the posterior's hidden layer.
+        """
         return self.posterior_embedding(embedding).float()
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:

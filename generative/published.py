@@ -130,9 +130,9 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
         policy: agent that the simulator was trained with.
 
     Raises:
-        UserError: if the file is missing, truncated, or not a simulator file; if a tensor is
-            missing, unknown or of the wrong shape (the message names it); or if the agent does not
-            fit.
+        UserError: if the file is missing, truncated, not a simulator file, or of another
+            architecture; if a tensor is missing, unknown or of the wrong shape (the message names
+            it); or if the agent does not fit.
     """
     tensors, more = _weights(path)
     architecture = more.pop(_ARCHITECTURE, "vector")
@@ -162,6 +162,8 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
 def published_state(simulator: Simulator,
                     unused: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Return the weights of a simulator on the CPU with every key of the published layout.
+
+    The keys of a spatial simulator, which has no published layout, are its own tensor names.
 
     Args:
         unused: unused tensors from ``load_published``; missing tensors are zeros.

@@ -39,14 +39,15 @@ COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_da
 
 
 def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Return the names of the metrics that are logged for a batch."""
+    """Return the names of the metrics that are logged for training and for held-out batches."""
     return (*MEASURES, "loss_camera") if config.is_spatial else MEASURES
 
 
 def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
     """Return the columns of ``progress.csv``.
 
-    They are COLUMNS and, in the spatial architecture, the camera's loss.
+    They are COLUMNS and, in the spatial architecture, the camera's loss on training and on held-out
+    batches.
     """
     measures = measures_of(config)
     return (*COLUMNS[:-2 * len(MEASURES)], *measures,
@@ -157,7 +158,8 @@ def check_export(model_file: Path, output: Path) -> None:
     """Check that a simulator can be written to ``output`` with the settings of ``model_file``.
 
     Raises:
-        UserError: if the settings are missing, or the folder belongs to a run.
+        UserError: if the settings are missing, or the folder of ``output`` belongs to a run or has
+            other settings.
     """
     settings = model_file.parent / SETTINGS_NAME
     if not settings.is_file():
@@ -172,7 +174,7 @@ def check_export(model_file: Path, output: Path) -> None:
 
 
 def copy_settings(model_file: Path, output: Path) -> None:
-    """Copy the settings of a simulator file's run into the folder of ``output``."""
+    """Copy the settings of a simulator file's run into the folder of ``output``, if it has none."""
     exported = output.parent / SETTINGS_NAME
     if not exported.exists():
         shutil.copy(model_file.parent / SETTINGS_NAME, exported)

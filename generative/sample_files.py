@@ -42,7 +42,10 @@ _NAMES = {"frames": "ims", "rewards": "rews", "terminals": "dones", "values": "a
 
 
 class SampleFormat(NpyFolder):
-    """Format of a sample's folder: arrays by file name, and a ``SampleOrigin`` as ``origin``."""
+    """Format of a sample's folder: arrays by file name, and a ``SampleOrigin`` as ``origin``.
+
+    Only the arrays are read; ``SampleFolder.origin`` reads the origin.
+    """
 
     def write(self, path: Path, value: Mapping) -> None:
         super().write(path, {name: array for name, array in value.items() if name != "origin"})

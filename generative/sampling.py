@@ -317,14 +317,15 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
                      recording: RolloutFolder, settings: Mapping[str, Any]) -> Testbed:
     """Return a testbed that simulates the same starts under each condition of a comparison.
 
-    The agent takes its most likely actions, and latents take their most likely class.
-
     Args:
-        simulator, compute, plan: see ``Sampler``.
+        simulator, compute: see ``Sampler``.
+        plan: settings of the simulations, without forced actions or drawn latents: the agent takes
+            its most likely actions, and latents take their most likely class.
         dataset: recorded rollouts to start from; None for random starts.
         num_starts: number of starts.
         batch_size: number of starts per batch.
-        recording: rollouts from which reference frames are drawn.
+        recording: rollouts from which reference frames are drawn, except from the episodes of the
+            starts.
         settings: further settings of the runs, saved in the folder.
 
     Raises:

@@ -191,7 +191,11 @@ class Simulator(nn.Module):
         self.agent = FrozenAgent(policy, hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """Parameters of all networks except the agent."""
+        """Return the parameters that require gradients.
+
+        These are the parameters of all networks except the agent, or none if the simulator is
+        frozen, as by ``runs.open_simulator``.
+        """
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def encode(self, initial_images: Tensor) -> Tensor:
@@ -241,8 +245,8 @@ class Simulator(nn.Module):
                 again.
             true_camera: recorded motion of the camera, see ``batches.true_camera`` (T, B, 4), and a
                 mask of the steps in which it replaces the predicted motion, bool (T, B).
-            agent_windows: windows in which the agent acts. The agent's states, log-probabilities,
-                values and actions are returned for these windows only.
+            agent_windows: slice of the windows in which the agent acts. The agent's states,
+                log-probabilities, values and actions are returned for these windows only.
 
         Raises:
             UserError: if any patch is active.

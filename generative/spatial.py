@@ -114,9 +114,10 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
 class SpatialEncoder(nn.Module):
     """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
-    The last channel of the code is initialised to the constant 1, from which ``SpatialStart``
-    recovers the norm that is lost in normalisation. The camera's velocity and phase are added to
-    this channel as the coefficients of six fixed patterns, see ``camera.cell_patterns``.
+    The last channel of the code is initialised to about 1 in every cell. From its mean,
+    ``SpatialStart`` recovers the norm that is lost in normalisation. The camera's velocity and
+    phase are added to this channel as the coefficients of six fixed patterns, see
+    ``camera.cell_patterns``.
 
     Args:
         config: sizes of the networks.
@@ -188,9 +189,9 @@ class SpatialEncoder(nn.Module):
 class SpatialStart(nn.Module):
     """Network that maps bottleneck vectors to the state before the first step.
 
-    The encoder normalises its code, whose last channel is initialised to 1. The network therefore
-    divides a vector by the mean of its last channel. Vectors that do not come from the encoder can
-    have any mean there, so the divisor has a lower limit.
+    The encoder normalises its code, whose last channel is initialised to about 1. The network
+    therefore divides a vector by the mean of its last channel. Vectors that do not come from the
+    encoder can have any mean there, so the divisor has a lower limit.
 
     Args:
         config: sizes of the networks.

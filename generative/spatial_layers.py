@@ -1,5 +1,5 @@
-"""Layers of the spatial architecture that do not depend on its state: the basis of image patches,
-residual blocks, the convolutional GRU, the fine memory, and the correction of decoded images.
+"""Layers of the spatial architecture: the basis of image patches, residual blocks, the
+convolutional GRU, the fine memory, and the correction of decoded images.
 
 Letters in shape comments: N images or states of any kind, B batch, C H W an image (elsewhere, W is
 the hidden channels), K coefficients of a patch.

@@ -48,8 +48,8 @@ class Specificity:
     Attributes:
         functions: names of the functions in file names, either all with or all without gradients
             through the environment.
-        correlations: mean |r| between the functions' pixel gradients at each step (T,), see
-            ``gradients.specificity``; None where fewer than two functions have gradients.
+        correlations: map similarity at each step (T,), see ``gradients.specificity``; None where
+            fewer than two functions have gradients.
     """
 
     functions: tuple[str, ...]
@@ -121,8 +121,8 @@ class SaliencyFolder(ResultStore):
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
         """Return the functions whose saliency is finished, by sample number.
 
-        Published saliency has no description files. Therefore, if no sample has such a file,
-        the functions whose arrays are complete count as finished.
+        Published saliency has no description files. Therefore, if none of these samples has such a
+        file, the functions whose arrays are complete count as finished.
         """
         described = {number: self._functions(number, "description") for number in numbers}
         if any(described.values()):

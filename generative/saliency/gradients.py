@@ -2,7 +2,9 @@
 
 A sample is simulated again from its bottleneck vector and from perturbed copies of it, with the
 agent's own actions and the most likely latents. The gradients of a scalar with respect to the
-images and states of every step are averaged over the copies (SmoothGrad over the start vector).
+images and states of every step are averaged over the copies (SmoothGrad over the start vector). As
+published, the scalar is also divided by the number of copies, so that gradients computed with
+different numbers of copies have different scales.
 
 Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
 D agent hidden state, E deterministic state of the environment, V bottleneck vector.
@@ -79,12 +81,14 @@ class SaliencyFunction:
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
                  coordinates: Coordinates | None) -> Tensor:
-        """Compute the scalar of each row of the batch (G*N,), averaged over ``common_timesteps``,
-        or over all steps for ``value_delta``.
+        """Compute the scalar of each row of the batch (G*N,).
+
+        It is the mean of the function over ``common_timesteps``, or for ``value_delta`` the mean
+        change of the value from one step to the next over all steps.
 
         Args:
             steps: simulated steps of the batch.
-            common_timesteps: steps at which the function is evaluated.
+            common_timesteps: steps at which the function is evaluated; not used by ``value_delta``.
             coordinates: maps hidden states to coordinates along directions; None if the function is
                 not a direction.
         """
@@ -146,7 +150,7 @@ def checked_directions(functions: Sequence[SaliencyFunction],
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Gradients of a scalar with respect to images and states, averaged over the copies.
+    """Mean over the N copies of the gradients of scalar / N with respect to images and states.
 
     Attributes:
         images: gradient with respect to the clamped images, float32 (G, T, C, H, W).
@@ -226,7 +230,10 @@ class SaliencyPass:
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 
     def gradients(self, function: SaliencyFunction) -> Gradients:
-        """Compute the gradients of each sample's scalar, averaged over its copies."""
+        """Compute the gradients of a function in each sample, averaged over its copies.
+
+        The scale of the result is that of ``Gradients``.
+        """
         with torch.enable_grad():
             scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
             total = scalars.unflatten(0, self._shape).mean(dim=1).sum()
@@ -299,9 +306,10 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
 def specificity(gradients: np.ndarray) -> np.ndarray:
     """Compute the mean absolute Pearson correlation between the gradients of different functions.
 
-    It is printed as "map similarity" and stored as "specificity". At 1, all functions have the same
-    map, up to sign and scale. Maps are specific to their functions only if the map similarity is
-    well below 1.
+    The correlation is taken over pixels and colours, and the mean over pairs of functions. The
+    result is printed as "map similarity" and stored as "specificity". At 1, all functions have the
+    same map, up to sign and scale. Maps are specific to their functions only if the map similarity
+    is well below 1.
 
     Args:
         gradients: gradients of F functions with respect to the images (F, T, C, H, W).

@@ -157,7 +157,8 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
         names: outputs (``value``, ``log_prob_up``, ``policy`` for all log-probabilities);
             directions as in ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
             units as <layer>:<number>, or the name of a layer for all of its units;
-            ``from_<action>_to_<action>``.
+            ``from_<action>_to_<action>``, with the actions of the step before and of the step.
+        policy: the agent.
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of these directions: "ica" or "pca".
         projector: projector onto the directions; None if no target is a direction.

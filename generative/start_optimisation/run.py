@@ -107,7 +107,7 @@ class FinishedSearch:
 
 
 Choice = Callable[[Simulator, Compute], tuple[Sequence[Target], Mapping]]
-"""Function that returns targets, and the settings of the folder that they depend on."""
+"""Function that returns targets, and settings on which they depend, to be saved with the folder."""
 
 
 def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: ParameterSet,
@@ -126,7 +126,7 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
         The finished search, or the exit status after a signal.
 
     Raises:
-        UserError: if flags, simulator, agent and recording do not fit.
+        UserError: if flags, simulator, agent and recording do not fit together.
     """
     common, saliency = parameters.common, parameters.get(SaliencyConfig)
     step = saliency.common_timesteps[-1] if args.step is None else args.step

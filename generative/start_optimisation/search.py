@@ -170,7 +170,7 @@ class SearchContext:
     Attributes:
         simulator: simulator on the device of ``compute``.
         compute: device and precision.
-        dataset: recorded rollouts, with windows as long as the stored rollouts.
+        dataset: recorded rollouts, with windows of ``num_steps`` simulated steps.
         starts: recorded starts.
         best_of: number of recorded starts, the last in ``starts``, that optimised starts are
             compared with; searches begin from the remaining ones.
