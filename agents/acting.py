@@ -42,7 +42,13 @@ def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
 
 
 def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
-    """Embed uint8 frames (M, H, W, C) as float32 (M, E), in chunks to limit memory."""
+    """Embed frames as float32 (M, E), in chunks to limit memory.
+
+    Args:
+        policy: the agent.
+        frames: uint8 (M, H, W, C), on the policy's device.
+        compute: precision and memory layout.
+    """
     size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
     embeddings = []
     with compute.autocast():
@@ -95,6 +101,9 @@ class ActionNoise:
         scale: factor by which the logits are multiplied first.
         lowest, highest: bounds to which the logits are then clamped; None for no bound.
         fixed_logits: logits of some actions, by action number; they are set after clamping.
+
+    Raises:
+        UserError: if a key of ``fixed_logits`` is not an action.
     """
 
     enabled: bool

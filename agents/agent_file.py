@@ -6,15 +6,15 @@ under ``state_dict``, and older recurrent ones lack ``init_hx``. Architecture an
 inferred from the tensors.
 
 The optimiser state is that of an Adam optimiser over the parameters in the published order, which
-differs from the order in memory and in ``resume.pth``. Published scripts load this state into their
-own optimiser, which rejects a different number of parameters. Agents saved without an optimiser
-state therefore get the state of an optimiser that has not taken a step.
+differs from the order of ``policy.parameters()`` and of ``resume.pth``. Published scripts load this
+state into their own optimiser, which rejects a different number of parameters. Agents saved without
+an optimiser state therefore get the state of an optimiser that has not taken a step.
 
 A file also stores facts about the agent's training, see ``AgentOrigin``.
 
-The file of an edited agent has an entry ``edits``, a list of tuples (path of a layer, directions
-float32 (F, M), strength). Each tuple becomes an ``agents.edits.Edit`` hook. ``edited_from`` is the
-digest of the agent before the edit; it is also set if the edit changed the weights.
+The file of an edited agent has an entry ``edits``, a list of tuples with the attributes ``layer``,
+``directions`` and ``strength`` of each ``agents.edits.Edit``. ``edited_from`` is the digest of the
+agent before its first edit; it is also set if an edit changed the weights.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class AgentOrigin:
     """Facts about an agent's training, stored in the agent file. Unknown facts are None.
 
     Attributes:
-        reward_scale: factor that converts the game's rewards to the rewards that the values
-            predict. If training normalised rewards, this is the factor at the end of training,
-            including the effect of clipping.
+        reward_scale: factor that converts the game's rewards to the rewards of training, whose
+            discounted sum the values predict. If training normalised rewards, this is the factor
+            when the file was written, see ``envs.rewards.clipped_scale``.
         use_backgrounds: whether the game drew background images.
         gamma, lmbda: discount factor and lambda of the advantage estimates.
-        edited_from: digest of the agent before it was edited.
+        edited_from: digest of the agent before its first edit.
         env_name, distribution_mode: game and mode of the training levels.
-        cheese_region: size of the region of the training levels in which the cheese was placed, see
+        cheese_region: size of the region in which the cheese was placed in the training levels, see
             ``maze.level.regions``; 0 for anywhere.
     """
 
@@ -120,7 +120,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
 
     Raises:
         UserError: if the file is missing, truncated or not an agent file, if a tensor is missing,
-            unknown or of the wrong shape, or if an edit is invalid.
+            unknown, not finite or of the wrong shape, or if an edit is invalid.
     """
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
@@ -170,10 +170,11 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     Returns:
         Entry ``state`` of the state dict of an Adam optimiser over ``policy.parameters()``. It maps
         each parameter's position to ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``,
-        which have the parameter's shape. ``init_hx`` has no entry if the file lacks it.
+        which have the parameter's shape. Parameters without moments in the file have no entry.
 
     Raises:
-        UserError: if the file has no optimiser state, or one that does not fit its weights.
+        UserError: if the file is missing or damaged, has no optimiser state, or has one that does
+            not fit its weights.
     """
     content = load_tensors(path, "agent file")
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
@@ -255,11 +256,12 @@ def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
         file: name of the file, for messages.
 
     Returns:
-        For each parameter, ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``, which have
-        the parameter's shape; None if the parameter has never had a gradient.
+        For each parameter, a dict of ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq``,
+        which have the parameter's shape; None for a parameter without an entry, which has never had
+        a gradient.
 
     Raises:
-        UserError: if an entry does not fit its parameter.
+        UserError: if an entry does not fit its parameter or is not finite.
     """
     def entry(state: Any, name: str, shape: torch.Size) -> dict[str, Tensor]:
         try:

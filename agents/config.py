@@ -40,18 +40,18 @@ class AgentConfig:
         mini_batch_size: maximum number of frames per micro-batch, which limits memory.
         gamma, lmbda: discount factor, and lambda of the advantage estimates.
         use_gae: whether ``lmbda`` is used; otherwise lambda is 1.
-        learning_rate: learning rate of Adam, which falls linearly to 0.
+        learning_rate: initial learning rate of Adam, which falls linearly to 0.
         grad_clip_norm: maximum norm of the gradient.
         eps_clip: half width of the clip range of probability ratios and values.
         value_coef, entropy_coef: weights of the value loss and of the entropy.
         normalize_adv: normalise the advantages of a rollout to mean 0 and standard deviation 1.
-        normalize_rew: divide rewards by the standard deviation of the discounted return.
+        normalize_rew: normalise the rewards, see ``envs.rewards.RewardNormalizer``.
         hidden_state_size: size of the GRU's state, and of IMPALA embeddings that feed a GRU.
         learned_initial_state: whether the GRU's initial state is trained; otherwise it is 0.
         kickstart_coef, kickstart_value_coef: initial weights of the distillation loss and of the
             value distance to a teacher.
         kickstart_until: fraction of the run after which both weights are 0.
-        width: factor by which the numbers of channels of the IMPALA blocks are multiplied.
+        width: factor by which the numbers of channels of the IMPALA blocks are multiplied, 1 or 4.
 
     Raises:
         UserError: if a value is out of range; the message names it.
@@ -107,7 +107,7 @@ def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentC
     """Read the parameter set ``param_name`` from a YAML file.
 
     Raises:
-        UserError: if the file has no such set (the message names a similar one), or is invalid.
+        UserError: if the file has no such set, or the file or the set is invalid.
     """
     sets = {name: value for name, value in read_yaml(path).items() if not name.startswith("x-")}
     if param_name not in sets:
@@ -120,7 +120,8 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
     """Add flags for the game and its levels.
 
     Args:
-        of_agent: take the defaults of game, mode and backgrounds from the agent's training.
+        of_agent: leave unset flags for game, mode and backgrounds at None, so that
+            :func:`env_config` takes their values from the agent's training.
     """
     def options(text: str, name: str) -> dict:
         default = _UNTRAINED[name]
@@ -149,11 +150,12 @@ def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvC
 
     Args:
         args: parsed flags.
-        agent_file: agent whose training provides the defaults. If the flags select another game,
-            the published defaults apply instead.
+        agent_file: agent whose training provides the defaults. Without it, or if the flags select
+            another game, the defaults are coinrun, easy and no backgrounds.
 
     Raises:
-        UserError: if there is no such game or mode, or the agent file is missing or damaged.
+        UserError: if there is no such game or mode, the range of levels is invalid, or the agent
+            file is missing or damaged.
     """
     flags = {name: getattr(args, name) for name in _UNTRAINED if getattr(args, name) is not None}
     trained = {}

@@ -26,18 +26,18 @@ _DEPENDENT = 1e-5  # singular values below this fraction of the largest count as
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """Linear edit of a layer's output: a' = a - s P a at every cell.
+    """Edit of a layer's output: a' = a - s P a at every cell.
 
     P is the orthogonal projection onto the span of the directions.
 
-    A direction for a layer with C channels has C or 2 C entries, called slots. With 2 C slots, the
-    first C stand for max(a, 0) and the last C for max(-a, 0). In this case P acts on the slots, and
-    a' is the first half of the result minus the second half.
+    A direction for a layer with C channels has M = C or M = 2 C entries, called slots. With 2 C
+    slots, the vector b = (max(a, 0), max(-a, 0)) is edited instead, and a' is the first half of
+    b - s P b minus the second half.
 
     Attributes:
         layer: path of the layer.
         directions: nonzero directions, one per row, float32 (F, M); only their span matters.
-        strength: factor s; 1 removes the directions.
+        strength: factor s; 1 removes the directions, 2 reverses them.
 
     Raises:
         UserError: if the directions are not a matrix, one of them is zero or not finite, or the
@@ -108,7 +108,7 @@ def add_edit(policy: Policy, edit: Edit) -> None:
 
     Raises:
         UserError: if the agent has no such layer, the directions do not fit the layer, or the
-            output of the layer enters the next step.
+            layer is the GRU or the hidden state of a recurrent agent.
     """
     num_channels = {layer.name: layer.shape[0] for layer in all_layers(policy)
                     if not (policy.recurrent and layer.name in RECURRENT)}

@@ -1,7 +1,7 @@
 """Play whole episodes on chosen levels, summarise them, and render them as videos.
 
-Each episode draws its actions from its own random generator. It therefore depends only on its level
-seed and its number, not on how many episodes are played at a time or in which order they end.
+Each episode draws its actions from its own random generator. It therefore does not depend on how
+many episodes are played at a time or in which order they end.
 Because rounding depends on the batch size, the agent always runs on batches of the same size, which
 are padded if fewer episodes are in progress.
 
@@ -50,7 +50,7 @@ class Episode:
     Attributes:
         number: number of the episode, as passed to ``play_episodes``.
         level_seed: seed of the level.
-        frames: uint8 (L, H, W, C).
+        frames: uint8 (L, H, W, C); empty if not kept.
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
             Changes by ``PlayOptions.alter_state`` are not included.
         log_probs: log-probabilities from which the actions were drawn, float32 (L, A).
@@ -115,8 +115,8 @@ class PlayOptions:
         greedy: take the most likely action instead of sampling one.
         alter_logits: optional function from the policy's logits (N, A) to the logits that actions
             are sampled from.
-        alter_state: optional function that maps the hidden states (N, D) before a step and the
-            batch metadata to the states (N, D) that the agent uses instead.
+        alter_state: optional function that maps the hidden states (N, D) that enter a step, and the
+            batch metadata, to the states (N, D) that the agent uses instead.
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
@@ -143,8 +143,8 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   watch: Watch | None = None) -> Iterator[Episode]:
     """Play one episode on each level and yield the episodes as they end.
 
-    Every forward pass has batch metadata. They include the player's square and facing only if a
-    patch needs them.
+    Every forward pass has batch metadata. They include the player's square and facing only if an
+    active patch needs metadata.
 
     Args:
         policy: the agent.
@@ -298,7 +298,8 @@ def small_film(episode: Episode, max_steps: int) -> np.ndarray:
 
     Args:
         episode: episode played with ``keep_person_views``.
-        max_steps: maximum number of frames T, from the first step on.
+        max_steps: maximum number of frames T, counted from the first step; the terminal frame is
+            left out.
 
     Returns:
         Frames, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
@@ -318,8 +319,9 @@ def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: in
     """Render the last steps of an episode as a video, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
 
     Args:
+        config: the game.
         level: seed of the level.
-        actions: actions of the whole episode.
+        actions: all actions taken in the episode.
         number: maximum number of steps.
         edit, edit_every_step: edit of the level, as in ``LevelSlots``.
     """

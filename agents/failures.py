@@ -1,9 +1,9 @@
 """Causes of failed episodes.
 
 Procgen reports whether a level is solved, but not why an episode ended. The cause of a failed
-episode is the hazard whose removal prevents the failure. The last step is therefore repeated in
-copies of the level, each without the hazards of one kind near the player: if the episode does not
-fail in a copy, that kind is the cause.
+episode is the kind of hazard whose removal prevents the failure. The last step is therefore
+repeated in copies of the level, each without the hazards of one kind near the player: if the
+episode does not fail in a copy, that kind is the cause.
 
 Reading the state of a level is slow, so it is read only every few steps. The state before a failure
 is restored by replaying the actions since the last state that was read.
@@ -35,7 +35,7 @@ STEPS_PER_STATE = 16  # steps of an episode between two states that are read
 
 
 def causes_of(game: str) -> tuple[str, ...]:
-    """Return all possible causes of failure in a game, its hazards first."""
+    """Return all possible causes of failure in a game; names of kinds of hazard come first."""
     names = [kind.name for kind in hazards_of(game)]
     return (*names, MULTIPLE, TIMEOUT, OTHER) if names else (ENDED, TIMEOUT)
 
@@ -65,7 +65,7 @@ class FailureAttributor(StateView):
         self._hazards = hazards_of(config.env_name)
 
     def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
-        """Replay all actions of an episode except the last, and return the resulting state.
+        """Take the given actions except the last, and return the resulting state.
 
         Args:
             state: state of the level before the first of the actions.
@@ -135,16 +135,17 @@ class FailureAttributor(StateView):
 class StateSampler:
     """``watch`` callback of ``play_episodes`` that reads the level state at some steps.
 
-    It keeps the last state of each episode, and estimates the number of steps with hazards in view.
+    It keeps the last state that it read in each episode, and estimates the number of steps with
+    hazards in view.
 
     Args:
         game: name of the game.
 
     Attributes:
         last: pair (step, state) of the last state that was read, by the episode's number.
-        in_view: estimated number of steps with a hazard of each kind in view, by the episode's
-            number. The estimate is STEPS_PER_STATE times the number of read states with such a
-            hazard.
+        in_view: estimated number of steps with a hazard of each kind in view, int (kinds,) in the
+            order of ``hazards_of``, by the episode's number. Every STEPS_PER_STATE-th step is
+            inspected, and counts STEPS_PER_STATE times.
     """
 
     def __init__(self, game: str):
@@ -168,7 +169,7 @@ class StateSampler:
 
 def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
                        ) -> Iterator[tuple[Episode, str | None, list[int]]]:
-    """Play episodes, and yield each with the cause of its failure as soon as it ends.
+    """Play episodes, and yield each as soon as it ends, with the cause of its failure.
 
     Args:
         config: configuration of the game.

@@ -6,15 +6,16 @@ For example, halve the output of an IMPALA block and cache the hidden state that
             cached(policy, ["hidden_state"]) as cache:
         run_policy(policy, compute, frames, hidden)
     cache["hidden_state"]  # (N, D)
-    patches.changes()      # size of the change
+    patches.changes()      # list with the size of the change
 
 To patch only some channels, cells, steps or levels, pass a list of ``Patch`` objects instead of the
 mapping (``interventions.patches`` defines the types). Patches of steps or levels need batch
-metadata; ``with batch_info(policy, info)`` attaches it.
+metadata; ``with batch_info(policy, info)`` inside the block attaches it.
 
-Blocks can be nested in any order. Patches of one output are applied in the given order, patches of
-outer blocks first. Then the output is cached, as the rest of the network receives it. When a block
-ends, even by an exception, its hooks are removed.
+``patched`` and ``cached`` blocks can be nested in any order. Patches of one output are applied in
+the given order, patches of outer blocks first. Then the output is cached, as the rest of the
+network receives it; ``before=True`` caches it before the patches. When a block ends, even by an
+exception, its hooks are removed.
 
 Letters in shape comments are defined in ``agents.patch``; N is the number of frames in all forward
 passes of a block.
@@ -44,17 +45,17 @@ _ATTRIBUTE = "_hook_stack"  # attribute of a policy while blocks are active
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSize:
-    """Mean size of the change of a layer's output by a patch, over the changed frames.
+    """Mean size of the change of a layer's output by a patch, over the frames on which it acted.
 
     Attributes:
         layer: name of the layer.
-        pictures: number of frames that the patch changed; stored files use this name, too.
+        pictures: number of these frames; stored files use this name, too.
         in_std: Euclidean norm of the change after the change of each unit is divided by the unit's
             standard deviation; units that do not vary are left out. None if no standard deviations
             were given.
         norm: Euclidean norm of the change.
-        relative: norm of the change divided by the norm of the unpatched output, or 0 if the
-            latter is 0.
+        relative: norm of the change divided by the norm of the layer's whole output before this
+            patch, or 0 if the latter is 0.
     """
 
     layer: str
@@ -174,8 +175,10 @@ class ActivePatches:
         return [bound.size() for bound in self._bound]
 
     def total_change(self) -> tuple[float, float, float]:
-        """Return the sums of ``in_std`` (which needs standard deviations), ``norm`` and
-        ``relative`` over ``changes``."""
+        """Return the sums of ``in_std``, ``norm`` and ``relative`` over ``changes``.
+
+        ``patched`` must have received the standard deviations of all patched layers.
+        """
         sizes = np.array([(size.in_std, size.norm, size.relative) for size in self.changes()])
         in_std, norm, relative = sizes.reshape(-1, 3).sum(axis=0)
         return float(in_std), float(norm), float(relative)
@@ -209,7 +212,7 @@ class ActivationCache(Mapping):
     """Cached activations by layer name, as passed to ``cached``.
 
     ``cache[name]`` holds all frames, (N, *shape), concatenated over the forward passes, without
-    padding rows.
+    padding rows. With ``graph``, it is the unchanged output of a single forward pass.
 
     Args:
         layers: layers by the names that were passed to ``cached``.
@@ -230,7 +233,7 @@ class ActivationCache(Mapping):
         self.layers = set(self._shapes)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return all outputs of a layer, (N, *shape).
+        """Return all outputs of a layer, (N, *shape); see the class for ``graph``.
 
         Args:
             name: name of the layer, as passed to ``cached``.
@@ -349,8 +352,7 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
             float32, to values of the same shape; or a list of ``Patch`` objects. Patches of the
             same output are applied in the given order.
         std: standard deviations of the layers' units, by layer name, as arrays that broadcast to
-            the layer's shape. ``ActivePatches.changes`` reports sizes in these units. See
-            ``ReferenceSet.std``.
+            the layer's shape, such as ``ReferenceSet.std``. ``ChangeSize.in_std`` needs them.
 
     Raises:
         UserError: if a patch does not fit the policy, or two patches set the same entries.
@@ -377,7 +379,7 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
 
     Args:
         layers: layer names, as accepted by ``find_layer``.
-        before: cache outputs before patches are applied.
+        before: cache outputs before patches are applied, instead of after.
         on: device of the copies.
         graph: keep the original tensors instead of copies, without reshaping them, so that
             gradients can be computed.
@@ -405,6 +407,8 @@ def _temporarily(policy: Policy, **values: object) -> Iterator[None]:
 def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextManager[None]:
     """Attach batch metadata to all forward passes inside the ``with`` block.
 
+    The block must be inside a ``patched`` or ``cached`` block; otherwise it has no effect.
+
     Args:
         info: metadata of each row of the batch.
     """
@@ -414,6 +418,9 @@ def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextMan
 def chunk_of_batch(policy: Policy, begin: int, end: int,
                    batch_size: int) -> contextlib.AbstractContextManager[None]:
     """Declare that forward passes inside the ``with`` block process only a part of a batch.
+
+    They receive only this part of the metadata, and caches join the parts of a batch. Outside of
+    ``patched`` and ``cached`` blocks, it has no effect.
 
     Args:
         begin, end: first row of the part, and the row after its last.
@@ -436,7 +443,8 @@ def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:
-    """Return the active patches of a policy, one entry per enclosing ``patched`` block."""
+    """Return the active patches of a policy, one entry per enclosing ``patched`` block with any
+    patches, outermost first."""
     stack = _HookStack.of(policy)
     return [] if stack is None else [block for block in stack.blocks
                                      if isinstance(block, ActivePatches) and block.layers]

@@ -35,8 +35,8 @@ class Layer:
         name: path of the innermost module.
         shape: shape of the output for one frame: (C, H, W) for a map, (U,) for units.
         stride: pixels between neighbouring cells; None for units.
-        first_pixel: centre of the receptive field of cell 0 in pixels, computed from kernel sizes,
-            strides and paddings; None for units.
+        first_pixel: centre of the receptive field of cell 0, where pixel i is at i, computed from
+            kernel sizes, strides and paddings; None for units.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Layer:
              mapping: CellMapping = "published") -> tuple[int, int]:
         """Return the cell that shows a square of the level's grid.
 
-        If squares are smaller than cells, several squares share a cell. Squares beyond the last
-        cell map to the last cell.
+        If squares are smaller than cells, several squares share a cell. Squares beyond the
+        outermost cells map to the nearest cell.
 
         Args:
             row: row of the square, from the bottom.
@@ -72,7 +72,7 @@ class Layer:
             Row of the cell from the top, and its column from the left.
 
         Raises:
-            UserError: if the layer has no cells, or the square is outside the grid.
+            UserError: if the layer is not a map, or the square is outside the grid.
         """
         if self.stride is None or self.first_pixel is None:
             raise UserError(f"{self.name} has no cells: it is {self.shape[0]} units")
@@ -125,7 +125,7 @@ def find_layer(policy: Policy, name: str) -> Layer:
     suffix ``_out``, are accepted, too.
 
     Raises:
-        UserError: if there is no such layer; the message names the nearest one.
+        UserError: if there is no such layer; the message suggests a name or lists all.
     """
     layers = all_layers(policy)
     path = name.removesuffix(PUBLISHED_SUFFIX)

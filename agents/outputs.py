@@ -68,7 +68,8 @@ class Output:
             actions: actions taken, int64 (…,).
 
         Returns:
-            Scalars (…,): values in the unit of the training rewards, log-probabilities in nats.
+            Scalars (…,): values in the unit of the training rewards, log-probabilities in nats,
+            or logits.
         """
         if self.name in ANSWERS:
             return ANSWERS[self.name](output.values, output.log_probs)
@@ -80,7 +81,12 @@ class Output:
 
 
 def output_names() -> tuple[str, ...]:
-    """Return the names of all outputs."""
+    """Return the names of all outputs.
+
+    They are ``value``; ``log_prob_…`` of an action or, as ``log_prob_any_…`` and
+    ``log_prob_still``, of a direction; ``taken``, the log-probability of the action taken; the
+    other names in ``ANSWERS``; and ``logit_…`` of an action or ``logit_sum_…`` of a direction.
+    """
     return (VALUE, *_LOG_PROBS, TAKEN, *(name for name in ANSWERS if name != VALUE), *_LOGITS)
 
 
@@ -88,12 +94,11 @@ def outputs_named(names: Sequence[str]) -> tuple[Output, ...]:
     """Return the outputs with the given names, without duplicates.
 
     Args:
-        names: output names; ``policy`` stands for all log-probabilities of actions and
-            directions, ``published_policy`` for all logits and their sums by
-            direction.
+        names: output names; ``policy`` stands for all log-probabilities of actions and directions,
+            ``published_policy`` for all logits and their sums by direction.
 
     Raises:
-        UserError: if there is no such output; the message names the nearest one.
+        UserError: if there is no such output; the message suggests a name or lists all.
     """
     known = output_names()
     expanded: list[str] = []

@@ -32,8 +32,10 @@ class BatchInfo:
             padding rows.
         step: step of the episode, from 0, int64 (B,).
         level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
-        square: the player's square, as (row from the bottom, column), int64 (B, 2), or None.
-        facing: 1 if the player's image is mirrored (``is_reflected``), int64 (B,), or None.
+        square: the player's square, as (row from the bottom, column), int64 (B, 2), or None; -1 at
+            the terminal step.
+        facing: 1 if the player's image is mirrored (``is_reflected``), otherwise 0, int64 (B,), or
+            None; -1 at the terminal step.
     """
 
     episode: np.ndarray
@@ -124,10 +126,10 @@ class Selection:
         return values if self.cells is None else values[:, :, self.cells]
 
     def broadcast(self, values: float | Array, name: str) -> Tensor:
-        """Broadcast an array to the layer's shape and select its entries.
+        """Broadcast values to the layer's shape and take the selected entries.
 
         Args:
-            values: array that broadcasts to (*shape) or (R, *shape).
+            values: number or array that broadcasts to (*shape) or (R, *shape).
             name: description of the values, for messages.
 
         Returns:
@@ -181,7 +183,7 @@ class Patch:
             excluded, or None for no limit. All steps if None.
         levels: seeds of the levels on which the patch acts; all if None.
         conditions: further conditions, all of which must hold.
-        words: options defined by other packages, as written by the user.
+        words: pairs (name, value) of options that other packages define, as the user wrote them.
             ``interventions.patch_text.open_patches`` turns them into conditions, cells and so on.
         text: the patch in the command-line syntax; "" if it was created in Python.
         is_open: whether ``open_patches`` has applied the words and read the files they name.
@@ -268,7 +270,7 @@ class Patch:
 
     @property
     def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
-        """Cells that the patch may change."""
+        """Cells that the patch may change, as in ``cells``."""
         return self.cells
 
 

@@ -96,7 +96,9 @@ class Collector:
         """Take ``n_steps`` steps in every environment.
 
         Args:
-            rollout: rollout to store the steps in; if None, only episode statistics are updated.
+            n_steps: number of steps.
+            rollout: rollout to store the steps in; if None, they only update the episode
+                statistics.
             normalize: store normalised rewards.
         """
         if rollout is not None:
@@ -192,10 +194,10 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
         eps_clip: half width of the clip range.
 
     Returns:
-        Means over frames, each (), by the names in ``PPO_METRICS``. ``approx_kl`` is the KL
-        divergence from the policy that acted to the current one, estimated as (r - 1) - log r
+        Means over frames, each (), by the names in ``PPO_METRICS``. With the probability ratio r,
+        ``approx_kl`` is KL(policy that acted ‖ current policy), estimated as (r - 1) - log r
         (Schulman 2020, "Approximating KL divergence"), and ``clip_fraction`` the fraction of
-        frames whose ratio is outside the clip range; neither has a gradient.
+        frames in which r is outside the clip range; neither has a gradient.
     """
     log_probs = output.log_probs
     taken = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -284,10 +286,10 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         world: the group of training processes.
 
     Returns:
-        Means over all gradient steps, by name: ``PPO_METRICS`` (see :func:`ppo_losses`); with a
-        teacher, ``KICKSTART_METRICS``; ``grad_norm``, the norm of the gradient before clipping;
-        and ``explained_variance``, the fraction of the variance of the returns that the values of
-        the rollout explain (NaN if the returns are constant).
+        Metrics by name. Means over all gradient steps: ``PPO_METRICS`` (see :func:`ppo_losses`);
+        with a teacher, ``KICKSTART_METRICS``; and ``grad_norm``, the norm of the gradient before
+        clipping. Before the update: ``explained_variance``, the fraction of the variance of the
+        returns that the values of the rollout explain (NaN if the returns are constant).
     """
     values, rewards, ended = (world.gather(local, config.n_envs, dim=1) for local in (
         rollout.values, rollout.rewards, rollout.ended))

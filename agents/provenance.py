@@ -3,8 +3,8 @@
 An agent's digest covers its weights and edits, and does not depend on how its file is written. A
 recording's digest covers the arrays and tables of all its episodes. ``recording.json`` stores the
 digests of the episodes under CONTENTS: ``{number: [bytes, sha256]}``. A stored digest is trusted if
-the files of the episode have this size and are older than ``recording.json``; otherwise they are
-read.
+the files of the episode have this total size and are not newer than ``recording.json``; otherwise
+they are read.
 
 Earlier versions stored checksums of agent files instead; the shipped agents list the checksums of
 their earlier files under EARLIER_FILES. Recordings without digests of their episodes are identified
@@ -51,7 +51,7 @@ def agent_digests(path: Path) -> frozenset[str]:
 
 
 def check_agent(found: object, agent: Path | str | None, made: str, way_out: str) -> None:
-    """Check that data were created with the given agent; warn if their agent is unknown.
+    """Check that data were created with the given agent; warn if either digest is missing.
 
     Args:
         found: digest of the agent that created the data, or None.
@@ -71,5 +71,5 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
 
 
 def file_sha256(paths: Iterable[Path]) -> str:
-    """Return the digest of the concatenated contents of files."""
+    """Return the SHA-256 digest of the concatenated contents of files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

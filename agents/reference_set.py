@@ -88,7 +88,7 @@ class ReferenceSet:
         return self._of(policy, layer)[1]
 
     def rms(self, policy: Policy, layer: Layer) -> float:
-        """Return the root mean square over all frames and units of the layer."""
+        """Return the root mean square of the activations, over all frames and units."""
         return self._of(policy, layer)[2]
 
     def channel_means(self, policy: Policy, layer: Layer) -> Tensor:
@@ -132,7 +132,7 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
     Args:
         folder: the recording.
         without: numbers of the measured episodes, which are excluded.
-        size: number of frames; each is drawn from a random episode.
+        size: number of frames; each is drawn from a random episode, without its terminal frame.
         seed: seed of the draws.
 
     Raises:
@@ -191,7 +191,7 @@ def _reference(steps: Iterable[tuple[Episode | EpisodeArrays, int]],
 def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
                  levels: Sequence[tuple[int, int]], seed: int, what: str,
                  edit: LevelEdit | None = None) -> Iterator[tuple[Episode, int]]:
-    """Play one episode on each level, and yield each episode with a random step of it.
+    """Play one episode on each level; then yield each with a random step before its terminal step.
 
     Args:
         levels: pairs of episode number and level seed.

@@ -49,11 +49,13 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
         last: last row to replay; it must precede the terminal row.
 
     Yields:
-        Number of each row up to ``last``, while ``slots.frames[slot]`` is the frame of this row.
+        Number of each row up to and including ``last``, while ``slots.frames[slot]`` is the frame
+        of this row.
 
     Raises:
-        UserError: if a frame or the end of the episode differs from the recording (the message
-            names episode, step and likely reason), or a file is missing or damaged.
+        UserError: if ``last`` is not before the terminal row, a frame or the end of the episode
+            differs from the recording (the message names episode, step and likely reason), or a
+            file is missing or damaged.
     """
     steps = folder.steps(episode)
     if last >= len(steps) - 1:

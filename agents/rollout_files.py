@@ -22,9 +22,9 @@ which marks it as finished. Its CSV rows wait in ``.steps_00000.csv`` until all 
 in the index, because only then are their global steps known. A killed process therefore loses no
 finished episode and leaves none half-written in the index.
 
-A recording can be divided among shards, see ``common.shards``. Each shard records every N-th
-episode, and writes arrays, video and ``.steps_*.csv``. CSVs, index and ``recording.json`` are
-written when the shards are joined, by the first process that opens the folder.
+A recording can be divided among shards, see ``common.shards``. Each of K shards records every K-th
+episode, and writes arrays, video and ``.steps_*.csv``. The first process that opens the folder
+afterwards joins the shards, and writes CSVs, index and ``recording.json``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class RolloutFolder(ResultStore):
         joined: whether to join the shards; if False, only the file names can be used.
 
     Raises:
-        UserError: if a shard is missing.
+        UserError: see :func:`join_recording`.
     """
 
     def __init__(self, path: Path, joined: bool = True):
@@ -155,7 +155,8 @@ class RolloutFolder(ResultStore):
                 if name != CONTENTS}
 
     def stored_digests(self) -> tuple[dict, int]:
-        """Return the digests in ``recording.json``, and its modification time in nanoseconds."""
+        """Return the digests in ``recording.json``, and its modification time in nanoseconds;
+        ({}, 0) if it has none."""
         stored = read_description(self.description_file).get(CONTENTS)
         if not isinstance(stored, dict):
             return {}, 0
@@ -191,11 +192,14 @@ class RolloutFolder(ResultStore):
     def sha256(self, check_contents: bool = False) -> str:
         """Return the digest of the recording, computed from the digests of its episodes.
 
+        If ``recording.json`` has no digests, it is computed from the index and ``recording.json``.
+
         Args:
-            check_contents: read all files, not only files whose size or time has changed.
+            check_contents: read the files of all episodes, not only files whose size or time has
+                changed.
 
         Raises:
-            UserError: if the recording is damaged.
+            UserError: if the index or ``recording.json`` is damaged.
         """
         stored, stored_at = self.stored_digests()
         if stored:
@@ -238,7 +242,7 @@ class RolloutFolder(ResultStore):
         return _read_steps(self.steps_file(number), read_bytes(self.steps_file(number)))
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
-        """Read and concatenate the rows of several episodes.
+        """Read and concatenate the rows of one or more episodes.
 
         Files with the same header are parsed together, 20 times as fast as one by one.
 
@@ -258,8 +262,8 @@ class RolloutFolder(ResultStore):
         """Open the arrays of an episode as files from which any rows can be read.
 
         Raises:
-            UserError: if a file is missing, truncated, or differs in type or shape from
-                ``EpisodeArrays``.
+            UserError: if a file is missing or truncated, or its type, number of rows or frame shape
+                differs from ``EpisodeFiles``.
         """
         folder = self.episode_folder(number)
         files = EpisodeFiles(open_array(folder / "ob.npy", np.uint8, 4),
@@ -331,6 +335,7 @@ class RolloutWriter:
         """Store a finished episode.
 
         Args:
+            number: number of the episode.
             arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
 
@@ -352,7 +357,8 @@ class RolloutWriter:
             append_or_nothing(folder.index_file, self._place_finished())
 
     def finish(self) -> None:
-        """Record that this process has written all its episodes."""
+        """Mark the recording, or this shard of it, as finished; store the digests of the episodes
+        unless it is a shard."""
         if self._is_whole:
             save_json(self.folder.description_file,
                       {**self._description, CONTENTS: self._digests})

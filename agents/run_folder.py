@@ -52,6 +52,9 @@ class TrainSettings:
         num_threads: number of threads that step the environments.
         cheese_region, val_cheese_region: size of the region in which the cheese is placed in
             training and in validation, 0 for anywhere; maze only.
+
+    Raises:
+        UserError: if ``keep_optimizer`` is true without a ``model_file``.
     """
 
     exp_name: str
@@ -77,7 +80,8 @@ class TrainSettings:
 
 
 def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:
-    """Return maximum, mean and minimum of the recent returns and lengths, by column name.
+    """Return maximum, mean and minimum of the recent returns and lengths, by column name; NaN
+    before the first episode has ended.
 
     Args:
         statistics: returns and lengths of the recent episodes.
@@ -102,7 +106,8 @@ def read_log(folder: Path) -> pd.DataFrame:
 
 
 def newest_run(folder: Path) -> Path:
-    """Return ``folder`` if it is a run, otherwise the newest run in its subfolders ``seed_*``.
+    """Return ``folder`` if it contains a ``log.csv``; otherwise its subfolder ``seed_*`` with the
+    newest ``log.csv``.
 
     Raises:
         UserError: if the folder contains no run.

@@ -23,8 +23,8 @@ LAYERS = ("resadd", "fc", "hidden_state")  # last parts of the names of compared
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """Compute the linear centred kernel alignment (Kornblith et al. 2019, eq. 3) of activations.
 
-    It is 1 if the activations are equal up to rotation and scale, and 0 if they are unrelated. It
-    is biased upwards if there are few frames and many entries.
+    It is 1 if the activations are equal up to translation, rotation and scale, and 0 if they are
+    uncorrelated. It is biased upwards if there are few frames and many entries.
 
     Args:
         x, y: activations (n, F) and (n, G).

@@ -60,15 +60,16 @@ class TrainingRun:
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
         compute: device and precision.
-        edit, val_edit: edits of new levels in training and in validation; needed if
-            ``cheese_region`` or ``val_cheese_region`` is set.
+        edit, val_edit: edits of new levels in training and in validation, which place the cheese;
+            each is given if, and only if, ``cheese_region`` or ``val_cheese_region`` is not 0.
         world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,
             and rank 0 writes the files.
 
     Raises:
-        FolderInUse: if another process uses the folder.
+        FolderInUse: if another process uses the folder of the run to resume.
         UserError: if a file to start from cannot be used, or the processes cannot share the
             environments evenly.
+        ValueError: if a level edit is missing, or given without a cheese region.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
@@ -317,7 +318,8 @@ class TrainingRun:
         return ", ".join(parts)
 
     def save(self) -> Path:
-        """Write the resume file and then an agent file, and return the path of the agent file.
+        """Write the resume file, an agent file and the model card, and return the path of the agent
+        file.
 
         The order matters: a run resumes from the resume file and then writes a missing agent file.
         """

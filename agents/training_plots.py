@@ -25,7 +25,9 @@ TITLES = {
 
 
 def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
-    """Plot a quantity against time steps, for training levels and, if it was logged, unseen levels.
+    """Plot a quantity against time steps.
+
+    Returns, lengths and numbers of episodes are shown for training levels and unseen levels.
 
     Args:
         axes: the axes to draw on.
@@ -80,7 +82,7 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_comparison(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
-    """Write a figure that compares the returns of two runs on training levels.
+    """Write a figure that compares the smoothed returns of two runs on training levels.
 
     Args:
         logs: training logs of two runs by run name.
