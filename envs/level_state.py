@@ -133,9 +133,10 @@ class LevelState:
             game: expected game, if given.
 
         Raises:
-            UserError: if the state would crash Procgen; the message gives the reason. Except for
-                maze, two things are not checked: whether the theme of an entity exists (most
-                images have fewer than ten themes), and the meaning of the numbers in the tail.
+            UserError: if the state belongs to another game or would crash Procgen; the message
+                gives the reason. In games other than maze, two things are not checked: whether the
+                theme of an entity exists (most images have fewer than ten themes), and the meaning
+                of the numbers in the tail.
         """
         walk = _Walk(data)
         version, name_bytes = walk.integer("version"), walk.text("name of the game")
@@ -168,8 +169,9 @@ class LevelState:
             self.grid.astype(_INT, copy=False).tobytes(), self.tail))
 
     def offset(self, name: str) -> int:
-        """Return the byte offset of a field of a record, or of the first entry of ``entities``,
-        ``grid`` (its cells) or ``tail``. Values of a fixed size can be replaced there.
+        """Return the byte offset of a field of a record, or of the first byte of a record, a
+        generator, ``entities``, the cells of ``grid``, or ``tail``. Values of a fixed size can be
+        replaced there.
 
         Raises:
             KeyError: if there is no such field.
@@ -190,8 +192,8 @@ class LevelState:
     def fields(self) -> dict[str, object]:
         """Return all fields by name, in the order of the bytes.
 
-        Values are numbers, or strings for the game's name and the generators. The grid is a list of
-        rows, the lowest first.
+        Values are numbers, or strings for the game's name and the generators' texts; the tail is
+        left out. The cells of the grid are a list of rows, the lowest first.
         """
         fields: dict[str, object] = {"version": 0, "game": self.game}
         for block in ("options", "levels", "level_generator", "game_generator", "step",

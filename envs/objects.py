@@ -35,7 +35,7 @@ class GameObject:
         cells: values of the cells of this kind in the grid.
         hazard: whether the kind can end an episode.
         trails: types of entities that entities of this kind leave behind. A trail belongs to the
-            nearest entity of ``entity_types``, regardless of its direction.
+            nearest entity of ``entity_types``, regardless of that entity's direction.
         mobile: whether ``game_objects.yml`` marks the kind as moving through the level. Kinds with
             ``moving`` need no mark, see ``changes_place``.
     """
@@ -108,7 +108,7 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
 
     Args:
         within: remove only objects whose nearest edge is at most this many cells from the
-            player's centre in x and y (maximum norm).
+            player's centre in x and y (maximum norm). Trails are removed with their entity.
 
     Raises:
         UserError: if the kind is the player, which every level needs.
@@ -127,8 +127,8 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
 
 
 def in_view(state: LevelState, kind: GameObject) -> bool:
-    """Return whether an object of a kind, or its trail, lies in the view of the last frame, even if
-    it is occluded."""
+    """Return whether an object of a kind, or its trail, overlaps the view of the last frame, even
+    if it is occluded."""
     view = _view(state)
     seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
     cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
@@ -136,7 +136,7 @@ def in_view(state: LevelState, kind: GameObject) -> bool:
 
 
 def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
-    """Return the centres of the objects of a kind in the view of the last frame.
+    """Return the centres of the objects of a kind that overlap the view of the last frame.
 
     Occluded objects are included, trails are not.
 

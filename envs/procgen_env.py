@@ -45,10 +45,13 @@ class EnvConfig:
         env_name: one of the 16 Procgen games.
         distribution_mode: ``easy``, ``hard``, ``extreme``, ``memory`` or ``exploration``; not
             every game has every mode.
-        start_level: seed of the first level.
+        start_level: seed of the first level; must be 0 if ``num_levels`` is 0.
         num_levels: number of consecutive level seeds; 0 for all of them.
         use_backgrounds: whether the game draws background images. The published agents were
             trained without them.
+
+    Raises:
+        UserError: if there is no such game or mode, or the range of levels is invalid.
     """
 
     env_name: str
@@ -76,7 +79,7 @@ class EnvConfig:
 
     @property
     def levels(self) -> range:
-        """Level seeds in use."""
+        """Level seeds in use; a single one in mode ``exploration``."""
         if self.distribution_mode == "exploration":
             level = EXPLORATION_LEVEL_SEEDS[self.env_name]
             return range(level, level + 1)
@@ -123,8 +126,8 @@ class EnvObservation:
     Attributes:
         frames: uint8 (N, H, W, C), a copy.
         rewards: float32 (N,), rewards of the last action.
-        first: bool (N,), whether this frame is the first of an episode, so that the last action
-            ended the previous episode.
+        first: bool (N,), whether this frame is the first of an episode; the last action, if any,
+            then ended the previous episode.
     """
 
     frames: np.ndarray
@@ -145,6 +148,9 @@ class ProcgenVectorEnv:
         num_threads: number of threads that step the environments.
         edit: optional edit of every new level, before its first frame is observed. It does not
             change the rewards and episode ends of that observation.
+
+    Raises:
+        UserError: if there are fewer than 1 environments or 0 threads.
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2,
@@ -212,6 +218,10 @@ class LevelSlots:
         person_view: also render the 512-pixel view that :meth:`person_view` returns.
         edit: optional edit of every level, before its first frame is observed.
         edit_every_step: repeat the edit after every step, which takes about 2 ms.
+
+    Attributes:
+        frames: current frames, uint8 (N, H, W, C).
+        level_complete: whether the last finished episode of each slot solved its level, bool (N,).
     """
 
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
@@ -223,7 +233,7 @@ class LevelSlots:
         self._envs: dict[int, _Procgen] = {}  # environments by slot
 
     def start(self, slot: int, level: int) -> None:
-        """Begin an episode; its first frame is in ``frames[slot]``.
+        """Begin an episode on the level with this seed; its first frame is in ``frames[slot]``.
 
         Raises:
             UserError: if an edit returns a state that would crash Procgen.
@@ -257,11 +267,11 @@ class LevelSlots:
         return float(reward[0]), bool(first[0])
 
     def state(self, slot: int) -> bytes | None:
-        """Return the state of a slot's level; None after the end of the episode."""
+        """Return the state of a slot's level; None if the slot is empty, as after an episode."""
         return self._envs[slot].state_of(0) if slot in self._envs else None
 
     def player(self, slot: int) -> np.void | None:
-        """Return a slot's player, a record of ``envs.level_state.ENTITY``; None after the end."""
+        """Return a slot's player, a record of ``envs.level_state.ENTITY``; None if it is empty."""
         state = self.state(slot)
         return None if state is None else LevelState.parse(state).player
 

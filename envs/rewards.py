@@ -12,11 +12,14 @@ from common.saved_state import check_like, check_numbers
 
 
 def clipped_scale(deviation: float, largest: float) -> float:
-    """Return the factor from raw to normalised rewards, including the effect of clipping.
+    """Return the factor from raw to normalised rewards.
+
+    It is the inverse of the deviation, or smaller, so that no reward so far exceeds
+    ``RewardNormalizer.CLIP``.
 
     Args:
-        deviation: standard deviation of the running return.
-        largest: largest absolute reward so far.
+        deviation: standard deviation of the discounted return.
+        largest: largest absolute reward so far, above 0.
     """
     return min(1 / float(deviation), RewardNormalizer.CLIP / float(largest))
 
@@ -42,15 +45,18 @@ class RewardNormalizer:
 
     @property
     def scale(self) -> float | None:
-        """Current factor from raw to normalised rewards; None before the first non-zero reward.
-
-        The factor never raises the largest reward above CLIP.
-        """
+        """Current factor from raw to normalised rewards, see :func:`clipped_scale`; None before the
+        first non-zero reward."""
         return (clipped_scale(np.sqrt(self.variance + self.EPSILON), self.largest)
                 if self.largest else None)
 
     def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Normalise rewards (N,), given a mask of the episodes that have just ended (N,)."""
+        """Update the statistics, and return the normalised rewards, float32 (N,).
+
+        Args:
+            rewards: raw rewards (N,).
+            first: whether the step ended an episode, bool (N,).
+        """
         self.returns = self.returns * self.DISCOUNT + rewards
         self._update(self.returns)
         self.returns[first] = 0.0
@@ -93,7 +99,13 @@ class RewardNormalizer:
 
 
 class EpisodeStatistics:
-    """Returns and lengths of the last ``WINDOW`` finished episodes."""
+    """Returns and lengths of the last ``WINDOW`` finished episodes.
+
+    Attributes:
+        num_episodes: number of all finished episodes.
+        recent_returns: sums of rewards, at most ``WINDOW``, the latest last.
+        recent_lengths: numbers of steps of the same episodes.
+    """
 
     WINDOW = 40
 
