@@ -59,7 +59,8 @@ def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Estimate:
-    """Estimate the ratio of the mean of x (N,) to the mean of y (N,)."""
+    """Estimate the ratio of the mean of x (N,) to the mean of y (N,); NaN unless the mean of y is
+    above 0."""
     return estimate(lambda sums: _divide(sums[..., 0], sums[..., 1]), np.stack([x, y]), episodes,
                     bootstrap)
 

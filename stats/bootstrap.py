@@ -72,11 +72,12 @@ class ClusterBootstrap:
         return ends
 
     def interval_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Compute the 95 % percentile interval (2,) of any statistic.
+        """Compute the 95 % percentile interval (2,) of any statistic; NaN if it is never defined.
 
         Args:
             statistic: maps (R, E) counts to (R,) statistics. A count is how often a resampling
-                drew an episode; episodes are in ascending order. An undefined statistic is NaN.
+                drew an episode; episodes are in ascending order of their numbers. An undefined
+                statistic must be NaN, and its resampling is left out.
         """
         values = statistic(self._draws)
         if np.isnan(values).all():
@@ -86,11 +87,12 @@ class ClusterBootstrap:
     def p_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> float:
         """Compute a two-sided p-value for the hypothesis that a statistic is 0.
 
-        It is twice the share of resamplings below 0 or above 0, whichever is smaller (Efron and
-        Tibshirani 1993, chapter 15), and at least 2 / (R + 1).
+        It is 2 (1 + c) / (1 + R), but at most 1, where c is the number of resamplings with a
+        statistic of at most 0 or of at least 0, whichever is smaller (Efron and Tibshirani 1993,
+        chapter 15).
 
         Args:
-            statistic: see ``interval_of``.
+            statistic: see ``interval_of``; undefined statistics count neither in c nor in R.
         """
         values = statistic(self._draws)
         values = values[~np.isnan(values)]
@@ -98,14 +100,15 @@ class ClusterBootstrap:
         return float(min(1, 2 * (1 + fewer) / (1 + len(values))))
 
     def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Compute the 95 % percentile interval of the difference of two medians.
+        """Compute the 95 % percentile interval of the difference of medians, row by row.
 
         In each resampling, both medians use the same drawn episodes, so that variation between
         episodes that affects both medians cancels.
 
         Args:
             values: values of each window (T, N).
-            others: values (T, N) whose median is subtracted.
+            others: values (T, N); the median of a row is subtracted from that of the same row of
+                ``values``.
 
         Returns:
             Lower and upper ends (2, T).

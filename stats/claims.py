@@ -59,12 +59,13 @@ class Finding:
         measure: description of the measured quantity.
         value, low_95, high_95: the number, or the size of an effect, and the ends of its 95 %
             interval; ends are NaN if there is no interval.
-        num_levels: number of levels or frames.
+        num_levels: number of levels, frames or agents.
         base: number without the intervention, or chance level; NaN if neither exists.
         p_holm: p-value corrected within the study; NaN if there is none.
         altered: number with the intervention; NaN if ``value`` is not an effect.
-        p: uncorrected p-value.
-        p_control: p-value from the comparison with controls, see ``stats.effects``.
+        p: uncorrected p-value; NaN if there is none.
+        p_control: p-value from the comparison with controls, see ``stats.effects``; NaN if there is
+            none.
         primary: whether this is the one number that tests its claim. The p-values of an agent's
             primary numbers are corrected together.
         shown: whether the number is shown in ``table.md``.
@@ -323,7 +324,8 @@ def _plot_row(axes: Axes, part: pd.DataFrame, agents: list[str], number: str) ->
 
 
 def in_common(texts: list[str]) -> str:
-    """Merge texts word by word; words that differ, such as channel numbers, become "…"."""
+    """Merge texts word by word, up to the length of the shortest; words that differ, such as
+    channel numbers, become "…"."""
     return " ".join(words[0] if len(set(words)) == 1 else "…"
                     for words in zip(*(text.split() for text in texts)))
 

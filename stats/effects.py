@@ -17,9 +17,9 @@ An effect is claimed if its interval excludes 0, ``p_holm`` <= 0.05 and ``p_cont
 requires at least 19 controls. Applying the rule to each control, with the other controls for
 comparison, shows how often the effect of a random intervention is claimed.
 
-A large p does not show that there is no effect. The verdict is "nothing" if the interval lies
-within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
-the unaltered value otherwise.
+A large p does not show that there is no effect. The verdict on an effect that is not claimed is
+"nothing" if its interval lies within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05
+for probabilities, and 5 % of the unaltered value otherwise.
 
 Outcomes may be any real numbers. If several runs belong to one level, they are resampled together,
 and the signs of their differences are flipped together.
@@ -79,7 +79,7 @@ class Condition(Generic[Value]):
     Attributes:
         name: name in tables; also the name of the condition's file or folder.
         label: label in figures and reports.
-        pattern: kind of intervention. Interventions are compared with the controls of their
+        pattern: kind of intervention. Interventions are compared with the controls of the same
             pattern.
         control: whether this is a control.
         value: definition of the intervention, which only the study interprets.
@@ -133,7 +133,7 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
         outcomes: outcomes along the last axis of ``before`` and ``after``.
         before: outcomes of the unaltered runs (N, K).
         after: outcomes under each condition (A, N, K).
-        seed: seed of the bootstrap and the sign flips.
+        seed: seed of the bootstrap and of the sign flips.
         levels: level of each start (N,); starts on the same level are resampled together, and their
             signs are flipped together. By default, each start is its own level.
         moved: size of the change by each condition, by name of the condition; if None, the table
@@ -183,12 +183,12 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
         outcomes, before, after, seed, levels: see ``paired_effects``.
 
     Returns:
-        The table with further columns. ``median_unaltered``, ``median_altered``, ``median_effect``
-        (their difference), ``median_low_95`` and ``median_high_95`` are NaN for controls.
-        ``verdict`` is CLAIMED if the effect is claimed, NOTHING if its interval lies within
-        ``margin`` around 0, otherwise UNDECIDED. ``smallest_effect`` is the effect that a single
-        comparison over the same number of levels detects at p <= 0.05 with power 0.8, estimated
-        from the spread of the differences.
+        A copy of the table with further columns. ``median_unaltered``, ``median_altered``,
+        ``median_effect`` (their difference), ``median_low_95`` and ``median_high_95`` are NaN for
+        controls. ``verdict`` is CLAIMED if the effect is claimed; otherwise NOTHING if its interval
+        lies within ``margin`` around 0, else UNDECIDED. ``smallest_effect`` is the effect that a
+        single comparison over the same number of levels detects at p <= 0.05 with power 0.8,
+        estimated from the spread of the differences.
     """
     levels = np.arange(len(before)) if levels is None else levels
     table = table.copy()

@@ -53,7 +53,8 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
 
 
 def effect_style(claimed: bool, p_holm: float) -> dict[str, Any]:
-    """Return the marker style of an effect: diamond if claimed, filled if p (Holm) <= LEVEL."""
+    """Return the marker style of an effect: diamond if claimed, otherwise circle; filled if
+    p (Holm) <= LEVEL."""
     color = CLAIMED if claimed else EFFECT
     return {"color": color, "marker": "D" if claimed else "o",
             "markerfacecolor": color if p_holm <= LEVEL else "white"}

@@ -96,7 +96,8 @@ def warn_of_few_controls(num_controls: float, controls: str = "controls") -> lis
     """Return the lines of a warning about too few controls for claims; empty if there are enough.
 
     Args:
-        num_controls: smallest number of controls of any condition; NaN if there are none.
+        num_controls: smallest number of controls of any condition; NaN if there is no condition,
+            which gives no warning.
         controls: plural name of the controls.
     """
     if num_controls >= MIN_CONTROLS_TO_CLAIM or math.isnan(num_controls):

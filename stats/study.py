@@ -38,7 +38,8 @@ BASELINE: Condition = Condition("unaltered", "unaltered", "")
 
 def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Condition[Value]],
                        measure: Callable[[Condition[Value]], Any], shard: Shard = WHOLE) -> None:
-    """Measure the conditions missing from an open result folder, and mark the shard as finished.
+    """Measure the conditions of a shard that an open result folder lacks, and mark the shard as
+    finished.
 
     Args:
         store: open result folder.
