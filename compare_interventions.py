@@ -6,7 +6,7 @@ each alteration, and with controls: alterations of random directions of equal si
 the same kind with random vectors, channels or cells. If patches are given, directions are altered
 only if --directions or --swaps is also given. A killed run resumes after its last finished
 alteration; directions, patches and controls can be added to a finished run. With --scan, every part
-of a layer is patched in turn.
+of a layer is patched in turn, in single frames instead of whole runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Evaluate an agent: success rate and mean return on levels that it was not trained on."""
+"""Evaluate an agent: success rate and mean return, by default on levels that it was not trained on.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def name_of(folder: Path) -> str:
-    """Return the folder name of a run's experiment, or of the run if it has no experiment."""
+    """Return the name of a run's experiment; for a folder that is not called seed_*, its own name.
+    """
     return folder.parent.name if folder.name.startswith("seed_") else folder.name
 
 

@@ -179,7 +179,8 @@ def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> i
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
     """Run the part of a stage that this cluster job computes, and return the exit status.
 
-    The job is requeued if its time is up before the part is done.
+    The job is requeued if its time is up before the part is done, until it has been started
+    --max_sittings times.
     """
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()

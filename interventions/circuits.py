@@ -1,9 +1,10 @@
 """Circuits: small sets of parts of a layer that determine an outcome.
 
-Parts are the channels, units or cells of the layer, see ``interventions.scan.Part``. The policy
-runs on the paired frame, and the parts in the circuit receive their activations from the
-original frame. *Faithfulness* is 1 - mean |circuit - original| / mean |paired - original| of the
-outcome over frames: 0 without parts, 1 if the outcome is that of the original frame. If later
+Parts are the channels, units or cells of the layer, see ``interventions.scan.Part``. Each original
+frame is paired with a frame of another level. The policy runs on the paired frame, and the parts in
+the circuit receive their activations from the original frame. *Faithfulness* is
+1 - mean |circuit - original| / mean |paired - original|, where the terms are outcomes, and means
+are over frames: 0 without parts, 1 if every outcome equals that of the original frame. If later
 modules bypass the layer (``PartialForward.bypassed``), all parts together do not reach 1.
 
 Letters in shape comments: N frames, S parts of the layer.
@@ -40,8 +41,11 @@ class LayerCircuits:
         policy: the agent.
         compute: device and precision.
         parts: all parts of the layer, such as its channels.
-        frames: frames, each with the frame that it is paired with.
+        frames: original frames with their paired frames.
         outcome: outcome that circuits should preserve.
+
+    Attributes:
+        target: outcome of each original frame (N,).
     """
 
     def __init__(self, policy: Policy, compute: Compute, parts: Sequence[Part],
@@ -61,11 +65,11 @@ class LayerCircuits:
     def greedy_order(self, number: int) -> list[int]:
         """Choose parts greedily, by a first-order estimate.
 
-        Each part has the largest estimated reduction of the outcome's squared error, given the
-        parts chosen before.
+        Each choice is the part with the largest estimated reduction of the squared difference of
+        the outcome from ``target``, summed over frames, given the parts chosen before.
 
         Args:
-            number: number of parts to choose.
+            number: number of parts to choose; at most all parts are chosen.
 
         Returns:
             Indices of the parts, in the order of choice.
@@ -86,15 +90,15 @@ class LayerCircuits:
 
     @torch.no_grad()
     def errors(self, order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-        """Return the absolute differences of the outcome from its value on the original frames,
-        without a circuit and with each circuit.
+        """Return the absolute differences of the outcome from ``target``, without and with each
+        circuit.
 
         Args:
             order: indices of parts; a circuit of n parts consists of the first n.
             sizes: sizes of the circuits, ascending.
 
         Returns:
-            Errors, float64 (1 + sizes, N); the first row is without a circuit.
+            Errors, float64 (1 + number of sizes, N); the first row is without a circuit.
         """
         activations, outcomes = self._paired.activations.clone(), []
         outcomes.append(self._outcome_of(activations))
@@ -117,9 +121,10 @@ def circuit_table(policy: Policy, compute: Compute, parts: Sequence[Part], ranki
         seed: seed of the random orders and of the bootstrap.
 
     Returns:
-        A row per size (1, 2, 4, ..., at most ``MOST_PARTS``) and order (``greedy``, ``random_0``,
-        ...): ``layer``, ``order``, ``size``, ``parts`` (number of the layer's parts),
-        ``faithfulness``, and ``low_95`` and ``high_95`` (bootstrap over levels).
+        A row per order (``greedy``, ``random_0``, ...) and size (powers of 2, and the largest
+        size: all parts or ``MOST_PARTS``, whichever is less). Columns: ``layer``, ``order``,
+        ``size``, ``parts`` (number of the layer's parts), ``faithfulness``, and ``low_95`` and
+        ``high_95`` (bootstrap over levels).
     """
     most = min(len(parts), MOST_PARTS)
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
@@ -141,7 +146,7 @@ def circuit_table(policy: Policy, compute: Compute, parts: Sequence[Part], ranki
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Compare each layer's greedy circuit of half of its parts with random circuits of this size.
+    """Compare each layer's greedy circuit of about half of its parts with random circuits.
 
     Args:
         table: results of ``circuit_table``, of any number of layers.
@@ -150,7 +155,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         One row per layer, with the columns:
 
         - ``layer``, and ``parts``, the number of its parts.
-        - ``size``: largest measured size of a circuit that is at most half of ``parts``.
+        - ``size``: largest measured size of a circuit that is at most half of ``parts``; 1 for a
+          layer with one part.
         - ``faithfulness``, ``low_95``, ``high_95``: faithfulness of the greedy circuit.
         - ``random_median``, ``random_max``: faithfulness of the random circuits of this size.
     """

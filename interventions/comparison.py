@@ -106,12 +106,12 @@ class ArmRuns:
         actions: actions of the agent, int64 (S,).
         values: value estimates of the agent, float32 (S,).
         rewards: rewards of the actions, float32 (S,).
-        moved: Euclidean norm of a patch's change of its layer's output, in standard deviations of
-            the units, averaged over the changed frames and summed over the patches, float64 ().
+        moved: Euclidean norm of a patch's change of a layer's output, in standard deviations of the
+            units, averaged over the changed frames and summed over patches and layers, float64 ().
         norm: the same norm in the scale of the activations, float64 (); None if it was not
             measured.
-        relative: the same norm as a fraction of the norm of the output, float64 (); None if it was
-            not measured.
+        relative: the same norm as a fraction of the norm of the unpatched output, float64 (); None
+            if it was not measured.
     """
 
     starts: np.ndarray
@@ -125,7 +125,11 @@ class ArmRuns:
     relative: np.ndarray | None = None
 
     def padded_actions(self, num_steps: int) -> np.ndarray:
-        """Return actions (N, ``num_steps``), padded with -1 after the end of a run."""
+        """Return actions (N, ``num_steps``), padded with -1 after the end of a run.
+
+        Args:
+            num_steps: number of columns, at least the length of the longest run.
+        """
         padded = np.full((len(self.starts), num_steps), -1)
         padded[np.arange(num_steps) < self.lengths[:, None]] = self.actions
         return padded
@@ -246,7 +250,8 @@ def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
 
 
 def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
-    """Return the outcomes that can be measured in the simulator or in the real environment."""
+    """Return the outcomes that can be measured in the simulator if ``simulated`` is true, otherwise
+    those that can be measured in the real environment."""
     return tuple(outcome for outcome in OUTCOMES
                  if (outcome.simulated if simulated else outcome.real))
 
@@ -292,11 +297,11 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
 
 
 def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
-    """Mark the steps at which the actions of two conditions differ.
+    """Mark the steps at which runs differ in their actions from the unaltered runs.
 
-    A step counts until both runs of the pair have ended. The pair differs at a step if the actions
-    differ, or if only one of the runs has ended. Runs from the same start sample their actions with
-    the same random numbers, so two unaltered runs never differ.
+    A pair consists of the two runs from the same start. A step counts until both have ended. The
+    pair differs at a step if the actions differ, or if only one of the runs has ended. Both runs
+    sample their actions with the same random numbers, so two unaltered runs never differ.
 
     Returns:
         Two bool arrays (N, T): whether each pair differs at each step, and whether the step counts.
@@ -393,12 +398,13 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
 def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
     """Compare the runs in a folder, write tables, report and figure to it, and print the claims.
 
-    With the wording DIRECTIONS, the table has neither medians nor verdicts, to keep the format of
-    the published tables.
+    With the wording DIRECTIONS, the table has no medians, no verdicts and no columns ``norm`` and
+    ``relative``, to keep the format of the published tables.
 
     Args:
         store: result store of the folder.
-        notes: conditions, seed, description and wording, as stored by each shard.
+        notes: the notes that ``run_comparison`` stores, and each of its shards: conditions, whether
+            they are simulated, seed, description and wording.
     """
     conditions = [Condition(**condition) for condition in notes["arms"]]
     wording, simulated = Wording(**notes["wording"]), notes["simulated"]

@@ -67,22 +67,23 @@ def add_comparison_flags(flags: Parser) -> None:
 def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
                     projector: Projector, device: torch.device | str,
                     from_step: int) -> ConditionSet:
-    """Return the conditions that remove or swap directions, and their controls.
+    """Return the conditions that remove or swap independent components, and their controls.
 
-    The controls of a swap apply it to random directions, see ``Projector.turned``. Swaps that
-    differ only in the numbers of their directions share their controls (``Condition.pattern``).
+    A removal is a swap with the target None. The controls of a swap apply it to random directions,
+    see ``Projector.turned``. Swaps that differ only in the numbers of their components share their
+    controls (``Condition.pattern``).
 
     Args:
-        directions: numbers of the directions to remove, one at a time.
-        swaps: swaps such as ``10:12,5:None``.
-        num_controls: number of controls of each swap.
-        projector: projector onto the directions.
+        directions: numbers of the components to remove, one per condition.
+        swaps: swaps such as ``10:12,5:None``, one per condition.
+        num_controls: number of controls of each pattern of swaps.
+        projector: projector onto the components.
         device: device of the states.
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if a swap does not parse, is given twice, or names a direction that does not
-            exist.
+        UserError: if a swap does not parse, a swap or removal is given twice, a component does not
+            exist, or controls are requested for a projector with a single component.
     """
     pairs: list[_Swap] = [([number], [None]) for number in directions]
     pairs += map(_parse_swap, swaps)
@@ -137,9 +138,10 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], testbed: Testbed,
         references: size and seed of the reference set.
         num_controls: number of controls per list of patches.
         seed: seed of the controls.
-        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for the default of
-            each patch type.
-        vector_files: files of other vectors, for controls of the kind OTHERS.
+        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for the default
+            kind of each patch.
+        vector_files: files of other vectors; required for controls of the kind OTHERS, and for no
+            others.
 
     Raises:
         UserError: if patches cannot be opened, or cannot have controls of this kind.

@@ -19,7 +19,7 @@ class SwapConfig:
     Attributes:
         swap_directions_from: directions to remove from each change of state; None for no swap.
         swap_directions_to: for each removed direction, the direction along which the same amount is
-            added instead, or None.
+            added instead, or None to add nothing. None if ``swap_directions_from`` is None.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -34,7 +34,8 @@ class DirectionsConfig:
 
     Attributes:
         direction_type: "ica" or "pca".
-        direction_ids: numbers of the directions as text, parsed by ``ids``.
+        direction_ids: numbers of the directions as text, such as "3 7" or "0 to 16", which excludes
+            16; see ``ids``.
     """
 
     section: ClassVar[str] = "analysis.saliency"

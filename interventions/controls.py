@@ -9,12 +9,13 @@ add, or project in all channels           PERMUTED (default): vector with its ce
                                           given vectors
 zero, mean, multiply, … of some channels  CHANNELS (default): random sets of the same number of
                                           channels, whose change differs in size by at most a
-                                          quarter
-set of some cells                         CELLS (default): the same values at other cells;
-                                          CHANNELS: other channels at the same cells, with the
-                                          value rescaled to their standard deviations
+                                          quarter, if there are enough such sets
 zero, mean, multiply, … of some cells in  CELLS (default): the same change at other cells
 all channels
+set                                       CELLS (default if the patch names cells): the same values
+                                          at other cells; CHANNELS (otherwise): other channels at
+                                          the same cells, with the value rescaled to their standard
+                                          deviations
 ========================================  =====================================================
 
 Controls of swaps of directions are defined in ``interventions.conditions``. Each control is
@@ -114,8 +115,9 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
 
     Returns:
         The sets; the size of their changes (mean Euclidean norm over frames) divided by the size of
-        the change of ``channels`` (number,); and whether each size differs by at most a quarter,
-        bool (number,). If there are too few such sets, the most similar other sets follow.
+        the change of ``channels`` (number,), where 0 / 0 is 1; and whether each size differs by at
+        most a quarter, bool (number,). If there are too few such sets, those most similar in size
+        follow.
 
     Raises:
         UserError: if there are fewer than ``number`` sets.
@@ -144,18 +146,19 @@ def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
 
 def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
                   reference: ReferenceSet) -> np.ndarray:
-    """Compute the squared change of each channel in each reference frame.
-
-    All channels of the layer are patched.
+    """Compute the squared change of each channel in each reference frame, if the patch acts on all
+    channels of the layer.
 
     Args:
         policy: the agent.
-        patch: patch whose selection of channels, steps and levels is ignored.
+        patch: the patch; its cells are kept, but its channels, steps, levels and conditions are
+            ignored.
         layer: the layer.
         reference: frames on which the change is measured.
 
     Returns:
-        Squared Euclidean norms, in standard deviations of the units, float64 (n, C).
+        Squared Euclidean norms over the patch's cells, of changes in standard deviations of the
+        units, float64 (n, C); constant units do not count.
 
     Raises:
         UserError: if the patch cannot act on the layer.

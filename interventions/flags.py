@@ -143,7 +143,7 @@ def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
     All ``--patch`` flags together are one arm. A patch file can define several arms.
 
     Raises:
-        UserError: if a patch does not parse.
+        UserError: if a patch does not parse, or the patch file is missing or damaged.
     """
     arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
     arms += read_patch_file(args.patch_file) if args.patch_file else []
@@ -164,13 +164,14 @@ def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
 
 
 def patched_precision(precision: str, patches: Collection) -> str:
-    """Return the precision of a script with patches.
+    """Return the precision of a script that may apply patches.
 
-    The default is float32: the difference of two activations loses most of its digits in bfloat16.
+    With patches, "auto" becomes "float32", because the difference of two activations loses most of
+    its digits in bfloat16.
 
     Args:
         precision: value of ``--precision``.
-        patches: patches of the script.
+        patches: patches of the script; may be empty.
     """
     return "float32" if patches and precision == "auto" else precision
 
@@ -220,7 +221,7 @@ def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
         edit: edit applied to every level before it is played; None for no edit.
 
     Raises:
-        UserError: see ``interventions.patch_text.open_patches``.
+        UserError: see ``interventions.patch_text.open_patches`` and ``agents.hooks.patched``.
     """
     if not patches:
         return OpenedPatches([], {})
@@ -275,7 +276,11 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
 
 
 def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
-    """Return the name of the configured swap, or None if there is none; see ``open_swap``."""
+    """Return the name of the configured swap, or None if there is none.
+
+    Args:
+        swap, random_directions: see ``open_swap``.
+    """
     if not swap.swap_directions_from:
         return None
     name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())

@@ -78,6 +78,6 @@ def hidden_state_results(path: Path, num_episodes: int,
 
 
 def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
-    """Return the files of the projector's matrices, by attribute name."""
+    """Return the files of the matrices of ``Projector``, by attribute name."""
     results = hidden_state_results(folder, num_episodes)
     return {name: results.file(name) for name in MATRICES}

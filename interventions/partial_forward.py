@@ -38,6 +38,7 @@ class PartialForward:
         chain: names of the modules that follow the layer in sequence. Each of them reads only the
             output of its predecessor, which no other module reads.
         bypassed: whether later modules also read the frame, or the output of an earlier module.
+            Reading the recurrent states before the step does not count.
 
     Raises:
         UserError: if the policy has no such layer.
@@ -168,8 +169,8 @@ class _Step(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Tracer that treats all layers, including the memory, as leaf modules, and other parameters as
-    constants."""
+    """Tracer that treats all layers, including the memory, as leaf modules, and parameters outside
+    layers as constants."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, Memory) or not any(module.children())

@@ -15,9 +15,10 @@ patches, called arms, one for each combination of values. A flat list of ``chann
 channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
-(from:to) and ``levels``. ``_TYPES`` lists the value and further options of each kind. Packages
-register options that apply to one game only, see ``register_option``. ``source`` of
-``interchange`` names n levels: level s takes the entries from the first frame of source s mod n.
+(from:to, which excludes ``to``) and ``levels``. ``_TYPES`` lists the value and further options of
+each kind. Packages register options that apply to one game only, see ``register_option``.
+``source`` of ``interchange`` names n levels: the level with seed s takes the entries from the first
+frame of source s mod n, numbered from 0.
 """
 
 from __future__ import annotations
@@ -330,7 +331,8 @@ def register_option(name: str, open_option: OpenOption) -> None:
 
 
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
-    """Prepare patches for an agent: read the files that they name, and apply their options.
+    """Prepare patches for an agent: read the files that they name, apply their options, and attach
+    the reference set to those that need it.
 
     Args:
         patches: patches as parsed from text.
@@ -359,7 +361,10 @@ def _open_patch(patch: Patch, opening: Opening) -> Patch:
 
 
 def vectors_for(path: Path, layer_name: str, policy: Policy) -> dict[str, np.ndarray]:
-    """Read the steering vectors of a file for one layer or all layers, by name of the layer.
+    """Read the steering vectors of a file for one layer, or for all layers if the name is ``all``.
+
+    Returns:
+        Vectors, float32, in the shape of their layer, by name of the layer.
 
     Raises:
         UserError: if the file is missing or damaged, or a vector belongs to another agent, layer or

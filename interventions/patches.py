@@ -46,7 +46,7 @@ class SetTo(Patch):
     Attributes:
         value: values v; the path of an .npy file before the patch is opened.
         others: value of all other cells of the same channels; None leaves them unchanged.
-        override: whether the patch may overwrite entries that an earlier patch has set.
+        override: whether the patch may overwrite entries that an earlier ``set`` patch has set.
     """
 
     kind: ClassVar[str] = "set"
@@ -109,11 +109,13 @@ class Mean(Patch):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resample(Patch):
-    """Resample ablation: a' = activations in another frame, drawn once per level.
+    """Resample ablation: a' = activations in another frame, drawn once per level (in the simulator,
+    once per start).
 
     Attributes:
-        sources: function that maps (level, number of frames, seed) to source frames, uint8
-            (number of frames, H, W, 3); by default, they are drawn from ``reference``.
+        sources: function that maps (seed of the level or number of the start, number of frames,
+            seed of the draw) to source frames, uint8 (number of frames, H, W, 3); by default, they
+            are drawn from ``reference``.
         reference: frames to draw from if there are no ``sources``.
         draw: "joint": all channels from one frame; "channel": a separate frame per channel.
         seed: seed of the random draw.
@@ -358,8 +360,8 @@ class Interchange(Patch):
 
     Attributes:
         pairs: function that maps batch metadata either to the paired frames, uint8 (R, H, W, 3),
-            which are then run without patches, or to the layer's outputs for these frames, float32
-            (R, *shape).
+            which are then run without patches from the initial state, or to the layer's outputs for
+            these frames, float32 (R, *shape).
     """
 
     kind: ClassVar[str] = "interchange"

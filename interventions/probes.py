@@ -43,7 +43,7 @@ class Parts:
 
     Attributes:
         train: examples to train on, bool (N,).
-        penalty: examples on which the penalty is chosen, bool (N,).
+        penalty: examples on which the penalty or the number of epochs is chosen, bool (N,).
         test: examples to test on, bool (N,).
     """
 
@@ -117,7 +117,8 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
         seed: seed of the split, the shuffles, the bootstrap and a network's initial weights.
         regression: predict a number (by ridge regression) instead of a class (by logistic
             regression).
-        num_shuffles: number of shuffles for the control.
+        num_shuffles: number of probes with shuffled labels; those whose training labels have a
+            single class are left out.
         hidden_units: number of ReLU units of a network with one hidden layer; 0 for a linear probe.
         parts: split of the examples; by default from ``split_levels``.
 
@@ -395,7 +396,7 @@ def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 
 def exchanged_levels(levels: np.ndarray, parts: Parts, rng: np.random.Generator) -> np.ndarray:
-    """Assign to each level the rows of another level of the same part, for shuffled labels.
+    """Assign to the rows of each level rows of another level of the same part, to shuffle labels.
 
     Args:
         levels: level of each example (N,).

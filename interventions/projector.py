@@ -88,7 +88,7 @@ class Projector:
             agent: file or digest of the agent, see ``agents.provenance.check_agent``.
 
         Returns:
-            The projector, and the SHA-256 of its files by name.
+            The projector, and the SHA-256 of its files by file name.
 
         Raises:
             UserError: see ``load``; or if the matrices belong to another agent.

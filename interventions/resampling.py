@@ -1,10 +1,10 @@
 """Causal scrubbing (Chan et al. 2022): does a set of channels matter only through a feature?
 
 The hypothesis is that, at one layer, the channels K matter only through a feature f of the frame.
-The forward pass of a target is resumed with the activations a[K] of a source frame, in which f has
-the same value or another one. If the hypothesis holds, sources with the same value have no effect,
-and sources with another value do. If K carries f, the effect of sources with another value is
-larger for K than for random sets of the same number of channels and the same size of change.
+The forward pass of a target frame is resumed with the activations a[K] of a source frame, in which
+f has the same value or another one. If the hypothesis holds, sources with the same value have no
+effect, and sources with another value do. If K carries f, the effect of sources with another value
+is larger for K than for random sets of the same number of channels and the same size of change.
 
 Four conditions are paired by level: {same f, other f} x {K, random sets}. The claim is a double
 contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the change,
@@ -68,7 +68,7 @@ def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Source] 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A level whose channels are resampled.
+    """A level in whose frames the channels of a layer are resampled.
 
     Attributes:
         level: seed of the level.
@@ -95,8 +95,8 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
         activations: activations of the target (B, C, H, W); not modified.
         sources: activations of the sources (k, C, H, W) or (k, B, C, H, W).
         channels: channels K to replace.
-        draw: "joint": in draw i, all channels come from source i; "channel": the sources of each
-            channel are permuted separately.
+        draw: "joint": in row i of the result, all channels come from source i; "channel": the
+            sources of each channel are permuted separately.
         rng: random number generator of the permutations.
 
     Returns:
@@ -182,7 +182,7 @@ class Scrubbing:
 
         Returns:
             One row per condition and outcome: ``channels`` ("hypothesis" or "random"),
-            ``feature``, ``outcome``, ``mean``, ``low_95``, ``high_95``.
+            ``feature`` (SAME or OTHER), ``outcome``, ``mean``, ``low_95``, ``high_95``.
         """
         bootstrap, rows = ClusterBootstrap(self.levels, seed), []
         for channels, by_feature in (("hypothesis", self.chosen),

@@ -58,8 +58,8 @@ class ScanFrames:
     Attributes:
         frames: uint8 (N, H, W, 3).
         levels: seed of the level of each frame, int64 (N,).
-        paired: source frame of each frame for ``interchange``, uint8 (N, H, W, 3); None for the
-            other kinds.
+        paired: frame from which ``interchange`` takes the entries for each frame, uint8
+            (N, H, W, 3); may be None for the other kinds.
         entering: recurrent states before the step, shared by the two frames of a pair (N, D); None
             for initial states.
     """
@@ -192,7 +192,7 @@ class Scan:
 
 
 def effect_maps(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return maps of the mean effect of each cell by layer, float64 (H, W).
+    """Return the mean effects of the cells as one map per layer, float64 (H, W), by layer name.
 
     Args:
         table: result of ``Scan.table``.

@@ -163,7 +163,8 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         overwrite: whether to delete the previous contents of the folder.
 
     Raises:
-        UserError: if there is no such layer, or there are fewer than 20 levels.
+        UserError: if there is no such layer, it has no such parts, or there are fewer than 20
+            levels.
     """
     check_starts(len(testbed.levels) // 2, "--num_episodes")
     policy, seed, outcome = testbed.policy, settings["seed"], OUTCOMES[options.outcome]

@@ -87,7 +87,7 @@ class Tracker:
         - One column per score (0 for constant channels), and its ``<score>_threshold``.
         - ``at``, ``elsewhere``: mean activation at the object's cell, and at all other cells.
         - ``tracks``: whether all three scores exceed their thresholds.
-        - ``num_levels``, ``num_squares``: numbers of levels and of squares.
+        - ``num_levels``, ``num_squares``: numbers of levels, and of squares of all levels.
         """
         scores = self._scores()  # (3, R, C)
         at, size = self._at_cell[0], self._shape[1] * self._shape[2]

@@ -64,7 +64,8 @@ class SteeringVector:
         versions: versions of the packages that computed it.
 
     Raises:
-        UserError: if the shapes of the arrays are inconsistent, or a value is NaN or infinite.
+        UserError: if the shapes of the arrays are inconsistent, a value is NaN or infinite, or the
+            kind or scale is unknown.
     """
 
     layer: str

@@ -38,8 +38,8 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
     They record the agent without action noise, extract features, compute attributions, check the
     attributions and saliency maps through the simulator, export the page, count the failures of the
-    original and edited agents by cause, and write the table of published claims. Features, edits
-    and failure causes use levels of three different seeds.
+    original and edited agents by cause, and write the table of published claims. Levels are drawn
+    with three different seeds: for the recording, for choosing edits, and for counting failures.
 
     Args:
         preset: preset of the experiment.

@@ -50,8 +50,9 @@ class Resources:
         memory_gb: memory in GB.
         cores: number of CPU cores.
         gpus: number of GPUs.
-        processes: number of processes of a training run.
-        shards: number of jobs that the stage is divided into.
+        processes: number of processes of a training run; 1 for other stages.
+        shards: number of jobs that the stage is divided into; if above 1, another job joins their
+            results.
     """
 
     time: str

@@ -83,7 +83,8 @@ class OptimisedStarts:
         targets: targets to maximise, see generative.optimise_start --help.
         num_starts: number of starts per objective.
         iterations: number of optimisation steps.
-        num_recorded: number of recorded starts; half of them are used for comparison.
+        num_recorded: number of recorded starts; optimisation begins at starts of one half, and the
+            other half is used for comparison.
     """
 
     targets: tuple[str, ...]
@@ -105,7 +106,7 @@ class MemoryStudies:
         autoencoder_steps: training steps of each sparse autoencoder.
         features: number of sparse features that are ablated, and for which starts are optimised.
         dream_iterations: number of optimisation steps of a start; 0 for no starts.
-        recorded_starts: number of recorded starts, from which optimisation begins.
+        recorded_starts: number of recorded starts, see ``OptimisedStarts.num_recorded``.
     """
 
     lesions: tuple[str, ...] | None
@@ -140,7 +141,7 @@ class Preset:
         agent_file: agent to analyse, relative to the repository; None to train one.
         model_file: simulator, relative to the repository; None to train one from scratch.
         env_name, distribution_mode: game and mode.
-        seed: seed of all stages.
+        seed: seed of the stages; stages that need other levels add 1 or 2.
         agent_training: training of the agent; None for no training.
         simulator_training: training of the simulator, which starts from ``model_file`` if given;
             None for no training.
@@ -193,14 +194,14 @@ class MazePreset:
         agent_files: files of the agents, relative to the repository.
         distribution_mode: mode of the maze game.
         seed: seed of all stages.
-        region: number of rows and columns of the region in which the cheese lay when the agent was
-            trained.
+        region: number of rows and columns of the region in which the cheese lay when a confined
+            agent was trained; used for all agents.
         evaluated_levels: number of levels for each position of the cheese.
         behaviour_forks, steering_forks: numbers of mazes with a fork for the studies of behaviour
             and of steering.
         num_controls: number of controls of each kind.
         source_forks: number of forks for the study of vectors of other levels.
-        layer_forks: number of forks for patching each layer alone.
+        layer_forks: number of forks for steering at each layer alone, and at all layers at once.
         field_forks: number of forks whose entire fields are compared.
         channel_mazes: number of mazes for choosing channels.
         retargeted_mazes, scrubbed_mazes: number of mazes for retargeting and for resampling.
@@ -255,11 +256,11 @@ class AttributionPreset:
 
     Attributes:
         parameters: parameter set in ``interpreting_configs.yml``.
-        agent_file: agent to analyse, relative to the repository; None if it must be given.
+        agent_file: agent to analyse, relative to the repository; None if the user must give one.
         model_file: simulator for saliency maps; None for no maps.
         env_name, distribution_mode: game and mode.
         use_backgrounds: whether the game draws background images.
-        seed: seed of all stages.
+        seed: see ``Preset``.
         recording_param_name: see ``Preset``.
     """
 
@@ -333,7 +334,8 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
         name: name of the preset, or section:NAME for the parameter set NAME of
             ``interpreting_configs.yml``.
         agent_file: agent to analyse instead of the preset's; no agent is trained then. Without
-            ``model_file``, a simulator is trained for it if the preset needs one.
+            ``model_file``, a ``Preset`` trains a simulator for it, and other presets leave out the
+            stages that need one.
         model_file: simulator to use instead of the preset's; no simulator is trained then.
         path: YAML file with the presets.
 

@@ -26,8 +26,10 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
-    """Return the arguments that start a distributed training run by torchrun. In the command line,
-    they follow the Python executable and precede the script's module.
+    """Return the arguments that start a distributed training run by torchrun.
+
+    In the command line, they follow the Python executable and precede ``-m`` and the script's
+    module.
 
     Args:
         number: number of processes on this machine, one per GPU.

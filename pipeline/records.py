@@ -8,7 +8,7 @@ Files in the output folder::
                                  file for the pipeline, and one per cluster job
     pipeline/*.lock              locks, held while the pipeline or one of its stages runs
     pipeline/job_<part>.json     last attempt of a cluster job, see ``JobAttempt``
-    logs/<number>_<part>.log     output of all attempts at the stage
+    logs/<number>_<part>.log     output of all attempts at a stage, or at a part of it
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class CacheKey:
                               .encode()).hexdigest()
 
     def difference(self, earlier: CacheKey) -> str:
-        """Describe how this cache key differs from an earlier one: the first change of each kind
-        (package versions, modules, parameters, inputs, flags), separated by semicolons."""
+        """Describe how this cache key differs from an earlier one.
+
+        If the scripts differ, only this is stated. Otherwise, the first changed package version,
+        module, parameter and input, and all changed flags follow, separated by semicolons.
+        """
         if self.script != earlier.script:
             return f"the script is {self.script} now"
         kinds = (("version of", earlier.versions, self.versions),
@@ -294,7 +297,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def opened(self, description: dict) -> Iterator[None]:
-        """Context manager: lock the folder for this pipeline, after waiting for running stages.
+        """Context manager: lock the folder for this pipeline, and wait for stages that still run.
 
         Args:
             description: preset and name of the experiment.
@@ -317,7 +320,7 @@ class Experiment:
             part: name of the part of a stage (``Part.name``).
 
         Raises:
-            UserError: if another job runs this part, or a pipeline is running.
+            UserError: if another job still runs this part after a minute, or a pipeline is running.
         """
         busy = f"another job is running {part} in {self.path}; wait for it or cancel it"
         with (_locked(self._pipeline_lock_file, 0, self._busy, shared=True),
@@ -411,7 +414,7 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         shared: acquire a shared lock instead of an exclusive one.
 
     Raises:
-        UserError: if the lock is not free, or its file is not a regular file.
+        UserError: if the lock is not free in time, or its file is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB

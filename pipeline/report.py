@@ -49,7 +49,7 @@ SHOWN_STEPS = 10
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
     """Write the page from the contents of the output folder; returns its path.
 
-    Other files in the folder of the report are kept.
+    Other files in the folder of the report are kept, except strips of saliency from earlier runs.
 
     Args:
         experiment: output folder with the records.
@@ -322,7 +322,7 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
 
 
 def print_plan(pipeline: Pipeline) -> None:
-    """Print for each stage whether it would run and why, and the equivalent command."""
+    """Print for each stage whether it would run and why; if it would, also the command."""
     verbs = {UP_TO_DATE: "is up to date", CONTINUE: "would be continued", RUN: "would run",
              SKIPPED: "is skipped"}
     for stage, decision in pipeline.plan():
@@ -367,5 +367,5 @@ def figures(record: Record) -> tuple[str, str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration as hours, minutes and seconds, such as 2:05:00."""
+    """Format a duration as hours, minutes and seconds, such as 2:05:00 or 1 day, 2:05:00."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -118,13 +118,14 @@ class Pipeline:
             yield stage, decision
 
     def run(self) -> Iterator[tuple[Stage, Decision, int]]:
-        """Run the selected stages that are not up to date; stop after the first that fails.
+        """Run the selected stages that are not up to date, until one fails or is stopped.
 
         Yields:
             Each stage, its decision, and its exit status, which is 0 if it was not run.
 
         Raises:
-            UserError: if a stage would delete a file that no stage has written.
+            UserError: if a stage would delete a file that no stage has written, or an input is
+                missing.
         """
         for stage, decision in self.plan():  # check before any work, not hours later
             if decision.action == RUN:
@@ -228,7 +229,8 @@ class Pipeline:
         return dataclasses.replace(attempt, seconds=round(seconds + more, 1)), status
 
     def accept(self) -> Iterator[str]:
-        """Mark the selected stages as valid in spite of changed inputs, without running them.
+        """Mark the selected stages as valid in spite of changed code, parameters, flags or inputs,
+        without running them.
 
         An interrupted stage is continued in its next run, in spite of the changes.
 

@@ -22,7 +22,8 @@ class Files:
 
     Attributes:
         stage: name of the stage that writes the files.
-        patterns: glob patterns relative to the output folder; the first files of each are shown.
+        patterns: glob patterns relative to the output folder; the first ``limit`` files of each are
+            shown.
         caption: caption of the files.
         limit: largest number of files per pattern.
         newest: whether to show the last files instead of the first.
@@ -40,7 +41,7 @@ class Section:
     """A section of the page: a question, its answer, and files that support it.
 
     Attributes:
-        anchor: fragment of the section in the page's URL.
+        anchor: fragment of the page's URL that leads to the section.
         title: the question.
         text: description of the method, in one or two sentences.
         answer: sentence in which the name of a stage, in braces, stands for the stage's result.

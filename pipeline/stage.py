@@ -71,10 +71,11 @@ class Stage:
         script: module name of the script.
         argv: flags of the script, with placeholders.
         outputs: glob patterns of the output files, relative to the output folder; at least one
-            file matches each.
+            file matches each. A pattern that begins with "!" excludes files.
         result: function that summarises the result, given the output folder.
         needs: glob patterns of input files written by earlier stages, by stage.
-        files: placeholders of other input files: AGENT, SIMULATOR, or a page in PAGES.
+        files: placeholders of other input files: AGENT, SIMULATOR, a maze agent, or a page in
+            PAGES.
         parameters: parameters that the script depends on in addition to its flags, by dotted name.
         clears: glob patterns of paths to delete before a run from scratch; ``outputs`` if empty.
         continued: function that returns the flags to resume the stage after an interruption.
@@ -120,7 +121,8 @@ class PathResolver:
         return [word.replace(OUTPUT, str(self._output)) for word in words]
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
-        """Return the files behind placeholders, and the settings files next to them.
+        """Return the files behind placeholders, all files of a page, and the settings files next to
+        agents and simulators.
 
         Args:
             names: placeholders.
