@@ -1,8 +1,8 @@
 """Write the maze page: edit mazes, patch agents, and watch them walk with and without the patches.
 
-The page opens from disk; the networks run in the browser. Of the first forks, it shows the one on
-which subtracting the cheese vector changes the first agent's probability of reaching the cheese
-most.
+The page opens from disk; the networks run in the browser. The first level that it shows is the one
+of up to 20 forks on which subtracting the cheese vector changes the first agent's probability of
+reaching the cheese most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Vector fields: an agent's policy and value with the mouse on every free square of a level.
+"""Vector fields: an agent's policy and value with the mouse on each free square of a level.
 
 Fields can be subtracted, for example with and without a patch, or with the two facings.
 
@@ -33,7 +33,8 @@ from maze.level.levels import draw_levels
 from maze.level.state import MazeState, draw
 
 FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Function from squares (n, 2) and facings (n,) to frames of the level, uint8 (n, 64, 64, 3)."""
+"""Function from squares of the mouse, world (row, column), (n, 2), and its facings (n,) to frames
+of a level, uint8 (n, 64, 64, 3)."""
 
 LEFT, DOWN, UP, RIGHT, STAY = range(5)
 DIRECTIONS = ("left", "down", "up", "right", "stay")
@@ -109,8 +110,8 @@ class Field:
 
     @property
     def components(self) -> np.ndarray:
-        """Arrows (right, up), one per direction, float64 (n, 4, 2). The length of an arrow is the
-        probability of moving in its direction."""
+        """Arrows (right, up) for left, down, up and right, float64 (n, 4, 2). The length of an
+        arrow is the probability of moving in its direction."""
         directions = np.array([(column, row) for row, column in STEPS])
         return self.probs[:, :STAY, None] * directions
 
@@ -174,7 +175,8 @@ class Difference:
 
     @property
     def published_size(self) -> float:
-        """Euclidean norm of the changes of the four movement probabilities, divided by 2 n.
+        """Euclidean norm, over all squares, of the changes of the four movement probabilities,
+        divided by 2 n.
 
         ``procgen-tools`` prints this number. It shrinks as 1 / sqrt(n); use it only for comparison
         with published numbers.
@@ -240,8 +242,9 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
                  memory: str = START, frames: FrameSource | None = None) -> Field:
     """Compute the field of an agent on a level.
 
-    Active patches apply. In the batch metadata that they read, the step of a square is the distance
-    from the mouse, and the episode is the index of the square.
+    Active patches apply. In the batch metadata that they read, the step of a frame is the distance
+    of its square from the mouse of ``state`` (0 if unreachable), and the episode is the index of
+    the square.
 
     Args:
         policy: agent, on the device of ``compute``.
@@ -249,8 +252,8 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
         state: the level; episodes start at its mouse's square.
         facing: facing of the mouse: 0 for left, 1 for right.
         memory: hidden state of a recurrent agent on each square: ``start``, the state at the start
-            of an episode, or ``walked``, the state after walking to the square, which leaves out
-            unreachable squares, such as those behind the cheese.
+            of an episode, or ``walked``, the state after walking to the square. With ``walked``,
+            the field leaves out unreachable squares, such as those behind the cheese.
         frames: source of the frames; by default :func:`frame_source` of the level.
     """
     grid = state.grid
@@ -380,12 +383,12 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
 
 def reference_frames(env: EnvConfig, without: Collection[int], size: int,
                      seed: int) -> ReferenceSet:
-    """Draw frames of random maze levels, with the mouse on a random free square.
+    """Draw a reference set: one frame per random maze level, the mouse on a random free square.
 
     Args:
         env: environment configuration of the levels.
         without: seeds of measured levels, which are excluded.
-        size: number of frames.
+        size: number of frames and levels.
         seed: seed of the random draws.
     """
     rng = np.random.default_rng(seed)

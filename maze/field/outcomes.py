@@ -36,7 +36,7 @@ from maze.level.grid import Grid, Square
 EPISODE_STEPS = 500  # steps after which an episode ends without reward
 # At the decision square of a fork.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
-# Over all squares of the field.
+# Over all squares of the field, or along the paths to the cheese and the corner.
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
 # From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
@@ -149,9 +149,10 @@ class Reaching:
 
     Attributes:
         cheese: probability of reaching the cheese within the episode's steps.
-        cheese_first: probability of reaching the cheese before any other square of the region.
-        region_first: probability of reaching another square of the region before the cheese.
-        steps: expected length of the episode.
+        cheese_first: probability of reaching the cheese before the top right region, from which the
+            cheese's square is excluded.
+        region_first: probability of reaching this region before the cheese.
+        steps: expected length of the episode, in steps.
     """
 
     cheese: float
@@ -187,7 +188,7 @@ def path_probability(field: Field, target: Square) -> float:
     P(stay).
 
     Raises:
-        UserError: if the square cannot be reached.
+        UserError: if the square cannot be reached, or the field lacks a square of the path.
     """
     path = field.grid.path(field.grid.mouse, target)
     if len(path) == 1:
@@ -200,9 +201,9 @@ def path_probability(field: Field, target: Square) -> float:
 def at_decision_square(field: Field) -> dict[str, float]:
     """Compute the outcomes AT_DECISION of a fork, by name.
 
-    The outcomes are the probabilities of the first steps to cheese and corner and of all other
-    moves, the log-odds of cheese against corner, the entropy of left, down, up, right and stay in
-    nats, and the value.
+    The outcomes are the probabilities of the first step to the cheese, of the first step to the
+    corner, and of all other moves and staying; the log-odds of cheese against corner; the entropy
+    of left, down, up, right and stay in nats; and the value.
 
     Raises:
         UserError: if the level is not a fork.
@@ -245,8 +246,8 @@ def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarr
 def value_agreement(field: Field) -> float:
     """Compute the share of squares whose most likely move leads to the neighbour of highest value.
 
-    The cheese, which ends the episode with its reward, counts as the highest value; walls are
-    ignored.
+    The cheese, which ends the episode with its reward, counts as the highest value. Staying, walls
+    and squares without neighbours in the field are ignored.
     """
     grid = field.grid
     heights = np.pad(field.map(field.values), 1, constant_values=np.nan)

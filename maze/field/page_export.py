@@ -12,11 +12,12 @@ Layout::
 Data files are scripts (see ``common/page_files.py``). Agents are numbered from 0. ``manifest``
 contains
 
+- ``format``: version of the data format;
 - ``actions``: names of the actions;
 - ``agents``: name, file, checksum, cheese region and layers (see ``agents.layers.Layer``) of each;
 - ``modes``: name and ``world_dim`` of each;
 - ``levels``: name, mode, ``maze_dim``, facing and rows of text of each;
-- ``start``: the first view.
+- ``start``: level, mode and patches that the page shows first.
 
 ``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` reimplements
 ``agents/networks.py``, and a test compares the two.
@@ -54,7 +55,8 @@ class Start:
     Attributes:
         name, mode: name and distribution mode of the level.
         patches: active patches, as text.
-        before, after: P(cheese) without and with the patches; NaN without patches.
+        before, after: exact probability of reaching the cheese without and with the patches; NaN
+            without patches.
     """
 
     name: str

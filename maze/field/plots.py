@@ -213,7 +213,7 @@ def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
 def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
-    """Draw the missing figures of an arm, which is a list of patches.
+    """Draw and write the missing figures of an arm, which is a list of patches.
 
     Args:
         store: open store of the results.

@@ -8,14 +8,16 @@ Layout::
     differences.csv                     a row of outcomes per arm and level, see outcomes.py
     moved.csv                           a row per arm and patch: mean size of the patch's change
     <arm>/patches.json                  metadata of the arm's patches
-    <arm>/field_<level>.npz             field of a level; <level> is its seed
-    <arm>/field_<level>_facing_1.npz    field with facing 1, if requested
+    <arm>/field_<level>.npz             field of a level; <level> is its seed, followed by _2, _3
+                                        and so on for further levels with the same seed
+    <arm>/field_<level>_facing_1.npz    field with facing 1, if both facings are requested
     <arm>/field_<level>.png             figure of the field, or of its change by the patches
     <arm>/maps_<level>.png              value and probability of reaching each square
-    films/<name>_<level>.mp4            film
-    films/<name>_<level>.png            stills of the film side by side, if requested
+    films/<film>_<level>.mp4            film over coefficients, checkpoints or squares of the cheese
+    films/<film>_<level>.png            stills of the film side by side, if requested
 
-An ``.npz`` file contains these arrays, for n squares and p patches:
+An ``.npz`` file contains these arrays, for n squares and p patches (a patch of several layers
+counts once per layer):
 
 - ``squares``: inner row and column, int16 (n, 2);
 - ``log_probs`` (n, 15), ``probs`` of left, down, up, right, stay (n, 5), ``values`` (n,), float32;
@@ -176,14 +178,14 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
         patches: patches of the arm, opened for the agent.
         levels: levels by name.
         options: agent and options for computing fields.
-        std: standard deviations of the patched layers' units, by layer; the size ``in_std`` of
-            a change is measured in this unit.
+        std: standard deviations of the units of the patched layers, by layer, in which the size
+            ``in_std`` of a change is measured.
 
     Returns:
         The fields, and the sizes of the patches' changes for :func:`moved_table`.
 
     Raises:
-        UserError: if a field in the folder belongs to another level of the same name.
+        UserError: if a field in the folder is damaged or belongs to another level of the same name.
     """
     fields, moved = {}, []
     for name, state in with_progress(levels.items(), len(levels), "level"):
@@ -207,8 +209,8 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """Return a table with a row per patch of an arm: its layer, the number of frames on which it
-    acted, and the mean sizes of its change over these frames.
+    """Return the table ``moved.csv``, with a row per arm, patch and layer: the number of frames on
+    which the patch acted, and the mean sizes of its change over these frames.
 
     Args:
         moved: sizes of changes, from :func:`fields_of_arm`.

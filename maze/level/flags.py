@@ -1,4 +1,4 @@
-"""Command-line flags that choose levels, filter them by property, and edit them."""
+"""Command-line flags that choose, filter and edit levels; flags common to analyses of an agent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def add_flags(parser: Parser, flags: dict[str, dict[str, Any]]) -> None:
 
     Args:
         parser: parser to add the flags to.
-        flags: arguments of ``add_argument`` by name of the flag, such as LEVEL_FLAGS.
+        flags: keyword arguments of ``add_argument`` by name of the flag without dashes, such as
+            LEVEL_FLAGS.
     """
     for name, options in flags.items():
         parser.add_argument(f"--{name}", **options)
@@ -138,7 +139,7 @@ def add_output_flags(parser: Parser, script: str) -> None:
 
     Args:
         parser: parser to add the flags to.
-        script: name of the script and of its default output folder.
+        script: name of the script; its default output folder is ``analysis/maze/<script>``.
     """
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / script,
                         help="folder to write to")
@@ -159,7 +160,8 @@ def start(flags: Parser, argv: list[str] | None) -> tuple[argparse.Namespace, Co
         The parsed flags; device and precision; and the agent.
 
     Raises:
-        UserError: if the agent cannot be loaded, or has a memory and --exact is given.
+        UserError: if the agent cannot be loaded, or has a memory and --exact is given, or the
+            requested GPU does not exist.
     """
     args = flags.parse_args(argv)
     set_up_logging(args.log_level)
@@ -180,12 +182,12 @@ def open_store(schema: Schema, args: argparse.Namespace, compute: Compute, setti
         args: the parsed flags.
         compute: device and precision.
         settings: settings of the script, in addition to those of agent, levels and computation.
-        more: further arguments of ``ResultStore.open``.
+        more: further positional arguments of ``ResultStore.open``, from ``shard`` on.
         states: all levels of the run; empty if a later run can add levels to the folder.
 
     Raises:
-        UserError: if the folder holds other results, two levels have the same seed, or their modes
-            or backgrounds differ.
+        UserError: if the folder holds other data or results of other settings, or two of the
+            levels have the same seed, different modes or different backgrounds.
     """
     check_seeds(states)
     store = ResultStore(args.output_dir, schema)
@@ -209,10 +211,11 @@ def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[M
 
     Args:
         args: the parsed flags.
-        edit: optional edit of every level, applied before the filters.
+        edit: optional edit of every level's state bytes, applied before the filters.
 
     Raises:
-        UserError: if no level passes the filters, or fewer than --num_mazes do.
+        UserError: if --levels is given, and a source is invalid or no level passes the filters; if
+            it is not given, and fewer than --num_mazes levels pass.
     """
     filters = filters_of(args)
     if args.levels:
@@ -230,8 +233,10 @@ def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[M
 
 
 def edited(state: MazeState, args: argparse.Namespace) -> MazeState:
-    """Apply the edits of EDIT_FLAGS to a level: walls and free squares first, then the path to the
-    corner, the mouse, the cheese and the facing.
+    """Apply the flags in EDIT_FLAGS, except ``--text``, to a level.
+
+    The order is: walls, free squares, path to the world's corner, removal of the cheese (with
+    ``--cheese``), mouse, new cheese, facing.
 
     Raises:
         UserError: if an edit is impossible; the message names the level.

@@ -5,11 +5,12 @@ along a side of the maze, which lies in the centre of the world. Row 0 is at the
 frame, column 0 at the left. Inner coordinates start at the maze's first row and column, which are
 row and column m = (W - d) / 2 of the world.
 
-Source of the features: *Behavioural statistics for a maze-solving agent* (2023). Features are the
-distances between the cheese C, the decision square D, the corner T and the top right 5 x 5 region:
-Euclidean (``euc``), taxicab (``taxi``) and in steps along the shortest path (``steps``). The
-distance to a region is the distance to its nearest free square. Names consist of measure and end
-points: ``euc_C_D``, ``steps_D_5x5``.
+Source of the features: *Behavioural statistics for a maze-solving agent* (2023). 15 features are
+distances between the cheese C, the decision square D and the corner T, and from C and D to the top
+right 5 x 5 region: Euclidean (``euc``), taxicab (``taxi``) and in steps along the shortest path
+(``steps``). The distance to the region is the distance to its nearest free square. Names consist of
+measure and end points: ``euc_C_D``, ``steps_D_5x5``. The 16th feature, ``cheese_norm``, is the
+Euclidean norm of the cheese's world coordinates.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Grid:
         facing: facing of the mouse: 0 for left, as at the start of a level; 1 for right.
 
     Raises:
-        UserError: if a cell has another value, the sizes are invalid, or the mouse is not on a
-            free square; the message names row and column.
+        UserError: if a cell has another value, the cells are not a square, W or d is even, d is
+            not between 3 and W, the facing is invalid, or the mouse is not on a free square
+            without cheese.
     """
 
     cells: np.ndarray
@@ -96,7 +98,7 @@ class Grid:
 
     @property
     def margin(self) -> int:
-        """Width of the border around the maze, m; it depends on maze_dim, not on the cells."""
+        """Width of the border around the maze, m = (W - d) / 2, in cells."""
         return (self.world_dim - self.maze_dim) // 2
 
     def inner(self, square: Square) -> tuple[int, int]:
@@ -184,6 +186,8 @@ class Grid:
     def distances(self, origin: Square) -> np.ndarray:
         """Compute the lengths of the shortest paths from a square to all squares, in steps.
 
+        Paths may cross squares with cheese.
+
         Returns:
             Lengths, int32 (W, W); -1 for walls and unreachable squares.
 
@@ -205,10 +209,10 @@ class Grid:
         return np.maximum(np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1], -1)
 
     def path(self, origin: Square, target: Square) -> list[Square]:
-        """Return the shortest path over free squares, including both ends.
+        """Return the shortest path from ``origin`` to ``target``, including both ends.
 
-        If the free squares are not a tree (:attr:`is_tree`), there may be several; ties are broken
-        in the order left, down, up, right.
+        It may cross squares with cheese. If the free squares are not a tree (:attr:`is_tree`),
+        there may be several shortest paths; ties are broken in the order left, down, up, right.
 
         Raises:
             UserError: if the target cannot be reached, or an end is not a free square.
@@ -243,11 +247,14 @@ class Grid:
         return self.path(self.start, self.cheese), self.path(self.start, self.corner)
 
     def kind(self) -> str:
-        """Return the kind of the level: FORK if neither of the paths from the start to the cheese
-        and to the corner contains the other, else CHEESE_ON_THE_WAY or CORNER_ON_THE_WAY.
+        """Return the kind of the level.
+
+        It is CHEESE_ON_THE_WAY if the cheese is on the path from the start to the corner,
+        CORNER_ON_THE_WAY if the corner is on the path from the start to the cheese, otherwise FORK.
 
         Raises:
-            UserError: if there is not exactly one cheese, or the cheese or corner is unreachable.
+            UserError: if there is not exactly one cheese, or the cheese or the corner cannot be
+                reached from the start.
         """
         to_cheese, to_corner = self._paths
         if to_cheese[-1] in to_corner:
@@ -263,7 +270,7 @@ class Grid:
         return self._paths[0][self._num_common() - 1]
 
     def first_steps(self) -> tuple[Square, Square]:
-        """Return the squares after the decision square, towards the cheese and the corner.
+        """Return the squares after the decision square on the paths to the cheese and the corner.
 
         Raises:
             UserError: if :meth:`decision_square` raises.
@@ -283,7 +290,7 @@ class Grid:
         the start to the corner.
 
         Raises:
-            UserError: if the target or the corner cannot be reached.
+            UserError: if the target or the corner cannot be reached from the start.
         """
         return len(set(self.path(self.start, target)) - set(self.path(self.start, self.corner)))
 
@@ -292,7 +299,7 @@ class Grid:
 
         Args:
             region: number of rows and columns of the top right region to which the cheese was
-                confined in the agent's training; None if it was not.
+                confined in the agent's training; None if it was not confined.
         """
         inside = self.region(self.world_dim)
         row, column = np.indices(self.cells.shape) - self.margin
@@ -331,8 +338,8 @@ class Grid:
             facing: facing of the mouse: 0 for left, 1 for right.
 
         Raises:
-            UserError: if the rows do not form a square of these letters with exactly one mouse;
-                the message names row and column, rows counted from the bottom.
+            UserError: if the rows do not form a square with an odd side of at least 3, contain
+                another letter or not exactly one mouse, or ``maze_dim`` or ``facing`` is invalid.
         """
         size = len(rows)
         if size < 3 or size % 2 == 0:
@@ -379,8 +386,7 @@ def describe(grid: Grid) -> str:
 def fork_features(grid: Grid) -> dict[str, float]:
     """Compute the 16 published features of a fork by name, in squares; see the module docstring.
 
-    ``cheese_norm`` is the Euclidean norm of the cheese's world coordinates. In a maze of at most 5
-    rows the region is the whole maze.
+    In a maze of at most 5 rows, the region is the whole maze.
 
     Raises:
         UserError: if the level is not a fork.

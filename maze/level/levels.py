@@ -7,12 +7,12 @@ A level file is JSON that can be written by hand and read in a diff::
 
 ``rows`` are the rows of the whole world from top to bottom: ``#`` wall, ``.`` free, ``C`` cheese,
 ``M`` mouse. An entry describes the level that Procgen generates for the seed, at its start, with
-cells, mouse and facing replaced; the maze must therefore have the same size as the generated one.
-Several levels are stored as a JSON list of entries, or as a folder of files.
+cells, mouse and facing replaced; the maze therefore has the size of the generated one. Several
+levels are stored as a JSON list of entries, or as a folder of files ``level_<seed>.json``.
 
-The text format uses the same letters, without walls around the maze. A text of d lines is a maze of
-d x d squares in the centre of the world of its mode; the first level seed whose maze has this size
-supplies the rest of the state.
+The text format uses the same letters, and leaves out the walls around the maze. A text of d lines
+is a maze of d x d squares in the centre of the world of a given mode; the first level seed whose
+maze has this size supplies the rest of the state.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ MAX_TRIED = 1000  # seeds tried to find a maze size; each of at most 15 sizes is
 class Filters:
     """Properties that a level must have; None accepts any value.
 
+    Filters on the cheese reject levels that do not have exactly one cheese.
+
     Attributes:
         size: smallest and largest number of rows of the maze.
-        kind: one of KINDS; levels of undefined kind are rejected.
+        kind: one of ``maze.level.grid.KINDS``; levels of undefined kind are rejected.
         cheese_inside: number of rows and columns of the top right region in which the cheese must
             be.
         cheese_outside: number of rows and columns of the top right region outside which the cheese
@@ -110,7 +112,7 @@ def find_levels(distribution_mode: str, seeds: Sequence[int], number: int,
 
 def draw_levels(env: EnvConfig, without: Collection[int], size: int, seed: int
                 ) -> list[MazeState]:
-    """Draw random levels that are different from given ones.
+    """Draw random levels, at their start, excluding given level seeds.
 
     Args:
         env: environment configuration of the levels.
@@ -125,10 +127,11 @@ def draw_levels(env: EnvConfig, without: Collection[int], size: int, seed: int
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parse level seeds such as ``0-99,795``; ranges include both ends.
+    """Parse level seeds such as ``0-99,795``; ranges include both ends, duplicates are removed.
 
     Raises:
-        UserError: if the text is malformed, or a range is reversed or too large.
+        UserError: if the text is malformed, a range is reversed, or there are more than MAX_SEEDS
+            seeds.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -177,8 +180,8 @@ class LevelEntry:
         """Return the level at its start.
 
         Raises:
-            UserError: if the entry has another format or version, or the rows are not a maze of
-                the size that Procgen generates for the seed.
+            UserError: if the entry has another format or version, the mode or seed is invalid, or
+                the rows are not a world of this mode, see ``Grid.from_rows``.
         """
         if (self.format, self.version) != (FORMAT, VERSION):
             raise UserError(f"it has the format '{self.format}' in version {self.version}, not "
@@ -204,10 +207,12 @@ def save_levels(path: Path, states: list[MazeState]) -> None:
 
 
 def load_levels(path: Path) -> list[MazeState]:
-    """Read the levels of a level file, or of a folder of level files in the order of their seeds.
+    """Read the levels of a level file, or of the files ``level_<seed>.json`` of a folder, in the
+    order of these seeds.
 
     Raises:
-        UserError: if there is no level, or a file is damaged; the message names file and entry.
+        UserError: if there is no level, or a file is missing or damaged; the message names file and
+            entry.
     """
     if path.is_dir():
         files = [file for file in path.glob("level_*.json") if file.stem[6:].isdecimal()]

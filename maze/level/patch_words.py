@@ -1,14 +1,16 @@
 """Patch options for mazes: squares, the path to the cheese, and the facing of the mouse.
 
     square=12.20/13.20    patch the cells of the layer that show these squares, in the published
-                          mapping; with mapping=centred, cells whose receptive fields have
-                          their centres nearest to the centres of the squares
+                          mapping of ``agents.layers.Layer.cell``; with mapping=centred, cells
+                          whose receptive fields have their centres nearest to the centres of
+                          the squares
     squares=12.20/13.20   active while the mouse is on one of these squares
     at=decision_square    active while the mouse is on the decision square; at=path, at=off_path:
                           on the shortest path from the start to the cheese, or off it
     facing=0              active while the mouse faces left (0), or right (1)
-    condition=same_cheese for resample: sources are other levels with the cheese moved to the same
-                          square; other_cheese: levels whose cheese is on another square
+    condition=same_cheese for resample: sources are random levels, with the mouse on a random free
+                          square and the cheese moved to the square of the patched level's cheese;
+                          other_cheese: their cheese stays, on another square
 
 Squares are written row.column in world coordinates, row 0 at the bottom. A patch with
 at=decision_square is never active in a level without a decision square. In a level without a path

@@ -1,8 +1,8 @@
 """Cheese confined to a region of the maze, as in Langosco et al. (2022), *Goal misgeneralization*.
 
-The region of size R is the last R rows and columns of the maze: a square at its top right. In the
-authors' fork of Procgen the game itself places the cheese there. Here stock Procgen generates the
-level, and the cheese is moved before the first frame is rendered.
+The region of size R is the last R rows and columns of the maze, at its top right. In the authors'
+fork of Procgen the game itself places the cheese there. Here stock Procgen generates the level, and
+the cheese is moved before the agent sees the first frame.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_
         parser: parser to add the flag to.
         name: name of the flag, without dashes.
         levels: noun for the levels in the help text.
-        of_agent: whether the default is the region of the agent's training.
+        of_agent: whether the default is the region of the agent's training (parsed as None),
+            instead of 0.
     """
     parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())),
                         default=None if of_agent else 0, metavar="R",
@@ -91,10 +92,12 @@ def cheese_region(config: EnvConfig, size: int | None,
     Args:
         config: environment in which the agent plays.
         size: region size R from the flag; None if the flag was not given.
-        agent_file: optional agent file; its training region is used in mazes if ``size`` is None.
+        agent_file: optional agent file. If ``size`` is None, the region of the agent's training is
+            used, provided that training and ``config`` are on mazes.
 
     Raises:
-        UserError: if the game has no cheese, or the region is larger than the world of the mode.
+        UserError: if ``size`` is not 0 and the game is not maze, or ``size`` is negative or larger
+            than the world of the mode.
     """
     if size is None:
         origin = (read_origin(agent_file) if agent_file is not None and config.env_name == GAME

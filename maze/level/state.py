@@ -169,8 +169,8 @@ class MazeState:
             cells: WALL or FREE by square. Other methods move cheese and mouse.
 
         Raises:
-            UserError: if a square is outside the world, holds cheese, or would become a wall under
-                the mouse.
+            UserError: if a value is neither WALL nor FREE, or a square is outside the world, holds
+                cheese, or would become a wall under the mouse.
         """
         changed = self.grid.cells.copy()
         for square, cell in cells.items():
@@ -270,7 +270,7 @@ def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
 
 
 def game_of(states: Collection[MazeState]) -> EnvConfig:
-    """Return the environment configuration that the levels share.
+    """Return the environment configuration with the mode and backgrounds of all levels.
 
     Raises:
         UserError: if the levels have different modes, or only some have backgrounds.
