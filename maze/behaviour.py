@@ -153,6 +153,9 @@ def main(argv: list[str] | None = None) -> None:
 def fit_regressions(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Fit all regressions on the forks of a table of episodes; see ``prediction.regressions``.
 
+    The targets are whether the agent got the cheese and, if every fork has it, the exact
+    probability of getting it.
+
     Args:
         table: table of episodes, from ``episodes_table``.
         seed: seed of folds, bootstrap, sign flips and subsets.
@@ -251,8 +254,8 @@ def _mean(values: pd.Series, seed: int) -> str:
 
 
 def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
-    """Draw success rates, with Wilson's intervals, by kind of level, by size of the maze and by
-    exact probability, from a table of episodes."""
+    """Draw success rates, with Wilson's intervals, by kind of level and place of the cheese, by
+    size of the maze, and by exact probability, from a table of episodes."""
     figure = Figure(figsize=(15, 4.6), layout="constrained")
     by_group, by_size, by_exact = figure.subplots(1, 3)
     sizes = {f"{size} rows": rows for size, rows in table.groupby("maze_dim")}

@@ -124,7 +124,7 @@ def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
     """Return the layers to score and probe, in order of computation, and the layer to multiply.
 
     Args:
-        names: value of ``--layers``.
+        names: value of ``--layers``; None for the default layers.
         multiplied: value of ``--layer``; this layer is scored, too.
 
     Raises:
@@ -211,7 +211,8 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
 
 
 def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
-    """Plot hit rate against contrast of each layer's channels, and the probe scores by target."""
+    """Plot hit rate against contrast of the cheese for the channels of each layer, and the probe
+    scores by target."""
     shown = scores[(scores["set"] == REPORTING) & (scores["mapping"] == PUBLISHED)
                    & (scores["thing"] == CHEESE)]
     layers, targets = list(shown["layer"].unique()), list(probes["target"].unique())

@@ -1,8 +1,8 @@
 """Causal scrubbing: test whether channels matter only through the position of the cheese.
 
-At every square of a level, channels are resampled from other levels, with the cheese at the same
-square or at another one. The change of the field is compared with the change caused by
-resampling random channels. A killed run resumes after its last finished level.
+With the mouse on a sample of squares of each level, channels are resampled from other levels, with
+the cheese at the same square or at another one. The change of the field is compared with the change
+caused by resampling random channels. A killed run resumes after its last finished level.
 """
 
 from __future__ import annotations

@@ -303,15 +303,16 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
     computed. The top right vector needs a maze that does not fill the world.
 
     Args:
-        args: the parsed flags. Without ``--levels``, the filters in ``args`` are changed such that
-            only suitable forks are drawn.
+        args: the parsed flags. Without ``--levels``, ``args`` is modified: only suitable forks are
+            drawn, and ``--choose_on`` is added to their number.
         kinds: kinds of the vectors.
 
     Returns:
         The forks, with the mouse at the start; and the number of examined levels.
 
     Raises:
-        UserError: if --kind excludes forks, or too few levels are found.
+        UserError: if --kind excludes forks, no level is a suitable fork, or too few levels are
+            found.
     """
     if args.kind not in (None, FORK):
         raise UserError(f"only a fork has a decision square; leave out --kind '{args.kind}'")

@@ -13,7 +13,8 @@ A result folder contains::
 ``paths.npz`` contains the ``seeds`` of N levels, int64 (N,), the ``lengths`` of their paths, int64
 (N,), and the concatenated paths, ``squares``, int16 (S, 2). A path consists of the row and column
 of the mouse in each frame of an episode, followed by those of the cheese if the mouse got it. Rows
-and columns are counted from the bottom left square inside the walls around the maze.
+and columns are counted from the bottom left square inside the walls around the maze. S is the sum
+of the lengths.
 
 Claims 2, 4 and 5 of the table of claims are computed from such folders.
 """
@@ -101,13 +102,13 @@ def read_levels(store: ResultStore, states: Sequence[MazeState]) -> dict[int, di
 def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
                 numbers: Sequence[int], seed: int, exact: bool, region: int
                 ) -> Iterator[dict[str, Any]]:
-    """Play levels and measure their fields; yield each level when its episode ends.
+    """Play levels and compute their fields; yield a row of the journal as each episode ends.
 
     Args:
         policy: the agent.
         compute: device and precision.
         states: all levels, with different seeds, one cheese each, and reachable cheese and corner.
-        numbers: indices of the levels to play.
+        numbers: indices of the levels to play, in ``states``.
         seed: seed of the sampled actions, combined with the level's index.
         exact: whether to compute exact probabilities, which need an agent without memory.
         region: number of rows and columns of the top right region.
@@ -221,9 +222,9 @@ def read_findings(path: Path) -> list[Finding]:
     """Return the findings of a folder for rows 1, 2, 4 and 5 of the table of claims.
 
     A run with confined cheese fills row 1; a run with the cheese anywhere fills row 2 and, with
-    ``--regress``, rows 4 and 5. Scores of row 4 are sorted from best to worst. ``shown`` is
-    False for findings that ``table.md`` leaves out, such as P(cheese) and, in row 4, all but the
-    best features.
+    ``--regress``, rows 4 and 5. For each target and score, row 4 is sorted from best to worst.
+    ``shown`` is False for findings that ``table.md`` leaves out, such as P(cheese) and, in row 4,
+    all but the three features of highest accuracy.
 
     Raises:
         UserError: if a file of the folder is missing or damaged.

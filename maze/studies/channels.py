@@ -94,8 +94,8 @@ def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, l
     """Render a level with an object on each of its squares, and without the object.
 
     The cheese or a wall is placed on every free square except the mouse's, in a level without other
-    cheese. The mouse is placed on every free square. There is no frame without a mouse, so frames
-    with the mouse are compared with their mean.
+    cheese. The mouse is placed on every free square. There is no frame without a mouse, so
+    :func:`tracking_scores` compares the activations for each square with their mean over squares.
 
     Args:
         thing: one of OBJECTS.
@@ -213,7 +213,8 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
         layer: layer of the channels.
 
     Raises:
-        UserError: if a text is not a list of channels, or the layer does not have a channel.
+        UserError: if a text is not a list of channels, the layer does not have a channel, or a file
+            is missing or damaged, or has no scores of the layer.
     """
     channels: set[int] = set()
     for text in texts:
@@ -235,7 +236,7 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
 
 
 def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
-    """Write a note that no channel was chosen, in place of the results."""
+    """Write the note ``nothing.md``, which says that no channel was chosen, and print it."""
     text = f"No channel of {layer.name} was chosen as following the cheese, so none was patched."
     store.write("nothing", value=text + "\n")
     print(text)
@@ -287,7 +288,7 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
         decisions: forks on which effects are measured.
         layer: layer of the channels.
         sets: sets of channels.
-        factors: factors of the positive and the negative part.
+        factors: pairs of factors, for the positive and the negative part of the activations.
         reference: frames of other levels, on which the size of a change is measured.
         num_controls: number of random sets per factor and set.
         seed: seed of the random sets, the bootstrap and the sign flips.
@@ -296,7 +297,7 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
         The table of ``stats.effects.compare_conditions``, see EFFECT_COLUMNS.
 
     Raises:
-        UserError: if not enough random sets can be drawn.
+        UserError: if ``num_controls`` is less than 2, or not enough random sets can be drawn.
     """
     policy, std = decisions.policy, {layer.name: reference.std(decisions.policy, layer)}
     conditions: list[Condition] = []
@@ -351,11 +352,13 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
     """Fit linear probes of each target to each layer; train, select and test them on different
     levels.
 
-    The mouse is on a random free square, except for "will get the cheese", where it is at the
-    start. Three targets are properties of a square: whether it is free, has the cheese, or has the
-    mouse. Their examples are SQUARES_PER_LEVEL squares of each maze: the cheese's square, the
-    mouse's square, and random others. Their probes read the channels of the cell that shows the
-    square; probes of coordinates (R²) and "will get the cheese" read the whole layer.
+    The mouse is on a random free square, except for "will get the cheese", where it is on its
+    square in ``states``. Three targets are properties of a square: whether it is free, has the
+    cheese, or has the mouse. Their examples are SQUARES_PER_LEVEL squares of each maze: the
+    cheese's square, the mouse's square, and random others. Their probes read the channels of the
+    cell that shows the square. The other targets are the row and column of cheese and mouse (R²)
+    and "will get the cheese"; their probes read the whole layer. Targets with too few levels of one
+    outcome are left out.
 
     Args:
         policy: the agent.

@@ -196,7 +196,7 @@ class StudiesFolder:
             raise UserError(f"there is no folder {self.path} of studies of an agent")
 
     def has(self, study: str) -> bool:
-        """Return whether a study, one of STUDIES, is finished."""
+        """Return whether a study, one of STUDIES or SERIES, is finished."""
         return any(any((self.path / study).glob(name)) for name in _LAST[study])
 
     def settings(self, study: str) -> dict:
@@ -211,7 +211,8 @@ class StudiesFolder:
             study: name of the study, which is its folder.
             schema: schema of the folder.
             name: entry of the table in the schema.
-            columns: columns of the empty table that is returned if the study has no such table.
+            columns: columns of the empty table that is returned if the study has no such table;
+                without columns, a missing table is an error.
 
         Returns:
             The table, and the number of levels; 0 if the settings do not list them.

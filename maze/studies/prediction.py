@@ -75,13 +75,14 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
           with interval, sign-flip ``p``, and ``p_holm``, corrected for all gains of the table.
         - ``coefficient``, ``intercept``: fit to all levels with standardised features; for sets
           with an interval from fits to RESAMPLINGS bootstrap resamples of levels.
-        - ``vif``: variance inflation factor of a feature given the other features of its set; NaN
-          if the feature is a linear function of these.
+        - ``vif``: variance inflation factor of a feature given the other features of its set (for
+          ALL, all other features); NaN if the feature is a linear function of these.
         - ``share_positive``, ``share_negative``: share of random subsets in which the coefficient
           of the feature has this sign, among those of NUM_SUBSETS that contain the feature.
 
     Raises:
-        UserError: if there are fewer than MIN_LEVELS levels of one outcome.
+        UserError: if there are fewer than MIN_LEVELS levels of one outcome; for a target of
+            probabilities, in expectation.
     """
     for name, target in {"the target": strata, **targets}.items():
         either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))

@@ -1,8 +1,8 @@
 """Retargeting: set a cell of some channels as if the cheese were at the square that the cell shows.
 
-The level's cheese is removed. Every square is a separate target, even if several squares share a
-cell of the map. The outcomes of a target are the normalised path probability and, for agents
-without memory, the exact probability of reaching it within the episode's steps. Before the mouse
+The level's cheese is removed. Every target is one square, even if several squares share a cell of
+the map. The outcomes of a target are the normalised path probability and, for agents without
+memory, the exact probability of reaching the target within the episode's steps. Before the mouse
 reaches a target, it cannot be on squares behind the target, so the agent is run only on squares
 that can be reached without passing the target.
 
@@ -80,7 +80,7 @@ class CellPatch:
     others: float | None = None
 
     def apply(self, activations: Tensor, cell: tuple[int, int]) -> Tensor:
-        """Return a copy of activations (R, C, H, W) with a cell (row, column) set."""
+        """Return a copy of activations (R, C, H, W) with a cell (row from the top, column) set."""
         patched = activations.clone()
         chosen = list(self.channels)
         if self.others is not None:
@@ -149,7 +149,7 @@ class RetargetedLevel:
                                 self.field.memory)
 
     def cell(self, square: Square) -> tuple[int, int]:
-        """Return the layer's cell that shows a square."""
+        """Return the layer's cell that shows a square, as (row from the top, column)."""
         return self.layer.cell(*square, self.grid.world_dim)
 
     def measure_targets(self, targets: Sequence[Square], patch: CellPatch | None) -> pd.DataFrame:
@@ -179,7 +179,7 @@ class RetargetedLevel:
         """Measure path probabilities under controls; see CONTROL_COLUMNS.
 
         There are two kinds of controls, in equal numbers: patches of other channels at the
-        target's cell, and the same patch at cells of other squares.
+        target's cell, and the same patch at other cells that show free squares.
 
         Args:
             targets: target squares.
@@ -251,7 +251,7 @@ def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return means over groups of targets with 95 % intervals over levels; see PART_COLUMNS.
 
     There is one group with all targets, one per range of steps off the path to the corner, and one
-    per range of rows of the maze.
+    per range of the maze's number of rows. Empty groups are left out.
 
     Args:
         targets: measurements of the targets, see TARGET_COLUMNS.

@@ -2,7 +2,7 @@
 
 In a source level, the cheese is moved to the same square as in the target level or to another one,
 and the mouse to a random free square. The outcomes measure the change of the target level's field
-on a sample of its squares.
+on a sample of its squares and at the decision square.
 
 Symbols in shapes: B squares of a level, k sources, P forward passes, M outcomes.
 """
@@ -107,8 +107,8 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
         pool: levels from which sources are drawn.
         num_sources: number of sources with the cheese at the same square, and number of sources
             with the cheese at other squares.
-        num_squares: number of random squares of the field; None for all. The published norm of the
-            whole field is estimated from these squares.
+        num_squares: maximum number of random squares of the field; None for all squares. The
+            published norm of the whole field is estimated from these squares.
         seed: seed of sources and squares, combined with the level's seed.
 
     Raises:

@@ -66,7 +66,8 @@ def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
 
 def series_table(numbers: Sequence[float], folders: Sequence[Path],
                  levels: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Measure each agent, and correlate the measures with cheese region or training steps.
+    """Compute the measures of each agent from its studies, and their rank correlations with cheese
+    region or training steps.
 
     Args:
         numbers: cheese region or training steps of each agent.
@@ -94,7 +95,7 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Return the findings of a folder for row 3 of the table of claims.
+    """Return the findings of a folder for row 3 of the table of claims, [] for a series by steps.
 
     The claim is not judged, because agents with different regions may also differ in overall
     performance.

@@ -1,14 +1,16 @@
 """Effects of steering vectors on forks: at the decision square and over the whole field.
 
 Vectors are added to the output of one layer, or of all layers, with several coefficients
-(:class:`Arms`). The agent's next-step probabilities are measured without vectors, with them, and
-with control vectors (:class:`Experiment`); effects of vectors and controls are then compared
-(:func:`compare_arms`). All forward passes of a frame share the computation before the layer.
+(:class:`Arms`). Outcomes, such as the probability of the step to the cheese, are measured without
+vectors, with them, and with control vectors (:class:`Experiment`); effects of vectors and controls
+are then compared (:func:`compare_arms`). For a single layer, all forward passes of a frame share
+the computation up to this layer.
 
 A result folder contains::
 
-    decisions/<arms>/<number>.npz     outcomes of a batch of forks at their decision squares
-    fields/<arms>/<number>.npz        outcomes over the field of one fork
+    decisions/<arms>/<number>.npz     outcomes of a batch of forks at their decision squares;
+                                      <number> is the index of the batch's first fork
+    fields/<arms>/<number>.npz        outcomes over the field of fork <number>
     choosing/<arms>/<number>.npz      outcomes of the forks on which layer and coefficient are
                                       chosen; see :class:`Measurements` for the arrays
     vectors/<name>.npz                steering vectors
@@ -16,7 +18,7 @@ A result folder contains::
     effects.csv, field_effects.csv    a row per arm and outcome
 
 Symbols in shapes: N forks, n forks per batch, B frames, D sets of vectors (the steering vectors,
-then each control), A arms, K outcomes; dots (…) stand for a layer's shape.
+then each control), A conditions (arms) of a group, K outcomes; dots (…) stand for a layer's shape.
 """
 
 from __future__ import annotations
@@ -117,9 +119,9 @@ def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:
     """Return the outcomes that are measured over fields.
 
     Args:
-        kind: kind of vector, or None. A vector is the difference between a level and a changed
-            level (without cheese, for example). If given, the outcomes include the distance from
-            the field of the changed level.
+        kind: kind of vector, or None. A vector is the difference of activations between a level
+            and a changed level (without cheese, for example). If the kind is given, the outcomes
+            include the distance from the field of the changed level.
         exact: whether to include exact probabilities, which need fields with both facings.
     """
     other = () if kind is None else (Outcome(
@@ -133,7 +135,7 @@ class VectorSource:
 
     Attributes:
         kind: kind of the vector; None for FIXED.
-        source: source of the levels, see ``maze.studies.vectors``.
+        source: a source of levels in :func:`maze.studies.vectors.source_level`, MEAN, or FIXED.
     """
 
     kind: VectorKind | None
@@ -141,7 +143,7 @@ class VectorSource:
 
     @property
     def fixed_name(self) -> str:
-        """Name of vectors that are shared by all levels."""
+        """Key of vectors that are shared by all levels, in ``Experiment.fixed``."""
         return "given" if self.kind is None else f"{self.kind.name}_mean"
 
 
@@ -153,7 +155,7 @@ class Arms:
         name: name of the arms' folder.
         layer: name of a layer, or ALL.
         sources: sources of the vectors that are added together.
-        conditions: conditions whose values are the coefficients of the vectors.
+        conditions: conditions; the value of each is a tuple with a coefficient per source.
         contrast: optional condition for the interaction of two vectors; ``conditions`` are then the
             first vector, the second vector, and both.
     """
@@ -172,7 +174,8 @@ class Measurements:
     Attributes:
         before: outcomes without vectors, float64 (N, K).
         after: outcomes with each set of vectors, under each condition, float64 (D, A, N, K).
-        sizes: sizes of the change of the layer's output, see SIZES, float64 (D, A, N, 3).
+        sizes: sizes of the change of the layer's output, see SIZES, averaged over frames and
+            summed over layers, float64 (D, A, N, 3).
     """
 
     before: np.ndarray
@@ -390,7 +393,8 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
         the ``p_control`` of an arm in the comparison with one kind of controls.
 
     Raises:
-        UserError: if there are fewer than 10 forks, or fewer than 2 controls.
+        UserError: if there are fewer than 10 forks, fewer than 2 controls of a kind, or an outcome
+            is NaN or infinite.
     """
     before, pairs = measured[0].before, list(zip(arms, measured))
     directions = [result for pair in pairs for result in _results(*pair)]
@@ -450,8 +454,8 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
 
 
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
-    """Return, for each combination of sources, the condition with the largest absolute mean change
-    of the log-odds.
+    """Return, for each combination of sources, a group with one condition: the one with the largest
+    absolute mean change of the log-odds.
 
     Args:
         arms: groups of conditions.

@@ -48,7 +48,7 @@ def cheese_pair(state: MazeState) -> Pair:
     """Return the level with its cheese and without it, with the mouse at inner (0, 0).
 
     Raises:
-        UserError: if there is not exactly one cheese, or it is at the start.
+        UserError: if there is not exactly one cheese, or the start is a wall or holds the cheese.
     """
     with_cheese = state.with_mouse(state.grid.start)
     with_cheese.grid.cheese  # noqa: B018  raises for none or several
@@ -152,7 +152,7 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
     the second.
 
     Raises:
-        UserError: if there are not exactly two levels, or their modes differ.
+        UserError: if there are not exactly two levels, or their modes or backgrounds differ.
     """
     if len(states) != 2:
         raise UserError(f"--vector takes two levels as a pair, not {len(states)}")
@@ -189,8 +189,9 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
                  seed: int, draw: int = 0) -> MazeState | None:
     """Return the level from which the vector for a target is computed; None if the pool has none.
 
-    For the cheese, this is a random level in which a suitable square is free, with the cheese moved
-    there. For the path to the world's corner, it is a level whose corner is at a suitable square.
+    For the cheese vector, this is a random level in which a suitable square is free, with the
+    cheese moved there. For the top right vector, it is a random level whose maze does not fill the
+    world and has its corner at a suitable square.
 
     Args:
         kind: kind of the vector.
