@@ -63,7 +63,7 @@ def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple
 
 
 def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
-    """Multiply the weights of an output layer by 0.1, and set its biases if ``bias`` is given."""
+    """Multiply the weights of an output layer by 0.1, and set its biases to ``bias`` if given."""
     with torch.no_grad():
         layer.get_parameter("weight").mul_(0.1)
         if bias:

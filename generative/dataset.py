@@ -24,8 +24,8 @@ from common.errors import UserError
 class Windows:
     """One window (W, …), or a batch of windows with time first (W, B, …).
 
-    Steps outside the episode have black frames, and zeros in all fields except ``terminals`` and
-    ``positions``. Only the hidden state after the episode's last frame is kept.
+    Steps outside the episode have black frames, and zeros in all fields except ``terminals``,
+    ``positions`` and the hidden state that follows the episode's last frame.
 
     Attributes:
         frames: recorded frames, uint8 (…, C, H, W).

@@ -47,8 +47,8 @@ class Life:
     """Outcome of one start in one world, that is, in the real game or in the simulator.
 
     Attributes:
-        outcome: the first of ``OUTCOMES`` to happen.
-        step: number of actions until the outcome, or of all actions if it is ``neither``.
+        outcome: COIN or DEATH, whichever happens first, or NEITHER.
+        step: number of actions until the outcome, or of all actions if the outcome is NEITHER.
         actions: actions that the agent took, int64 (at most T,).
     """
 
@@ -128,7 +128,7 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
 
     The outcome is decided at the first step at which the reward is at least half of ``reward``, or
     the episode ends with a probability of at least 0.5. It is a coin if the reward at this step is
-    above ``POSITIVE`` times ``reward``, otherwise a death. It is NEITHER without such a step.
+    above ``POSITIVE`` times ``reward``, otherwise a death. Without such a step, it is NEITHER.
 
     Args:
         simulator: the simulator with its agent.
@@ -192,7 +192,7 @@ def play_from(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
         The agent's outputs, a list of T + 1; the rewards of the preceding actions (T + 1, N); and
         whether these actions ended the episode, bool (T + 1, N). Entry 0 belongs to the given
         frames, entry t to the frames after t actions. After the end of an episode, the outputs are
-        those on its last frame.
+        those on the last frame before the end.
 
     Raises:
         UserError: if a replay deviates from the recorded frames; the message names episode and

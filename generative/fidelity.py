@@ -206,7 +206,8 @@ def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
         images, labels, without: see ``measure_kept_objects``.
 
     Returns:
-        Measures by name, (T, B) each; NaN where the kind of object is not in view.
+        Errors by ``OBJECT_ERROR`` + kind, and 1 (shown) or 0 by ``OBJECT_SHOWN`` + kind, (T, B)
+        each; NaN where the kind of object is not in view.
     """
     errors, sizes, shown = _compare_objects(images, labels, without)
     means = errors / (sizes * labels.shape[2])  # NaN for an object without pixels
@@ -227,8 +228,8 @@ def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, w
             exclude nothing.
 
     Returns:
-        Measures by name, 1 or 0, (T, B) each; NaN where the kind of object was not in view at the
-        first step, or no part of it is in view now.
+        1 (shown) or 0 by ``KEPT`` + kind, (T, B) each; NaN where the kind of object was not in view
+        at the first step, or no part of it is in view now.
     """
     _, sizes, shown = _compare_objects(to_8_bits(images), labels, without, in_memory)
     at_start = (without[0] != labels[0].unsqueeze(1)).flatten(2).any(dim=-1)  # (B, K)

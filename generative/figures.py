@@ -118,7 +118,7 @@ def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float,
     """Draw measures over simulated steps, one panel each, and return the figure and all panels.
 
     Args:
-        table: table from ``loss_over_time.table_of``.
+        table: table from ``loss_tables.table_of``.
         titles: titles of the panels by kind of measure.
         size: width and height of the figure in inches.
     """
@@ -138,7 +138,7 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot means with intervals over simulated steps, one panel per loss or measure of the agent.
 
     Args:
-        table: table from ``loss_over_time.table_of``.
+        table: table from ``loss_tables.table_of``.
     """
     figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT, (15, 12.5))
     panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
@@ -153,7 +153,7 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
     pixels. Kinds that were never in view are left out.
 
     Args:
-        table: table from ``loss_over_time.table_of``.
+        table: table from ``loss_tables.table_of``.
         kinds: names of the kinds of object.
     """
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
@@ -179,7 +179,7 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     objects, that is, objects in view at the start that are still shown at the last step.
 
     Args:
-        table: table from ``loss_over_time.table_of``.
+        table: table from ``loss_tables.table_of``.
     """
     titles = {kind: heading for kind, heading in TITLES_OF_CARD.items()
               if (table["kind"] == kind).any()}

@@ -52,12 +52,14 @@ class CameraWindows:
 
     Attributes:
         vectors: bottleneck vectors (N, V).
-        costs: costs of motions between the initial frames (N, I - 1, NUM_MOTIONS).
-        edges: edges in the initial frames (N, I, 2, 63).
+        costs: costs of motions between consecutive initial frames, see ``camera.motion_costs``
+            (N, I - 1, NUM_MOTIONS).
+        edges: edges in the initial frames, see ``camera.frame_edges`` (N, I, 2, 63).
         carried: velocity and phase that the vectors encode, minus the encoder's estimate (N, 6).
         world: images of the canvas (N, C, 64, 64).
-        near: memory near the player (N, T, 5 · memory_channels).
-        actions: actions, int64 (N, T).
+        near: memory near the player before each step, see ``camera.near_player``
+            (N, T, 5 · memory_channels).
+        actions: input actions of the steps, int64 (N, T).
         camera: recorded velocity of the camera (right, down), then its displacement (right, down)
             (N, T, 4).
         phase: recorded phase in the last initial frame, see ``batches.true_phase``; NaN where

@@ -107,7 +107,8 @@ class LossOverTime:
 
     Attributes:
         windows: numbers of the windows (N,).
-        action_windows: windows whose actions ``shuffled_actions`` was given (N,).
+        action_windows: for each window, number of the window whose actions the predictor
+            ``shuffled_actions`` uses (N,).
         episodes: numbers of the episodes that the windows show (N,).
         counted: whether the step is not after the window's first terminal step, bool (T, N).
         losses: losses and measures by predictor and kind, float32 (T, N), NaN where a step does not
@@ -125,9 +126,10 @@ class LossOverTime:
     - ``agent_state``: 0.5 times the sum of squared errors of the agent's hidden state after the
       step.
     - ``kl``: unweighted KL(posterior ‖ prior) in nats, where the posterior is given the true frame
-      and the imagined h.
-    - AGENT_MEASURES except the correlation: KL(policy on recorded ‖ on predicted frames) in nats,
-      and the cosine similarity of the agent's hidden states.
+      and the imagined deterministic state.
+    - POLICY_KL: KL(policy on recorded frames ‖ policy on predicted frames) in nats.
+    - STATE_COSINE: cosine similarity of the agent's hidden states on recorded and on predicted
+      frames.
     - VALUES: the agent's values, also for RECORDED frames.
     - If objects are measured, for each kind of object: the mean squared error on its pixels, and
       whether it is shown (1 or 0). Both are NaN where no such object is in view.

@@ -59,7 +59,7 @@ UNSCALED = LossScales()
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorLosses:
-    """The weighted terms of the loss, and their total.
+    """Terms of the loss, each multiplied by its weight, and their total.
 
     Attributes:
         image: 0.5 times the sum of squared errors of the image (T, B), which is clamped to [0, 1]
@@ -69,7 +69,7 @@ class SimulatorLosses:
         agent_state: 0.5 times the sum of squared errors of the agent's hidden state (T, B); 0 after
             the first terminal step, and in windows in which the agent does not act.
         kl: balanced KL divergence of posterior and prior (T, B).
-        update: norm of the change in h (T, B).
+        update: norm of the change of the environment's deterministic state in a step (T, B).
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: sum of squared errors of the agent's hidden state before the first step (B,).
         first_action: cross-entropy of the first step's input action (B,).

@@ -29,7 +29,7 @@ Draw = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LatentSampler:
-    """Function that draws the latent variables z from their logits, or takes their mode.
+    """Sampler that draws each latent variable from its logits, or takes its most likely class.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
@@ -76,7 +76,7 @@ class PresetDraw:
     Unlike with a generator, the draws of a row do not depend on the other rows of the batch.
 
     Args:
-        uniform: random numbers in [0, 1) for each variable of each draw (draws, B, S).
+        uniform: random numbers in [0, 1), one for each latent variable in each call (calls, B, S).
     """
 
     def __init__(self, uniform: Tensor):
@@ -148,7 +148,7 @@ class DownBlock(nn.Module):
 
 
 class BottleneckEncoder(nn.Module):
-    """Encodes initial frames as a point on the unit sphere.
+    """Encoder of initial frames into bottleneck vectors on the unit sphere.
 
     Args:
         image_channels: C, colour channels of an image.
@@ -200,7 +200,7 @@ class Converter(nn.Sequential):
 
 
 class FrameEmbedding(nn.Module):
-    """Embedding of images (N, C, 64, 64) in [0, 1] as vectors (N, E) for the posterior."""
+    """Network that embeds images (N, C, 64, 64) in [0, 1] as vectors (N, E) for the posterior."""
 
     def __init__(self, image_channels: int):
         super().__init__()
@@ -234,7 +234,7 @@ class LayerNormGRUCell(nn.Module):
         self.new_norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return the next state (B, H) from input (B, M) and state (B, H)."""
+        """Return the next state (B, H) from the input x (B, M) and the state h (B, H)."""
         reset_x, update_x, new_x = self.from_input(x).float().chunk(3, dim=-1)
         reset_h, update_h, new_h = self.from_hidden(h).float().chunk(3, dim=-1)
         reset = torch.sigmoid(self.reset_norm(reset_x + reset_h))

@@ -100,7 +100,7 @@ class SamplingPlan:
 
 
 def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
-    """Parse action names from the command line.
+    """Parse action names, or synonyms in ``OTHER_NAMES``, from the command line.
 
     Raises:
         UserError: if an action is unknown (the message suggests the nearest name) or given twice,
@@ -129,7 +129,7 @@ class Sampler:
         num_starts: number of starts.
 
     Attributes:
-        episodes: recorded episodes of the starts; empty for random starts.
+        episodes: numbers on disk of the episodes of the starts; empty for random starts.
 
     Raises:
         UserError: if the dataset has fewer than ``num_starts`` windows.

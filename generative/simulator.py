@@ -244,7 +244,8 @@ class Simulator(nn.Module):
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
             true_camera: recorded motion of the camera, see ``batches.true_camera`` (T, B, 4), and a
-                mask of the steps in which it replaces the predicted motion, bool (T, B).
+                mask of the steps in which it replaces the predicted motion, bool (T, B); ignored in
+                the vector architecture.
             agent_windows: slice of the windows in which the agent acts. The agent's states,
                 log-probabilities, values and actions are returned for these windows only.
 

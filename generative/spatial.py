@@ -78,7 +78,8 @@ class SpatialState:
     """Parts of the environment's state; the numbers of channels are in ``SimulatorConfig``.
 
     Attributes:
-        canvas: coefficients of the last initial frame (B, canvas_channels, 8, 8).
+        canvas: leading coefficients of the patches of the last initial frame
+            (B, canvas_channels, 8, 8).
         memory: memory in coordinates of the view (B, memory_channels, 8, 8).
         scene: memory in coordinates of the canvas (B, scene_channels, 8, 8).
         fine: memory of blocks of 2 x 2 pixels of the view (B, fine_channels or 0, 32, 32).
@@ -112,7 +113,7 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
 
 
 class SpatialEncoder(nn.Module):
-    """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
+    """Encoder of initial frames into unit vectors: a normalised code of V / 64 numbers per cell.
 
     The last channel of the code is initialised to about 1 in every cell. From its mean,
     ``SpatialStart`` recovers the norm that is lost in normalisation. The camera's velocity and

@@ -342,8 +342,8 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
                         batch_size: int, with_videos: bool, overwrite: bool) -> int:
     """Compare the value's saliency with and without gradients through the environment.
 
-    Writes images of the frames, both saliencies and their difference on one colour scale. The
-    arguments, the result and the errors are those of ``write_saliency``.
+    The images that are written show the frames, both saliencies and their difference on one colour
+    scale. The arguments, the result and the errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
     # The samples are in another folder, so checksums identify their vectors.

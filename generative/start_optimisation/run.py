@@ -95,7 +95,7 @@ class FinishedSearch:
 
     Attributes:
         context: inputs of the searches.
-        store: open result folder.
+        store: result folder, open for writing.
         folders: sample folders by penalty.
         recording: rollouts that are replayed in the real game; None to leave this out.
     """
