@@ -177,7 +177,8 @@ class TrainingConfig:
 
     Attributes:
         log_interval: number of batches per row of the log.
-        save_interval: number of batches between two checkpoints.
+        save_interval: number of batches between two checkpoints; a checkpoint is also written if
+            the last one is 10 minutes old.
         keep_newest: number of newest checkpoints that are kept.
         keep_hours: interval in hours; of the older checkpoints, the first in every interval is
             kept.

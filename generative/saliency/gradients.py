@@ -369,7 +369,7 @@ def film(number: int, frames: np.ndarray, actions: np.ndarray,
     Args:
         number: number of the sample.
         frames: frames of the sample, uint8 (T, H, W, C).
-        actions: input actions of the steps, drawn as arrows; -1 where unknown (T,).
+        actions: input actions of the steps, drawn on the frames; -1 where unknown (T,).
         renderings: renderings of the sample's saliency by title, uint8 (T, H, W, C) each.
     """
     large = np.stack([enlarge(frame, PICTURE_SCALE) if action < 0

@@ -74,7 +74,7 @@ class Rollouts:
     @classmethod
     def of(cls, steps: Sequence[Step | PolicyOutput], activations: ActivationCache,
            policy: Policy) -> Rollouts:
-        """Stack steps, simulated or real.
+        """Stack the agent's outputs at simulated or real steps.
 
         Args:
             steps: the agent's outputs at each step.
