@@ -97,7 +97,8 @@ def attributed_subjects(features_dir: Path, context: AttributionContext,
         attributions: attributions of the agent.
 
     Raises:
-        UserError: if attributions to a layer use other features than the given ones.
+        UserError: if the features of a layer are missing, damaged or belong to another agent, or
+            the attributions to it use other features.
     """
     subjects = []
     for layer in (layer for layer in context.bottlenecks if layer.layer.is_map):

@@ -3,8 +3,8 @@
 For each hazard, the script selects the levels on which the agent fails because of the hazard when
 the hazard is invisible. On these levels it ablates each feature of each layer alone, then the best
 feature together with each other feature of its layer, and so on while the result improves. It
-writes an agent file with the edit that most increases the failures caused by the hazard, relative
-to other failures.
+writes an agent file with the edit that has the largest rise in failures caused by the hazard minus
+the rise in other failures.
 
 candidates.csv has one row per tried edit, with the columns hazard, layer, features (numbers of the
 features ablated together, from 0), strength, levels (number of levels), by_hazard_before and
@@ -181,7 +181,7 @@ def edit_of(features: Mapping[str, LayerFeatures], layer: str, numbers: Sequence
     """Return the edit that ablates features of a layer.
 
     Args:
-        features: features by layer.
+        features: features by short name of the layer.
         layer: short name of the layer.
         numbers: numbers of the features, from 0.
         strength: 1 removes the features, 2 reverses their sign.
@@ -196,9 +196,10 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
                  ) -> tuple[dict, list[dict]]:
     """Search for the edit that blinds the agent to a hazard.
 
-    Each feature of each layer is ablated alone, then the best feature together with each other
-    feature of its layer, and so on while the result improves. The best edit has the largest rise in
-    failures caused by the hazard minus the rise in other failures.
+    Each feature of each layer is ablated alone at each strength. Then the best feature is ablated
+    at its best strength together with each other feature of its layer, and so on while the result
+    improves, up to ``args.num_features`` features. The best edit has the largest rise in failures
+    caused by the hazard minus the rise in other failures.
 
     Args:
         args: the parsed flags.
@@ -209,7 +210,7 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
             hazard when the hazard is invisible. If the agent fails fewer than MIN_LEVELS for this
             reason, or the hazard cannot be made invisible, edits are tried on all levels.
         play: function that plays N levels under a condition, and returns the cause of failure of
-            each, or SOLVED (N,).
+            each, or SOLVED (N,); levels are pairs of number and level seed.
 
     Returns:
         The trial of the best edit, and all trials. A trial is a dict with the columns of

@@ -120,7 +120,8 @@ class AgentStudies:
 
     Attributes:
         attributions, checks, objects, causes, levels: stores of the results.
-        features: features of the attributed layers, by short name of the layer.
+        features: features of the attributed layers, by short name of the layer; layers without a
+            folder of features are left out.
 
     Raises:
         UserError: if the folder has no attributions, or no features of the attributed layers.

@@ -1,8 +1,8 @@
 """Ablate features of a layer of an agent, and write an edited agent file, which all scripts accept.
 
 By default, the file stores the edit, which is applied to the layer's output during the forward
-pass. With --in_weights, the weights are changed instead, where this is equivalent, and the file has
-the plain published layout.
+pass. With --in_weights, the weights of the linear module after the layer are changed instead, with
+the same effect, and the file has the plain published layout.
 """
 
 from __future__ import annotations

@@ -234,7 +234,8 @@ def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Lev
 
 
 def describe_controls(controls: Sequence[Condition[Run]]) -> str:
-    """Describe the sizes of the controls; return an empty string if there are none."""
+    """Describe the controls and their sizes for the report; return an empty string if there are
+    none."""
     far = sum(not control.matched for control in controls)
     return "" if not controls else (
         "The controls have the entries of the edit's directions at permuted channels, and a "
@@ -245,12 +246,13 @@ def describe_controls(controls: Sequence[Condition[Run]]) -> str:
 
 def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequence[str],
                levels: Levels, level: tuple[int, int]) -> None:
-    """Replay a level under each condition, and write a film of all of them side by side.
+    """Replay a level under each condition, and write a film of the last LAST_STEPS steps, side by
+    side.
 
     Args:
         path: video file to write.
         conditions: the conditions.
-        causes: cause of failure under each condition, for the titles.
+        causes: cause of failure under each condition, or SOLVED, for the titles.
         levels: settings for playing levels.
         level: number and seed of the level.
     """
@@ -293,7 +295,7 @@ def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Leve
 
 
 def plot_last_frames(endings: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
-    """Plot the last frames of episodes from ``last_frames_of``, one row per episode."""
+    """Plot the result of ``last_frames_of``, one row per episode."""
     figure = Figure(figsize=(1.3 * NUM_FRAMES, 1.9 * len(endings)), layout="constrained")
     for part, (title, frames, values) in zip(
             figure.subfigures(len(endings), squeeze=False).flat, endings):

@@ -1,6 +1,6 @@
-"""Score the features of an agent's layers as detectors of objects, name each feature after its kind
-of object, and list the frames in which it is active without the object. The exact masks of objects
-in recorded frames come from replaying the recording in the real game.
+"""Score the features of an agent's layers as detectors of objects, name each feature after the kind
+of object that it detects best, and list frames in which it is strongly active away from the object.
+The exact masks of objects in recorded frames come from replaying the recording in the real game.
 
 A killed run resumes after the masks or the last finished layer; more layers can be added later.
 """

@@ -112,7 +112,7 @@ def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
         checks: results of attribution.checks, which may be missing.
 
     Returns:
-        URLs by the name of the check; empty without a report.
+        URLs by the name of the check, for checks with a table; empty without a report.
     """
     if not checks.has("report"):
         return {}
@@ -126,7 +126,7 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
 
     Args:
         path: JSON file of names by layer and by the feature's number on the page, from 1.
-        features: features by layer.
+        features: features by short name of the layer.
 
     Returns:
         Names by layer and feature, with features counted from 0.

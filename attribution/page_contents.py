@@ -96,7 +96,7 @@ def title_of(output: str) -> str:
 
 
 def kind_of(output: str) -> str:
-    """Return the kind of an output, one of ``KINDS``."""
+    """Return the kind of an output, see ``PageOutput.kind``."""
     return ACTIVATION if output == ACTIVATIONS else (
         PRODUCT if output.startswith(PRODUCTS) else ATTRIBUTION)
 
@@ -118,8 +118,8 @@ class AttributedAgent:
         recording: recording of the agent.
         steps: steps of the trajectories.
         features: features by layer, in order of computation.
-        layers: short names of all layers, the frame itself first.
-        outputs: names of all outputs.
+        layers: short names of all layers, after INPUT (the frame itself) if it has gradients.
+        outputs: names from :meth:`outputs_at` for all layers, sorted by kind.
         tolerance: accepted completeness error.
 
     Raises:
@@ -240,7 +240,7 @@ class AttributedAgent:
 
     def opening_layer(self) -> str:
         """Return the layer that the page opens on: the layer with the largest object score, or
-        with the largest grid if no layer has a score."""
+        with the largest grid if no layer has a score; INPUT if only gradients are stored."""
         def rank(name: str) -> tuple[float, int]:
             score = (self._read_objects(name) or {"score": [None]})["score"][0]
             return (-1 if score is None or np.isnan(score) else score,
@@ -381,7 +381,8 @@ def join_contents(content: PageContent, other: PageContent) -> PageContent:
     """Join the contents of two agents' pages, such as an original and an edited agent.
 
     The attributions of both must be reduced to the same features. The trajectories of the second
-    agent follow those of the first.
+    agent follow those of the first, and bookmarks and failures are joined, too. All other entries,
+    such as ``unit`` and ``start``, are the first agent's.
 
     Raises:
         UserError: if the second agent lacks an attribution that the first one has.

@@ -8,8 +8,8 @@ Layout::
                                     see ``_manifest`` and ``_summary``
     data/steps.js                   episode, row, level, action, earned, ended, value and advantage
                                     of all steps (N,); probabilities of the actions (N, A)
-    data/strips.js                  strips: for each trajectory, an image of the middle columns of
-                                    its frames
+    data/strips.js                  strips: for each trajectory, an image of two columns of each
+                                    frame (STRIP_COLUMNS)
     data/frames_00000_000.js        sheet: frames of a trajectory
     data/attribution_00_00_00000.js attributions of an output to a layer in a trajectory: cells,
                                     int8 (T, H, W, F + 1), and peak, the |cell| stored as 127 (T,).
@@ -93,7 +93,7 @@ class PageAgent(Protocol):
     """An agent whose trajectories a page shows. Arrays are read only when the page is written.
 
     Attributes:
-        name: name of the agent file.
+        name: name of the agent on the page.
     """
 
     name: str
@@ -111,7 +111,7 @@ class PageAgent(Protocol):
             Arrays by name; all but ``cells`` are optional:
 
             - ``cells``: attributions per cell and feature in the output's unit, the residual last
-              (T, H, W, F + 1)
+              (T, H, W, F + 1); for the frame itself, gradients (T, H, W, 1)
             - ``totals``: sums of ``cells`` over cells (T, F + 1)
             - ``output``: the output (T,)
             - ``baseline``: the output at the baseline of the layer's activations (T,)
@@ -203,10 +203,11 @@ class PageOutput:
     """An output of the agent, or a quantity that is shown like one.
 
     Attributes:
-        name: name, as in ``--outputs``.
+        name: name, as passed to ``PageAgent.attribution``.
         title: human-readable title.
-        kind: one of ``KINDS``. Only attributions sum to the output minus its baseline; gradient
-            times activation and the activations of features do not.
+        kind: ``attribution`` (for the frame itself: gradient), ``product`` (gradient times
+            activation) or ``activation``. Only attributions to layers sum to the output minus its
+            baseline.
     """
 
     name: str
@@ -221,7 +222,7 @@ class PageContent:
     Attributes:
         experiment: name of the experiment.
         agents: the agents, one or two.
-        agent_of: index of each trajectory's agent.
+        agent_of: index of each trajectory's agent in ``agents``.
         game: human-readable game and mode.
         outputs, layers: outputs and layers with attributions.
         steps: steps of all trajectories, grouped by agent.
@@ -232,7 +233,7 @@ class PageContent:
             units seem to differ. NaN is replaced with None.
         bookmarks: lists of notable steps, [{"title", "why", "steps": [[trajectory, step, score]]}];
             scores may be None.
-        labels: names of features, by layer and feature from 0.
+        labels: names of features, by short name of the layer and number of the feature, from 0.
         failures: last steps of failed episodes by cause, [{"cause", "steps": [[trajectory,
             step]]}]; empty if unknown.
         reports: URL of each check's section in the report, relative to the page, by the name of the

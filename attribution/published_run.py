@@ -50,8 +50,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     Args:
         checkpoint_path: published checkpoint (``.jd``), which is converted, or an agent file.
         output_dir: folder for all results.
-        load_kwargs: ``resample`` (True), whether to record; if False, the recording in the folder
-            is used.
+        load_kwargs: ``resample`` (True), whether to record episodes that are missing; if False, the
+            recording in the folder is used as it is.
         trajectories_kwargs: ``num_envs``, number of trajectories (8), and ``num_steps``, steps per
             trajectory (512).
         observations_kwargs: ``num_envs`` (32) and ``num_obs`` (128), whose product is the number of
@@ -74,8 +74,10 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         Path of the page.
 
     Raises:
-        UserError: if a keyword is not supported, or the checkpoint cannot be read.
-        subprocess.CalledProcessError: if a script fails; it has printed the reason.
+        UserError: if a keyword is not supported, ``layer_kwargs`` selects no layer, or the agent
+            file cannot be read.
+        subprocess.CalledProcessError: if a script fails, for example because the published
+            checkpoint cannot be read; the script has printed the reason.
     """
     folder = Path(output_dir)
     _with_defaults(others, {})

@@ -35,7 +35,8 @@ The entry "found" holds facts about the layer, the fit and the features::
                                    observations
     largest_entry                  per feature: largest entry of its direction
     stability                      per feature: cosine between the directions fitted to the two
-                                   halves of the episodes; null with too few rows
+                                   halves of the episodes; null with too few rows, and for
+                                   independent components
     value_mean, value_deviation, baseline_mean, baseline_deviation    mean and standard deviation of
                                    the value, and of the value at the baseline
     gap_median, gap_99, gap_largest    median, 99 % quantile and maximum of the completeness errors
@@ -49,9 +50,10 @@ residual::
                                                layer, and its place in the order of computation;
                                                ``partial``, as above
     attribution/<layer>/activations/trajectory_00000.npz     activations of features per cell
-    attribution/<layer>/<output>/trajectory_00000.npz        attributions per cell, their totals,
-                                               G(a), G(baseline), completeness errors (``gap``) and
-                                               nodes of the integral (``steps``)
+    attribution/<layer>/<output>/trajectory_00000.npz        attributions per cell (``cells``) and
+                                               their sums over cells (``totals``), the ``output``,
+                                               its value at the ``baseline``, completeness errors
+                                               (``gap``) and number of nodes (``steps``)
     attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    totals at each of the last L
                                                steps, and attribution to the hidden state before
                                                them (``older``); optional

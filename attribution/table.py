@@ -1,5 +1,5 @@
 """Write a table that compares the claims of "Understanding RL Vision" about CoinRun agents with the
-findings in the studies of one or more agents. The findings have confidence intervals."""
+findings in the studies of one or more agents. Most findings have confidence intervals."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with and without
 ``--training_levels``, and the folders ``objects`` and, optionally, ``checks`` of its studies.
-``stats.series`` describes the files of a series. Claim R9 of the table of claims is computed from a
-series.
+``stats.series`` describes the files of a series. Row R9 of the table of claims
+(``attribution.claims``) is computed from a series.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def newcombe_difference(first: tuple[float, float, float], second: tuple[float, 
     (1998), method 10.
 
     Args:
-        first, second: shares with the ends of their Wilson intervals.
+        first, second: shares with the lower and upper ends of their Wilson intervals. The second is
+            subtracted from the first.
     """
     difference = first[0] - second[0]
     below = np.hypot(first[0] - first[1], second[2] - second[0])

@@ -1,5 +1,5 @@
-"""Base class of the checks of attributions, and a layer at whose changed activations they evaluate
-an output.
+"""Base class of the checks of attributions, and evaluation of outputs at changed activations of a
+layer.
 
 A check computes per-frame results of each attributed layer and output, and summarises them in a
 table, a figure and a one-sentence verdict. All checks use the same frames.
@@ -71,7 +71,7 @@ class CheckContext:
     Attributes:
         agent: the agent and its recording.
         attributions: attributions of the agent.
-        steps: positions of the checked frames among the steps of all trajectories, ascending (N,).
+        steps: indices of the checked frames among the steps of all trajectories, ascending (N,).
         places: episode and row of each checked frame in the recording, int32 (N, 2); rows of an
             episode are adjacent and ascending.
         seed: seed of all random draws.
@@ -127,8 +127,8 @@ class Batch:
     """A batch of frames with the activations of a layer.
 
     Attributes:
-        rows: positions of the batch's frames among all checked frames (B,).
-        prefix: activations of the layer, and the other inputs of the network after it.
+        rows: indices of the batch's frames among all checked frames (B,).
+        prefix: activations of the layer, and the other inputs of the part of the network after it.
         actions: actions taken (B,).
     """
 
@@ -176,7 +176,7 @@ class CheckedLayer(LayerIntegratedGradients):
         Args:
             batch: the unchanged frames.
             changed: changed activations (R, C, H, W).
-            frame: for each changed activation, the position of its frame in the batch (R,).
+            frame: index in the batch of the frame of each changed copy (R,).
 
         Returns:
             Outputs, float64 (R,).
@@ -241,7 +241,8 @@ class Check(abc.ABC):
 
     def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
                     ) -> Iterator[tuple[Subject, Arrays]]:
-        """Yield each pair of layer and output with its per-frame results."""
+        """Compute the per-frame results of several layers and outputs. Yield each subject with its
+        results; results that are the same for all layers are yielded with one subject only."""
         for subject in subjects:
             yield subject, self.compute(context, subject)
 
@@ -267,7 +268,7 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def verdict(self, table: pd.DataFrame) -> str:
-        """Return the answer to ``title``, in a sentence that names the exceptions."""
+        """Return a sentence that answers ``title`` and names any exceptions."""
 
 
 def summarise(met: pd.Series, table: pd.DataFrame, statement: str, *more: str) -> str:
@@ -294,6 +295,7 @@ def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
 
 
 def format_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Format the cells of a table for a report."""
+    """Format the cells of a table for a report: floats with three significant digits, and a dash if
+    they are not finite."""
     return [[(f"{value:.3g}" if np.isfinite(value) else "–") if isinstance(value, float)
              else str(value) for value in row] for row in table.itertuples(index=False)]

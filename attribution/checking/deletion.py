@@ -116,10 +116,11 @@ class Deletion(Check):
 
 
 def ranks_of(scores: np.ndarray) -> np.ndarray:
-    """Rank cells by descending score. The cell of rank 0 is the first to be replaced or restored.
+    """Rank the cells of each frame by descending score. The cell of rank 0 is the first to be
+    replaced or restored.
 
     Args:
-        scores: score of each cell (N, …); all axes but the first are cells.
+        scores: score of each cell (N, …); all axes but the first are flattened to P cells.
 
     Returns:
         Rank of each cell, int64 (N, P).
@@ -292,7 +293,7 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
 
         - ``feature``: number of the feature
         - ``change``: mean change
-        - ``expected``: mean expected change, which is minus the attribution
+        - ``expected``: mean expected change, which is minus the sum of the attributions
         - ``slope``, ``low_95``, ``high_95``: regression slope of the actual on the expected change,
           and its interval
         - ``r2``, ``rank_correlation``: R² and rank correlation of actual and expected change

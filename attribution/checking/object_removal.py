@@ -163,8 +163,8 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
     show the kind, masks are cyclically shifted by half the number of these frames.
 
     Args:
-        masks: masks of the objects, bool (N, K, 64, 64).
-        changes: changes of the output without each kind (N, K).
+        masks: masks of the kinds of object, bool (N, K, 64, 64).
+        changes: change of the output when each kind is not rendered (N, K).
         attributions: attribution to each cell (N, H, W).
         bottleneck: the layer.
         kinds: names of the kinds (K,).

@@ -23,8 +23,8 @@ files of ``analysis/attribution/objects/``.
                                 score_high_95; null if a feature has no score
     score_chance                object score with the masks of other frames; null if ``score`` is
     features                    list of one dictionary per feature, with these keys:
-        name                    kind of object that the feature is named after; null if its score is
-                                not above chance
+        name                    kind of object that the feature is named after; null unless low_95
+                                of the best score exceeds chance_high
         kind, score             kind of object with the best score, and this score, with low_95,
                                 high_95 and chance_high; all null if no kind has a score
         hallucinations          frames per 1 000 in which the feature is strongly active away from
@@ -125,7 +125,7 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, kinds: Sequence[
         - ``frames``: number of frames in which the kind touches a cell with weight above 0
 
         The second element (4,) holds the object score (mean over features of the best ``auc``), its
-        95 % interval, and its mean over shifts of the masks; NaN if a feature has no score.
+        95 % interval, and its mean over shifts of the masks; all are NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
     auc, histograms = scorer.areas(activations)
@@ -204,7 +204,7 @@ def mean_score(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
 
 
 class ObjectScorer:
-    """Computes weighted histograms of activations in touched and in untouched cells.
+    """Computes weighted areas under the ROC curve of activations as predictors of touched cells.
 
     Args:
         touched: cells that the masks touch, bool (O, H, W, K).
@@ -212,7 +212,8 @@ class ObjectScorer:
 
     Attributes:
         frames: number of frames in which a kind touches a cell with weight above 0 (K,).
-        enough: whether there are enough such frames and episodes for a score, bool (K,).
+        enough: whether at least MIN_FRAMES such frames exist, in at least MIN_EPISODES episodes,
+            bool (K,).
     """
 
     def __init__(self, touched: np.ndarray, episodes: np.ndarray):
@@ -257,7 +258,8 @@ class ObjectScorer:
             activations: activations of the features, float (O, H, W, F).
 
         Returns:
-            Areas (shifts, F, K) for at most NUM_SHIFTS cyclic shifts of the masks along the frames.
+            Areas (shifts, F, K) for at most NUM_SHIFTS cyclic shifts of the masks along the frames;
+            NaN where ``enough`` is False.
         """
         codes = self._codes(activations)
         number = len(self._touched)
@@ -337,8 +339,8 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: n
         Number of such frames per 1 000, with its 95 % interval by bootstrap over episodes (3,); and
         a table of the frames with the strongest such activations, strongest first, at most one per
         episode and NUM_CANDIDATES in all. The columns are ``episode`` and ``row`` of the frame;
-        ``cell_row``, ``cell_column`` and ``activation`` of the most active cell; and ``threshold``,
-        the activation that 1 % of all cells exceed.
+        ``cell_row``, ``cell_column`` and ``activation`` of the most active cell away from the
+        object; and ``threshold``, the 99 % quantile of the activation over all cells and frames.
     """
     threshold = np.quantile(activations, STRONG, method="higher")
     near = binary_dilation(touched, np.ones((1, 3, 3), bool))

@@ -55,10 +55,11 @@ CORRELATION_BAR = 0.5  # limit on the correlation with maps of a fully random ne
 
 
 class Randomisation(Check):
-    """Rank correlations between the agent's attributions and the attributions of copies whose
-    weights are increasingly randomised.
+    """Rank correlations of the agent's |attribution| with the |attribution| of copies whose weights
+    are increasingly randomised.
 
-    Stored array: ``correlations``, float64 (S, N), averaged over DRAWS random draws of the weights.
+    Stored array: ``correlations``, float64 (S, N), averaged over DRAWS random draws of the weights,
+    in at most NUM_FRAMES evenly spaced frames.
     """
 
     title = "Do the maps depend on what the network learned?"
@@ -142,17 +143,17 @@ def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
 
 def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
     """Yield one agent per stage of ``stages_of``, in which this stage and all earlier ones are
-    randomised; the last agent is fully random."""
+    randomised. In the last agent, the heads, the memory and the whole embedder are random."""
     for number, (_, paths) in enumerate(stages_of(policy)):
         policy = randomise(policy, paths, seed + number)
         yield policy
 
 
 def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compute Spearman's rank correlation over the cells of each frame.
+    """Compute Spearman's rank correlation of the two maps of each frame, over the cells.
 
     Args:
-        maps, others: maps to compare (N, H, W).
+        maps, others: first and second map of each frame (N, H, W).
 
     Returns:
         Correlation per frame (N,); 0 where a map is constant.
@@ -193,8 +194,8 @@ _FRAMES_PER_BATCH = 8
 class Fidelity(Check):
     """Infidelity and sensitivity.
 
-    Stored array: ``values``, infidelity and sensitivity per frame, float64 (N, 2); NaN where they
-    are not defined.
+    Stored array: ``values``, infidelity and sensitivity per frame, float64 (N, 2), in at most
+    FIDELITY_FRAMES evenly spaced frames; infidelity is NaN where the output does not change.
     """
 
     title = "Infidelity and sensitivity"

@@ -107,7 +107,8 @@ class Map:
 
 def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bottleneck],
                      output: Output, recorded: RecordedFrames) -> list[Map]:
-    """Compute integrated gradients of an output in recorded frames, one ``Map`` per layer."""
+    """Compute integrated gradients of an output in recorded frames, with baseline zero and summed
+    over channels; one ``Map`` per layer."""
     return [Map(f"attribution to {bottleneck.name}", 0, bottleneck, cell_attributions(
         policy, compute, bottleneck, output, recorded, Integration(tolerance=None)))
             for bottleneck in bottlenecks]
@@ -116,7 +117,8 @@ def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bot
 def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
                    windows: np.ndarray, function: SaliencyFunction, lags: Sequence[int],
                    kernel_size: int, sigma: float) -> list[Map]:
-    """Compute saliency (summed over colours and smoothed) and saliency times the image.
+    """Compute two kinds of map through the simulator: the gradient with respect to the image of
+    step 0, summed over colours and smoothed; and the gradient times the image, summed over colours.
 
     Args:
         simulator: the simulator with its agent.
@@ -273,7 +275,8 @@ CHANCE = "chance"
 
 
 def agreements(maps: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0) -> np.ndarray:
-    """Compute the share of objects in each frame whose effect has the sign that a map predicts.
+    """Compute the share of kinds of object in each frame whose effect has the sign that a map
+    predicts. Only kinds whose hiding changes the output are counted.
 
     Args:
         maps: maps of the frames.
@@ -282,7 +285,7 @@ def agreements(maps: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0
         shift: number of frames by which the maps are cyclically shifted.
 
     Returns:
-        Share of correct signs per frame (N,); NaN where no object changes the output.
+        Share of correct signs per frame (N,); NaN where no kind is counted.
     """
     cells = cells_of(masks, maps.bottleneck)  # (N, K, H, W)
     predicted = -(np.roll(maps.values, shift, axis=0)[:, None] * cells).sum(axis=(2, 3))
@@ -295,7 +298,7 @@ def agreements(maps: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0
 def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[int, np.ndarray],
                        episodes: np.ndarray, seed: int) -> pd.DataFrame:
     """Test the agreement of each map against 0.5, and of each saliency map against each
-    attribution map.
+    attribution map, in frames in which some hidden object changes the output at every lag.
 
     Args:
         maps: the maps.
@@ -303,7 +306,7 @@ def compare_agreements(maps: Sequence[Map], masks: np.ndarray, changes: Mapping[
         changes: changes of the output when each object is hidden (N, K), by lag. Attributions
             explain the output in the frame itself; they are compared at every lag.
         episodes: episode of each frame (N,).
-        seed: seed of the bootstrap.
+        seed: seed of the bootstrap over episodes, and of the sign-flip tests.
 
     Returns:
         The table of ``stats.effects.compare_conditions``, whose p-values are corrected over all

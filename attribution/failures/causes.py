@@ -41,7 +41,7 @@ class Run:
         edit: optional edit of every level, before its first step.
         edit_every_step: whether the level edit is repeated after every step.
         moved: mean norm over frames of the change that an edit causes in its layer, summed over the
-            agent's edits; NaN without edits.
+            agent's edits; for a control, the value of the edited agent; NaN if not measured.
     """
 
     policy: Policy
@@ -94,7 +94,7 @@ def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[st
     """Return the labels of agent files; by default the file names without their suffix.
 
     Raises:
-        UserError: if the number of labels is wrong, or two labels are the same.
+        UserError: if the number of different labels is not the number of files.
     """
     labels = [path.stem for path in files] if labels is None else list(labels)
     if len(set(labels)) != len(files):
@@ -122,8 +122,9 @@ def agent_conditions(files: Sequence[Path], labels: Sequence[str],
 
 
 def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
-    """Return the edits that an edited agent has in addition to those of the original agent; none if
-    the agents' weights differ, or if the edited agent does not begin with the original's edits."""
+    """Return the edits that an edited agent has in addition to those of the original agent; an
+    empty tuple if the agents' weights differ, or the edited agent does not have the original's
+    edits first."""
     first = len(original.edits)
     weights, own = edited.state_dict(), original.state_dict()
     is_extended = weights.keys() == own.keys() and all(
@@ -137,6 +138,8 @@ def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
 def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet, number: int,
                    seed: int) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
     """Measure the sizes of edits, and draw random edits of the same size as controls.
+
+    The edits of an agent are those of ``edits_between``; an agent without any has no controls.
 
     Args:
         conditions: conditions of the agents, the original first.
@@ -214,8 +217,9 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
 
 
 def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
-    """Return a level edit that makes a hazard invisible. The edit must be repeated after every step
-    if the hazard leaves a trail, or becomes another kind of object when it turns around."""
+    """Return a level edit that makes the hazard ``kind`` of a game invisible. The edit must be
+    repeated after every step if the hazard leaves a trail, or becomes another kind of object when
+    it turns around."""
     def hide(state: bytes) -> bytes:
         level = LevelState.parse(state, game)
         if kind.moving:  # first show all: some turned around and are now another kind

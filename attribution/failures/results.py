@@ -6,8 +6,8 @@ Layout::
     settings.json          settings; "arms" holds the settings of each condition
     episodes/<arm>.csv     one row per level, ordered by number: level (number), level_seed, cause
                            (one of causes_of, or "solved"), length (steps), return (sum of
-                           rewards), and for each hazard in_view_<hazard>: number of steps with the
-                           hazard in view, see StateSampler
+                           rewards), and for each hazard in_view_<hazard>: estimated number of steps
+                           with the hazard in view, see agents.failures.StateSampler
     episodes/<arm>.jsonl   journal of finished episodes while the condition is being played
     causes.csv             one row per condition and cause, and one for "any": arm, label, pattern,
                            control, cause, levels, failures, rate, low_95, high_95 (Wilson); for
@@ -17,8 +17,8 @@ Layout::
                            stats.effects.compare_conditions, with failures by each cause as
                            outcomes; for conditions without controls, p_holm and the columns of
                            controls are empty, and claimed is False
-    blindness.csv          one row per edited agent and invisible hazard: label, hazard, blindness,
-                           low_95, high_95
+    blindness.csv          one row per edited agent and invisible hazard: label, hazard, blindness
+                           (see ``blindness``), low_95, high_95
     report.md, causes.png  report, and figure of the failure rates
     failures.png           the last frames of some of the original's failures, if there are any
     films/<arm>_level_<seed>.mp4    a level that is failed under exactly one of two conditions: the
@@ -119,7 +119,8 @@ def episodes_table(played: Sequence[Mapping], game: str) -> pd.DataFrame:
 
 
 def by_cause(episodes: pd.DataFrame, causes: Sequence[str]) -> np.ndarray:
-    """Return 1 where a level was failed because of a cause, and 0 elsewhere, float64 (N, K)."""
+    """Return 1 for each level and cause if the level was failed because of this cause, otherwise 0,
+    float64 (N, K)."""
     return (episodes["cause"].to_numpy()[:, None] == np.array(causes)).astype(float)
 
 
@@ -211,7 +212,9 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
         seed: seed of the bootstrap over levels.
 
     Returns:
-        A table with the columns of ``blindness.csv``; it is empty if ``hidden`` is.
+        A table with the columns of ``blindness.csv``; it is empty if ``hidden`` is. Blindness is
+        NaN if the hazard causes as many failures of the original when it is invisible as when it is
+        visible.
     """
     rows = []
     bootstrap = ClusterBootstrap(np.arange(len(episodes[ORIGINAL])), seed)
@@ -243,8 +246,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
             ``blindness.csv``.
         films: paths of films, relative to the report.
         last_frames: path of the figure of the original's failures; empty if there are none.
-        description: a sentence that describes the agents and levels.
-        controls: a sentence that describes the controls; empty if there are none.
+        description: sentences that describe the agents and levels.
+        controls: sentences that describe the controls; empty if there are none.
     """
     causes = list(dict.fromkeys(rates["cause"]))
     shown, controlled = rates[~rates["control"]], rates[rates["control"]]
@@ -388,7 +391,7 @@ def discordant_levels(original: pd.DataFrame, other: pd.DataFrame, number: int) 
         number: maximum number of levels.
 
     Returns:
-        Numbers of the levels; levels that the original solves come first.
+        Numbers of the levels; levels that are solved in the table ``original`` come first.
     """
     fails, failed = ((table["cause"] != SOLVED).to_numpy() for table in (other, original))
     levels = original["level"].to_numpy()
