@@ -7,10 +7,10 @@ Matrices of gradients without paths through the environment have the suffix ``_w
     jacobian_clust<c>_t-<k>.npy         mean gradients (I, J): one row per IC; one column per
                                         IC, then one per output
     jacobian_median_clust<c>_t-<k>.npy  median gradients (I, J)
-    agreement_clust<c>_t-<k>.npy        share of the samples in which the signs agree (I, J)
-    agreement.csv                       one row per pair, lag, group and kind of gradient, see
-                                        TABLE_COLUMNS
-    agreement_of_matrices.csv           one row per lag, group and kind of gradient, see
+    agreement_clust<c>_t-<k>.npy        ``Agreement.agreement`` (I, J)
+    agreement.csv                       one row per tested pair, lag, group and kind of gradient,
+                                        see TABLE_COLUMNS
+    agreement_of_matrices.csv           one row per lag above 0, group and kind of gradient, see
                                         MATRIX_COLUMNS
     sample_ids.npy, behaviours.npy      numbers of the samples, and the behaviour of each, -1 for
                                         none (M,)
@@ -111,7 +111,8 @@ class SignAgreementTable:
         agreements: nested dict; ``agreements[kind][group]`` is the agreement in a group (the
             samples of one behaviour, or all samples). The kind is WITH (gradients pass through the
             environment) or, optionally, WITHOUT (they do not).
-        influences: compared influences, which hold the lags and the names of ICs and outputs.
+        influences: influences of either kind; only their lags, step, number of ICs and target
+            names are used.
     """
 
     def __init__(self, agreements: Mapping[str, Mapping[Group, Agreement]],
@@ -173,8 +174,8 @@ class SignAgreementTable:
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
     def draw(self) -> Figures:
-        """Draw one figure per group and lag with the gradients, correlations and agreements. Lag 0
-        is drawn only if there are outputs among the targets."""
+        """Yield a file name and a figure of gradients, correlations and agreements for each group
+        and lag. Lag 0 is drawn only if there are outputs among the targets."""
         for group in self._agreements[WITH]:
             for lag in self._lags:
                 if lag > 0 or len(self._targets) > self._num_ics:

@@ -44,8 +44,8 @@ matrix significant.
 Samples are treated as independent. Samples from the same recorded episode are not entirely
 independent, so use samples from many episodes.
 
-Letters in shape comments: M samples, K lags, I sources (ICs), J targets (ICs, then outputs),
-R shuffles, G groups.
+Letters in shape comments: M samples, T steps, K lags, I sources (ICs), J targets (ICs, then
+outputs), R shuffles, G groups.
 """
 
 from __future__ import annotations
@@ -71,15 +71,16 @@ Group = int | str
 
 
 def file_stem(group: Group) -> str:
-    """Return the stem of a group's file names, such as ``behaviour_03``."""
+    """Return the part of file names of figures and pages that stands for a group: ``all``, or
+    ``behaviour_03`` for behaviour 3."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 
 def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
     """Compute mean products of coordinates at steps t and t + lag, over samples and steps t.
 
-    The coordinates are not centred on these samples: they are relative to the mean over recorded
-    episodes, which is 0 for independent components.
+    The products are not covariances: the mean over these samples and steps is not subtracted. The
+    coordinates of ICs are relative to the mean of the recorded states.
 
     Args:
         earlier: coordinates to take at step t (M, T, I).
@@ -103,26 +104,29 @@ class Agreement:
 
     Attributes:
         num_samples: number of samples, M.
-        tested: pairs that are tested, bool; ICs do not influence ICs of the same step.
-        gradients: mean gradients over the samples, in standard deviations of the recorded states.
+        tested: pairs that are tested if the group has at least MIN_SAMPLES samples, bool: all pairs
+            except those of two ICs at lag 0, because ICs do not influence ICs of the same step.
+        gradients: mean gradients over the samples, in the unit of ``Influences.gradients``.
         medians: median gradients over the samples, in the same unit.
         outliers: share of the samples whose gradient is an outlier, see ``outlier_share``.
-        outlier_samples: share of the samples in which the norm of all gradients is an outlier (K,).
+        outlier_samples: share of the samples in which the norm of the gradients of all tested pairs
+            at the lag is an outlier (K,).
         steadiness: share of the samples whose gradient has the sign of the median gradient; 0 where
             the median is 0.
-        correlations: mean products over all pairs of steps at this lag.
+        correlations: mean products over all pairs of steps at this lag, see ``mean_products``.
         agreement: share of the samples in which the gradient has the sign of the product of the
             deviations from the medians; a sample in which the gradient or a deviation is 0 counts
             half.
-        p: p-value of the agreement of the single pair.
+        p: uncorrected p-value of the agreement of the pair.
         p_corrected: p-value corrected for all pairs, lags and groups (maximum statistic).
-        effects: standard deviations by which the target moves per standard deviation of the source,
-            according to the median gradient; standard deviations are taken within the group.
-        explained: median gradient times variance of the source, as a share of the covariance at the
-            saliency step. It is near 1 if the direct influence explains the covariance, near 0 if
-            the covariance has other causes, and 0 where there is no covariance.
+        effects: absolute median gradient, in standard deviations of the target within the group per
+            standard deviation of the source within the group; 0 where the target is constant.
+        explained: median gradient times variance of the source, as a share of the covariance of the
+            source at the earlier step and the target at the saliency step. It is near 1 if the
+            direct influence explains the covariance, near 0 if the covariance has other causes, and
+            0 where there is no covariance.
         matrix_agreement: share of the pairs of different ICs in which the signs of median gradient
-            and cross-correlation agree (K,).
+            and cross-correlation agree (K,); a pair in which one of them is 0 counts half.
         matrix_p, matrix_p_corrected: p-value of ``matrix_agreement`` at one lag, and corrected for
             all groups and lags (K,).
     """
@@ -163,8 +167,8 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
     Args:
         influences: gradients and coordinates of all samples.
         groups: row indices of each behaviour's samples, by behaviour number.
-        num_shuffles: number of shuffles, R.
-        seed: seed of the shuffles.
+        num_shuffles: number of shuffles of the samples, R, and of permutations of the ICs.
+        seed: seed of the shuffles and permutations.
 
     Returns:
         Results by group, ALL_SAMPLES first.
@@ -219,7 +223,8 @@ class SampleSigns:
         rows: row indices of the group's samples (M,).
 
     Attributes:
-        balance: mean over the samples of +1 if the signs agree and -1 if they disagree (K, I, J).
+        balance: mean over the samples of +1 if the sign of the gradient agrees with the product of
+            the signs of the deviations, -1 if it disagrees, and 0 if one of them is 0 (K, I, J).
         standing: ``balance`` times sqrt(M), which makes groups of different sizes comparable: its
             standard deviation under the null hypothesis is about 1 (K, I, J).
         enough: whether the group has enough samples for a test.
@@ -285,9 +290,10 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
         seed: seed of the permutations and sign flips.
 
     Returns:
-        Share of the pairs of different ICs whose signs agree, its p-value, and the p-value
-        corrected for all groups and lags; (G, K) each. A pair whose gradient is 0 counts half, so
-        the results are 0.5, 1 and 1 at a lag without gradients.
+        Share of the pairs of different ICs in which the signs of gradient and correlation agree,
+        its p-value, and the p-value corrected for all groups and lags; (G, K) each. A pair in which
+        one of them is 0 counts half, so the results are 0.5, 1 and 1 at a lag where all gradients
+        are 0.
     """
     num_ics = gradients.shape[-1]
     pairs = ~np.eye(num_ics, dtype=bool)

@@ -104,7 +104,7 @@ class Correlations:
         gradients: nested dict; ``gradients[samples][average]`` is an array (step, I, I) of
             gradients at lags 1 to ``step``, with the earlier ICs as rows. ``samples`` is the name
             of a set of samples in file names, ``clust<c>`` or ``ic<i>_<bottom|top>``; ``average``
-            is MEAN or MEDIAN.
+            is MEAN or MEDIAN. Empty without gradients.
         order, tree: order of the ICs and the dendrogram with this order, see ``seriate``.
         cosines: cosine similarity of the ICs' directions (I, I).
     """
@@ -152,8 +152,8 @@ class Correlations:
         store.write("cosines", value=self.cosines)
 
     def draw(self) -> Figures:
-        """Draw correlations and gradients of each group, gradients of the samples with extreme
-        values of each IC, and the cosines between ICs."""
+        """Yield file names and figures: correlations and gradients of each group, gradients of the
+        samples with extreme values of each IC, and the cosines between ICs."""
         for group in self.products:
             yield f"xcorr_{file_stem(group)}.png", self._plot_products(group)
         if self.gradients:

@@ -3,8 +3,8 @@ from the gradients of saliency_experiments.py.
 
 Saliency is computed on several simulated copies of each sample. The differentiated scalar is a mean
 over the copies, and the stored gradient is again a mean over the copies. A stored gradient is
-therefore the gradient of a single sample divided by the number of copies; ``InfluenceReader``
-multiplies by this number.
+therefore the mean of the gradients of single copies, divided by the number of copies;
+``InfluenceReader`` multiplies by this number.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets (ICs, then
 outputs).
@@ -60,7 +60,7 @@ def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
 
 
 def outlier_share(sizes: np.ndarray) -> np.ndarray:
-    """Compute the share of samples whose gradient is larger than ``OUTLIER`` times the median.
+    """Compute the share of samples whose gradient is larger than OUTLIER times the median sample's.
 
     In a few samples, gradients explode on their way through the simulator and dominate the mean.
     Claims are therefore based on medians; means are stored only because they are published.
@@ -81,7 +81,7 @@ class Coordinates:
     Attributes:
         numbers: numbers of the M samples.
         ics: IC coordinates of the state after each step, relative to the mean of the recorded
-            states and in units of their standard deviation (M, T, I).
+            states, in standard deviations of the recorded coordinates (M, T, I).
         states: the same states in hidden units (M, T, D).
         answers: outputs of the agent by name (a key of ``ANSWERS``), standardised over these
             samples and steps, (M, T) each.
@@ -206,13 +206,14 @@ class InfluenceReader:
         Args:
             answers: names of the outputs, keys of ``ANSWERS``.
             without_env_grads: whether to read the gradients without paths through the environment.
-            policy: if given, the influences on the outputs are computed from the readout weights
-                of this agent (lag 0 only); if None, they are read from saliency.
+            policy: if given, the influences on the outputs are the gradients through the heads of
+                this agent, which are 0 at lags above 0; if None, they are read from saliency.
 
         Raises:
             UserError: if a file is missing, is damaged or contains NaN, or was computed at another
-                step, with other directions or with another ``without_env_grads``; the message names
-                the file.
+                step, with other directions or with another ``without_env_grads``; if the gradients
+                between ICs at lag 0 are not the identity; or if ``policy`` has another number of
+                hidden units.
         """
         coordinates = self._coordinates
         num_ics = self._projector.num_ics
@@ -383,7 +384,8 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
             (``combined_agent_env_hx_analysis_precompute.py``).
 
     Raises:
-        UserError: if the file is missing or damaged, or belongs to other samples.
+        UserError: if the file of behaviours is missing or damaged, or lacks one of the samples; or
+            if the folder holds fewer samples than were analysed.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
     if len(labels) != behaviours.number:

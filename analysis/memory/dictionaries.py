@@ -5,7 +5,8 @@ A dictionary approximates a state by a centre plus a combination of at most k at
 The coefficients are the activations of its features.
 
 - A TopK sparse autoencoder (Makhzani and Frey 2013; Gao et al. 2024) computes the activations with
-  a linear encoder, and keeps the k largest outputs. Centre, encoder and atoms are trained together.
+  a linear encoder, and keeps those of the k largest outputs that are positive. Centre, encoder and
+  atoms are trained together.
 - All other dictionaries have fixed atoms, and their coefficients are found by orthogonal matching
   pursuit (Pati et al. 1993). In each of k steps, the atom whose inner product with the residual is
   largest (in absolute value, if coefficients may be negative) is added, and all coefficients are
@@ -45,7 +46,7 @@ class Dictionary:
 
     Attributes:
         atoms: unit vectors (F, D).
-        centre: state that is approximated with no active feature (D,).
+        centre: approximation of a state in which no feature is active (D,).
         num_active: k, the largest number of active features.
         encoder: weights of the encoder (F, D); None for matching pursuit.
         bias: bias of the encoder (F,); None for matching pursuit.
@@ -95,20 +96,22 @@ class Dictionary:
         return dataclasses.replace(self, encoder=None, bias=None, signed=False)
 
     def arrays(self) -> dict[str, np.ndarray | None]:
-        """Return the arrays to store, by name; the inverse of ``of_arrays``."""
+        """Return the attributes as arrays by name, to be stored; None for a missing one."""
         return {name: value.cpu().numpy() if isinstance(value, Tensor) else
                 None if value is None else np.array(value) for name, value in vars(self).items()}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray]) -> Dictionary:
-        """Create a dictionary from stored arrays."""
+        """Create a dictionary from stored arrays, of which ``encoder`` and ``bias`` may be missing.
+        """
         tensors = {name: torch.from_numpy(arrays[name])
                    for name in ("atoms", "centre", "encoder", "bias") if name in arrays}
         return cls(num_active=int(arrays["num_active"]), signed=bool(arrays["signed"]), **tensors)
 
 
 def top_k(outputs: Tensor, number: int) -> Tensor:
-    """Set all but the ``number`` largest entries of each row (N, F), and negative entries, to 0."""
+    """Return a copy of ``outputs`` (N, F) in which negative entries, and all but the ``number``
+    largest entries of each row, are 0."""
     values, places = outputs.topk(min(number, outputs.shape[1]), dim=1)
     return torch.zeros_like(outputs).scatter(1, places, values.relu())
 
@@ -119,7 +122,7 @@ def matching_pursuit(states: Tensor, atoms: Tensor, number: int, signed: bool = 
     Args:
         states: centred states (N, D).
         atoms: unit vectors (F, D).
-        number: number of atoms per state.
+        number: largest number of atoms per state.
         signed: whether coefficients may be negative. If not, atoms are chosen by the largest signed
             inner product instead of the largest absolute one, and negative coefficients are set to
             0 at the end.
@@ -151,8 +154,10 @@ class AutoencoderTraining:
         num_steps: number of Adam steps.
         batch_size: number of states per batch.
         learning_rate: learning rate of Adam at the beginning; it decays linearly to a thousandth.
-        dead_after: number of states without activation after which a feature is dead.
-        num_revived: number of dead features that reconstruct the residual (k_aux of Gao et al.).
+        dead_after: number of consecutive training states without activation after which a feature
+            is dead.
+        num_revived: largest number of dead features that reconstruct the residual of a state (k_aux
+            of Gao et al.).
         auxiliary: weight of the loss of this reconstruction.
     """
 
@@ -171,9 +176,10 @@ def train_autoencoder(states: Tensor, size: int, num_active: int, seed: int,
                       training: AutoencoderTraining = DEFAULT_TRAINING) -> Dictionary:
     """Train a TopK sparse autoencoder (Gao et al. 2024).
 
-    The states are centred and divided by a common scale. The centre acts as a tied bias: it is
-    subtracted before the encoder and added after the decoder. The encoder begins as the transposed
-    decoder; atoms keep norm 1. Dead features are trained to reconstruct the residual.
+    For the training, the states are centred and divided by a common scale; the result applies to
+    the original states. The centre acts as a tied bias: it is subtracted before the encoder and
+    added after the decoder. The encoder begins as the transposed decoder; atoms keep norm 1. Dead
+    features are trained to reconstruct the residual.
 
     Args:
         states: states of the training levels (N, D).
@@ -227,14 +233,14 @@ def fixed_dictionary(kind: str, states: np.ndarray, size: int, num_active: int,
     """Return a dictionary whose coefficients are found by matching pursuit.
 
     Args:
-        kind: one of FIXED.
+        kind: a key of FIXED, which describes the kinds.
         states: states of the training levels, float32 (N, D).
         size: number of atoms of the kinds RANDOM and STATES; the others have at most D.
         num_active: number of active features k.
         seed: seed of the random draws.
 
     Raises:
-        UserError: if no unit varies.
+        UserError: if no unit varies and the kind is PCA, ICA or NMF.
     """
     centre, signed = states.mean(axis=0, dtype=np.float64).astype(np.float32), True
     centred = states - centre

@@ -58,7 +58,7 @@ def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
         Number of an episode, and the arrays of ``LEVEL_LABELS``.
 
     Raises:
-        UserError: if a frame or the end of an episode differs from the recording; see
+        UserError: if a frame differs from the recording, or an episode ends earlier; see
             ``agents.replay.replayed``.
     """
     config = recorded_game(folder)
@@ -76,7 +76,14 @@ def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
 
 
 def describe_labels(labels: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the distribution of each label over all steps with a value."""
+    """Summarise the distribution of each label over the steps at which it has a value.
+
+    Args:
+        labels: one row per step and one column per label; NaN for a missing value.
+
+    Returns:
+        Table ``distribution.csv``, see the module docstring.
+    """
     summary = labels.agg(["mean", "std", "min", "max"]).T
     return pd.DataFrame({
         "label": labels.columns, "known": labels.notna().mean().to_numpy(),
@@ -100,9 +107,9 @@ class Examples:
         labels: float32 table with one row per step. In addition to the labels of
             ``envs.labels.state_labels``, it has ``steps_to_end`` (number of actions up to the end
             of the episode, 1 at the last step), ``fails`` (whether the episode fails) and, for each
-            hazard, ``fails_by_<hazard>`` (whether it is the cause). Games with ``on_ground`` also
-            have ``steps_since_jump``: steps since the last jump action that was taken on the ground
-            before this step, NaN before the first one.
+            hazard, ``fails_by_<hazard>`` (whether this hazard causes the failure). Games with
+            ``on_ground`` also have ``steps_since_jump``: number of steps since the last earlier
+            step at which a jump action was taken on the ground, NaN if there is none.
     """
 
     folder: RolloutFolder
@@ -130,8 +137,8 @@ class Examples:
         return np.where(self.labels["steps_to_end"] > k, self.actions[later], -1)
 
     def ahead(self, kind: str) -> np.ndarray:
-        """Return whether the nearest object of a kind in view is at most AHEAD cells to the right
-        of the player, bool (N,)."""
+        """Return whether the nearest object of a kind in view is to the right of the player, by at
+        most AHEAD cells, bool (N,); False if none is in view."""
         dx = self.labels[f"{kind}_dx"].to_numpy()
         return (dx > 0) & (dx <= AHEAD)
 

@@ -7,13 +7,15 @@ Layout of ``analysis/memory/lesions/``::
     states.npz             hidden states of the intact agent in the real game
     episodes/<arm>.csv     one row per level that was played under the condition named <arm>
     effects.csv            one row per condition and outcome in the real game
-    open_loop_effects.csv  one row per condition and step after the lesion, on recorded frames
-    curves.csv             divergence at every step after the lesion, and attribution, see curves_of
+    open_loop_effects.csv  one row per condition and tested step (TESTED_STEPS), on recorded frames
+    curves.csv             divergence at every step from the lesion on, and attribution, see
+                           curves_of
     reach.csv              over how many steps frames affect the policy, see reach_of
     report.md              report
     effects.png, kl.png    forest plot of the effects, and the curves
 
-Letters in shape comments: A conditions, N windows, K steps after a lesion, R resamplings.
+Letters in shape comments: A conditions, N windows, K steps from the start of a lesion on, R
+resamplings.
 """
 
 from __future__ import annotations
@@ -74,16 +76,17 @@ def curves_of(conditions: Sequence[Condition], kl: np.ndarray, attribution: np.n
 
     Args:
         conditions: lesions and controls.
-        kl: divergence at each step after the lesion (A, N, K).
-        attribution: absolute attribution to each earlier frame (N, K + 1).
+        kl: divergence at each step from the lesioned one on (A, N, K).
+        attribution: absolute attribution to the frame k steps before the action, for k = 0 to K
+            (N, K + 1).
         levels: level seed of each window (N,).
         seed: seed of the bootstrap over levels.
 
     Returns:
         A row per condition and step, with the columns ``arm`` (name of the condition), ``label``,
-        ``control``, ``step``, ``value`` (mean), ``low_95`` and ``high_95``. In further rows,
-        ``arm`` is ATTRIBUTION, and ``step`` is the number of steps between frame and action, from
-        0.
+        ``control``, ``step`` (1 for the lesioned step), ``value`` (mean), ``low_95`` and
+        ``high_95``. In further rows, ``arm`` is ATTRIBUTION, and ``step`` is the number of steps
+        between frame and action, from 0.
     """
     bootstrap = ClusterBootstrap(levels, seed)
     named = [(condition.name, condition.label, condition.control, 1, values)
@@ -115,9 +118,9 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
     Returns:
         A row per ``curve``: the name of a reset or swap that acts once, or ATTRIBUTION.
 
-        - ``reach``: last step at which the mean curve exceeds REACH of the curve's maximum
-        - ``spearman``: rank correlation over steps with the mean attribution; NaN if a curve is
-          constant
+        - ``reach``: last step at which the mean curve exceeds REACH times its maximum
+        - ``spearman``: rank correlation of the mean curve with the mean attribution over the K
+          steps; NaN if one of them is constant
         - ``reach_low_95``, …: ends of the 95 % intervals of ``reach`` and ``spearman``
     """
     bootstrap, num_steps = ClusterBootstrap(levels, seed), kl.shape[2]
@@ -144,8 +147,8 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
 
 
 def last_above(curves: np.ndarray) -> np.ndarray:
-    """Return the last step (from 1) at which each curve (R, K) exceeds REACH of its maximum; 0 for
-    a curve without positive values."""
+    """Return the last step (from 1) at which each curve (R, K) exceeds REACH times its maximum,
+    float64 (R,); 0 for a curve without positive values."""
     above = curves > REACH * curves.max(axis=-1, keepdims=True).clip(min=0)
     steps = curves.shape[-1] - above[..., ::-1].argmax(axis=-1)
     return np.where(above.any(axis=-1), steps, 0).astype(float)
@@ -165,9 +168,9 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
     """Format the report's section on recorded frames.
 
     Args:
-        effects: effects at some steps after the lesion.
+        effects: effects at the tested steps, from ``stats.effects.compare_conditions``.
         reach: table of ``reach_of``.
-        size: number of windows and of steps after the lesion.
+        size: number of windows, and number of steps from the lesioned one on.
         num_levels: number of levels of the windows.
     """
     lesions, controls = effects[~effects["control"]], effects[effects["control"]]
@@ -203,7 +206,7 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
 
 
 def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
-    """Plot the divergence at each step after a lesion, and the attribution to earlier frames.
+    """Plot the divergence at each step from the lesion on, and the attribution to earlier frames.
 
     Args:
         curves: table of ``curves_of``.

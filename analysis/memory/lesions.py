@@ -8,7 +8,7 @@ swap     the state of another level at the same step; if no other level lasts th
          state of the longest one
 delay    the state that the agent had ``delay`` steps earlier; before step ``delay``, the initial
          state
-freeze   the state one step before the lesion, held at all later steps
+freeze   the state that entered the step before the lesion began, held at all later steps
 copy     the unchanged state of the same episode; checks the implementation
 =======  ==========================================================================================
 
@@ -25,8 +25,9 @@ the policy at the k-th step depends on the last k frames only, so the divergence
 older frames matter. *Closed loop*: the agent plays, and a lesion is passed as
 ``PlayOptions.alter_state``.
 
-Letters in shape comments: N episodes or windows, R rows of a batch, D hidden state, E embedding,
-A actions, K steps from the start of a lesion on, P steps before it.
+Letters in shape comments: N episodes or windows, L steps of an episode, R rows of a batch, D units
+of the hidden state, E units of the embedding, A actions, K steps from the start of a lesion on, P
+steps before it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Lesion:
 
     @property
     def num_past(self) -> int:
-        """Number of earlier states that the lesion needs."""
+        """Age of the oldest state that the lesion needs, in steps."""
         return 1 if self.kind == FREEZE else self.delay
 
 
@@ -78,7 +79,8 @@ class Donors:
     Args:
         states: states that enter the L steps of each episode, (L, D) each.
         levels: level seed of each episode.
-        first: step that the first state of each episode enters; by default 0, as ``other`` assumes.
+        first: step that the first state of each episode enters, by default 0; ``other`` is valid
+            only if it is 0.
         seed: seed of the choice of donors.
     """
 
@@ -89,19 +91,20 @@ class Donors:
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def own(self, number: int, step: int) -> Tensor:
-        """Return the state (D,) that enters a step of episode `number`."""
+        """Return the state (D,) that enters step ``step`` of episode ``number``."""
         return self._states[number][step - self._first[number]]
 
     def other(self, number: int, level: int, step: int) -> Tensor:
         """Return a state (D,) of another level at the same step.
 
-        The episodes of other levels are in a random order. The state comes from the first one that
-        lasts that long. If no episode does, it is the last state of the longest one.
+        The episodes of other levels are in a random order, which depends on ``number``. The state
+        comes from the first of them that reaches this step. If no episode does, it is the last
+        state of the longest one.
 
         Args:
             number: number of the episode that receives the state.
             level: level seed of this episode.
-            step: the step.
+            step: step that the state enters.
 
         Raises:
             UserError: if there is no other level.
@@ -133,9 +136,9 @@ class LesionedMemory:
             change that the lesion would make.
 
     Attributes:
-        moved: sum over steps of the Euclidean norm of the change, in standard deviations of the
-            units, float64 (N,).
-        num_steps: number of changed steps, int64 (N,).
+        moved: sum over the steps of each episode of the Euclidean norm of the change, in standard
+            deviations of the units, float64 (N,).
+        num_steps: number of changed steps of each episode, int64 (N,).
     """
 
     def __init__(self, lesion: Lesion, begin: np.ndarray, initial: Tensor, std: Tensor,
@@ -209,8 +212,8 @@ class LesionedMemory:
 def rotation(std: Tensor, seed: int) -> Tensor:
     """Draw a random matrix (D, D) that rotates changes of a state (R, D).
 
-    Changes are multiplied by it from the right. Only units that vary are rotated, and the norm of a
-    change, in standard deviations of the units, is kept.
+    Changes are multiplied by it from the right. Only units that vary are rotated; changes of the
+    others become 0. The norm of a change, in standard deviations of the units that vary, is kept.
 
     Args:
         std: standard deviation of each unit (D,).
@@ -233,7 +236,7 @@ class Windows:
     Attributes:
         levels: level seed of each window (N,).
         begin: step at which a lesion starts (N,).
-        actions: action that was taken in the last step, int64 (N,).
+        actions: action that was taken in the last step of each window, int64 (N,).
         embeddings: embeddings of the frames of P steps before ``begin`` and of K steps from
             ``begin`` on (N, P + K, E).
         entering: state that enters the first of these steps (N, D).
@@ -280,7 +283,7 @@ def choose_windows(lengths: Sequence[int], num_before: int, num_steps: int, per_
         seed: seed of the draws.
 
     Returns:
-        Ascending steps for each episode; none for an episode that is too short.
+        Ascending first steps of a lesion for each episode; empty if the episode is too short.
     """
     rng = np.random.default_rng(seed)
     return [np.sort(rng.permutation(np.arange(num_before, max(length - num_steps + 1, num_before))
@@ -296,8 +299,8 @@ def run_windows(policy: Policy, windows: Windows,
     Args:
         policy: the agent.
         windows: the windows.
-        alter: lesion, see ``LesionedMemory``; the ``episode`` in its batch metadata is the index of
-            the window.
+        alter: lesion, see ``LesionedMemory``; the ``episode`` in the batch metadata that it gets is
+            the index of the window. None for no lesion.
 
     Returns:
         Log-probabilities of the policy at the K steps from ``begin`` on, float64 (N, K, A); and the
@@ -318,7 +321,8 @@ def run_windows(policy: Policy, windows: Windows,
 
 def attribution_over_time(policy: Policy, windows: Windows, entering: Tensor,
                           mean: Tensor) -> np.ndarray:
-    """Attribute the log-probability of the last step's action to the frames up to this step.
+    """Attribute the log-probability of the last step's action to this step's frame and the K frames
+    before it.
 
     The attribution of a frame is the gradient with respect to its embedding times the embedding's
     deviation from the mean, summed over the units.

@@ -11,10 +11,10 @@ Representations, all for the same steps; a PCA is fitted on training levels only
     action_position    last action (one-hot) and position of the player
     current            embedding, last action and position together
 
-The score of the hidden state is compared with that of the best of BASELINES, see ``with_claims``.
+The score of the hidden state is compared with that of the best of BASELINES, see ``probe_label``.
 Each representation has a linear probe and a network with one hidden layer. The validation part of
-the levels is used to choose the penalty (linear probe), the number of epochs (network), the better
-probe of each representation, and the best baseline.
+the levels (``penalty``) is used to choose the penalty (linear probe), the number of epochs
+(network), the better probe of each representation, and the best baseline.
 
 Layout of the folder that ``analysis/probe_atlas.py`` writes::
 
@@ -22,7 +22,10 @@ Layout of the folder that ``analysis/probe_atlas.py`` writes::
     beyond/<label>.csv    one row: hidden state compared with the best baseline
     weights/<label>.npz   weights of the linear probe of the hidden state, and level seeds of the
                           three parts; no file if the label is an action
-    atlas.csv, beyond.csv, skipped.csv, report.md, actions_ahead.png, beyond_the_frame.png
+    atlas.csv             rows of all files scores/<label>.csv
+    beyond.csv            rows of all files beyond/<label>.csv, see ``with_claims``
+    skipped.csv           labels that were not probed, with the reasons
+    report.md, actions_ahead.png, beyond_the_frame.png
 
 Letters in shape comments: N examples, F features of a representation, D hidden units.
 """
@@ -169,8 +172,8 @@ def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
 
 
 def untrained_copy(policy: Policy, seed: int) -> Policy:
-    """Return an agent of the same architecture with random weights (PyTorch's default
-    initialisation)."""
+    """Return a copy of an agent with random weights (PyTorch's default initialisation). A trained
+    initial state ``init_hx`` is kept."""
     other = copy.deepcopy(policy)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -228,7 +231,8 @@ def _fit_pca(features: np.ndarray, seed: int) -> PCA:
 
 @torch.no_grad()
 def hidden_states_of(policy: Policy, examples: Examples) -> np.ndarray:
-    """Run an agent on the recorded frames; return the state that leaves each step (N, D)."""
+    """Run an agent on the recorded frames of all examples; return the state that leaves each step
+    (N, D)."""
     states = []
     episodes = np.unique(examples.episode)
     for episode in with_progress(episodes, len(episodes), "episode"):
@@ -242,8 +246,8 @@ def hidden_states_of(policy: Policy, examples: Examples) -> np.ndarray:
 def _action_position(examples: Examples) -> np.ndarray:
     """Return features of the last action and of the player's position, float32 (N, F).
 
-    The action is one-hot, and all 0 at the first step of an episode. The position is divided by its
-    standard deviation, and left out if it was not recorded.
+    The action is one-hot, and all 0 at the first step of an episode. Both coordinates of the
+    position are divided by their standard deviations, and left out if they were not recorded.
     """
     last = np.where(examples.step > 0, np.roll(examples.actions, 1), -1)
     parts = [last[:, None] == np.arange(NUM_ACTIONS)]
@@ -269,8 +273,8 @@ def probe_label(label: Label, representations: Mapping[str, np.ndarray], levels:
         num_shuffles: number of shuffles per probe.
 
     Returns:
-        Rows of ``atlas.csv``; the row of ``beyond.csv``; and the weights of the linear probe of
-        the hidden state (D,), or None for an action.
+        Rows of ``scores/<label>.csv``; the row of ``beyond/<label>.csv``; and the weights of the
+        linear probe of the hidden state (D,), or None for an action.
     """
     known = label.known
     target, levels, parts = label.target[known], levels[known], parts[known]
@@ -307,14 +311,16 @@ def _better(rows: pd.DataFrame):
 
 
 def with_claims(beyond: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns ``p_holm`` (p-values corrected by Holm's method) and ``claimed`` (whether the
-    interval lies above 0 and ``p_holm`` is at most 0.05)."""
+    """Return the table with the columns ``p_holm`` (p-values corrected by Holm's method for all
+    labels) and ``claimed`` (whether the interval of ``difference`` lies above 0 and ``p_holm`` is
+    at most 0.05)."""
     p_holm = holm(beyond["p"].to_numpy())
     return beyond.assign(p_holm=p_holm, claimed=(beyond["low_95"] > 0) & (p_holm <= LEVEL))
 
 
 def better_probes(atlas: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the better kind of probe of each label and representation."""
+    """Return one row per label and representation: that of the kind of probe with the better score
+    on the validation part."""
     order = atlas.sort_values("held_out", ascending=False, kind="stable")
     return order.drop_duplicates(["label", "representation"]).sort_index()
 

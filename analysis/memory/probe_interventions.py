@@ -81,7 +81,8 @@ def unit_directions(label: Label, states: np.ndarray, weights: np.ndarray,
         label: label of the states.
         states: hidden states of training levels (N, D).
         weights: weights of the linear probe of the label (D,).
-        methods: some of METHODS.
+        methods: directions to return: PROBE (the weights) or COVARIANCE (the covariance of the
+            states with the label).
     """
     target = label.target[label.known] - label.target[label.known].mean()
     vectors = {PROBE: weights, COVARIANCE: target @ states[label.known]}
@@ -242,9 +243,10 @@ def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.Data
     Returns:
         The table with further columns: ``about`` (name of the label), ``method``, ``sense`` (MORE
         or LESS, for larger or smaller values of the label), ``random`` (mean absolute effect of the
-        controls) and ``ratio_to_random``. If there are swaps, also ``swap`` (effect of the swap of
-        the same label and sense) and ``ratio_to_swap``, which is NaN if the interval of the swap's
-        effect includes 0.
+        controls of the same kind on the same outcome) and ``ratio_to_random`` (absolute effect
+        divided by ``random``). If there are swaps, also ``swap`` (effect on the same outcome of the
+        swap of the same label and sense) and ``ratio_to_swap`` (effect divided by ``swap``; NaN if
+        the interval of the swap's effect includes 0).
     """
     settings = {condition.name: condition.settings for condition in conditions}
     table = table.assign(**{name: [settings[arm].get(key, "") for arm in table["arm"]]

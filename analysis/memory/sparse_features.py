@@ -55,10 +55,11 @@ _IN_VIEW = "_in_view"
 def binary_labels(examples: Examples) -> pd.DataFrame:
     """Return the labels that features may be named after: 0, 1 or NaN (N, K).
 
-    For each kind of object: ``<kind>_in_view``; ``<kind>_ahead``, see ``Examples.ahead``;
-    ``<kind>_left_view``, see ``Examples.left_view`` with EARLIER steps. Other labels describe the
-    player's motion and contact with the ground, jumps in the last SOON steps, end and failure of
-    the episode, and the action at this step.
+    Each kind of object has three labels: ``<kind>_in_view``, ``<kind>_ahead`` (see
+    ``Examples.ahead``) and ``<kind>_left_view`` (see ``Examples.left_view``, with k = EARLIER). The
+    other labels describe the player's motion and contact with the ground, whether the player jumped
+    in the last SOON steps, whether the episode ends within SOON steps, whether and why it fails,
+    and the action at this step.
     """
     labels = examples.labels
     columns: dict[str, np.ndarray] = {}
@@ -115,7 +116,8 @@ class SplitStates:
         return self.levels[self.parts.test]
 
     def random_directions(self, number: int, seed: int | tuple[int, ...]) -> Tensor:
-        """Draw unit vectors (number, D) with the covariance of the training states."""
+        """Draw vectors from a Gaussian with the covariance of the training states, and return them
+        scaled to norm 1 (number, D)."""
         centred = (self.train - self.train.mean(dim=0)).cpu().numpy()
         return torch.from_numpy(random_directions(
             centred, number, np.random.default_rng(seed))).to(self.states)
@@ -245,8 +247,8 @@ def name_features(activations: np.ndarray, labels: pd.DataFrame, levels: np.ndar
         - ``feature``: number of the feature
         - ``frequency``: share of states in which the feature is active
         - ``mean_activation``: mean activation when active
-        - ``label``: label chosen on the second part; NO_LABEL for a feature that is never active
-          there, or if there are no labels
+        - ``label``: label chosen on the second part; NO_LABEL for a feature whose activation is
+          constant there, or if no label is usable, see ``usable_labels``
         - ``auc``, ``p``, ``p_holm``: AUC of the activation for the label, and its p-values
         - ``low_95``, ``high_95``: interval of the AUC; NaN if the AUC or the p-value already rules
           out a name
@@ -313,7 +315,8 @@ def _auc_p(activations: np.ndarray, labels: np.ndarray, levels: np.ndarray,
 
 @torch.no_grad()
 def ablation_kl(policy: Policy, states: Tensor, amounts: Tensor, directions: Tensor) -> Tensor:
-    """Compute the KL divergence of the policy when amounts are subtracted along directions.
+    """Compute the KL divergence of the policy in each state when an amount is subtracted from the
+    state along each direction.
 
     Args:
         policy: the agent.
@@ -396,8 +399,8 @@ def score_ablations(dictionary: Dictionary, policy: Policy, data: SplitStates,
 def splice(dictionary: Dictionary, policy: Policy) -> Patch:
     """Return the patch that replaces the hidden state by its reconstruction, at every step.
 
-    States of a recurrent agent are clipped to [-1, 1], the range of a GRU's states. Without
-    clipping, they could grow from step to step without limit.
+    The reconstructions for a recurrent agent are clipped to [-1, 1], the range of a GRU's states.
+    Without clipping, states could grow from step to step without limit.
     """
     return Apply(STATE, lambda states: _in_range(dictionary.reconstruct(states), policy))
 
@@ -439,7 +442,7 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
         dictionary: the dictionary.
         policy: the agent.
         features: numbers of the features to ablate, int (features,).
-        labels: name of each feature in figures and reports.
+        labels: name of each feature in figures and reports, by number of the feature.
         data: states.
         num_controls: number of random directions.
         seed: seed of the directions.

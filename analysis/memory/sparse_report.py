@@ -1,7 +1,7 @@
 """Schema, report and figure of ``analysis/sparse_features.py``, and schema of
 ``analysis/feature_dreams.py``.
 
-Layout of the output folder::
+Layout of the output folder of ``analysis/sparse_features.py``::
 
     settings.json
     dictionaries/<name>.npz    a dictionary, see ``Dictionary``; for example sae_256 or pca
@@ -79,7 +79,7 @@ ABLATIONS = Wording(
 
 
 def describe_dictionary(name: str) -> str:
-    """Return the description of a dictionary, such as "units of the state"."""
+    """Return the description of a dictionary by its name: "units of the state" for ``units``."""
     kind, _, size = name.partition("_")
     if kind == "sae":
         size, _, pursuit = size.partition("_")
@@ -93,7 +93,8 @@ def report(dictionaries: pd.DataFrame, features: pd.DataFrame, effects: pd.DataF
     """Format the report as Markdown.
 
     Args:
-        dictionaries, features, effects: the tables of the folder.
+        dictionaries, features, effects: tables ``dictionaries.csv``, ``features.csv`` and
+            ``effects.csv``.
         main: name of the dictionary whose features are ablated.
         description: sentences about the recording and the sizes of the study.
     """
@@ -149,11 +150,11 @@ def _strongest(features: pd.DataFrame) -> list[str]:
 
 
 def plot_dictionaries(path: Path, table: pd.DataFrame) -> None:
-    """Plot variance explained, KL and success of each dictionary, with intervals.
+    """Plot variance explained, KL and change of the success rate per dictionary, with intervals.
 
     Args:
         path: figure to write.
-        table: table of the dictionaries.
+        table: table ``dictionaries.csv``.
     """
     panels = (("variance_explained", "variance_low", "variance_high", "variance explained"),
               ("kl", "kl_low", "kl_high", "KL of the policy (nats; grey: random error)"),

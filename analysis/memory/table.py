@@ -1,4 +1,4 @@
-"""Claims of the literature about the memory of agents, and the findings on each of them.
+"""Claims about the memory of agents, some of them from the literature, and the findings on each.
 
 Claims are numbered M1, M2, and so on. Sources: Taufeeque et al. 2024, "Planning in a recurrent
 neural network that plays Sokoban", arXiv 2407.15421 (M2); pull request 8 of
@@ -97,7 +97,13 @@ class MemoryTables:
         self._path = path
 
     def read(self, study: str, entry: str, columns: dict[str, type]) -> pd.DataFrame | None:
-        """Read columns of a table of a study; None if the study has not been run."""
+        """Read columns of a table of a study; return None if the table does not exist.
+
+        Args:
+            study: subfolder of the study.
+            entry: name of the table in the schema of the study.
+            columns: type of each column to read.
+        """
         store = ResultStore(self._path / study, _SCHEMAS[study])
         return store.read(entry, form=Table(columns)) if store.has(entry) else None
 
