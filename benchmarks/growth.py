@@ -2,9 +2,9 @@
 
 Each script is run from the command line, with one thread, for three amounts of work. A straight
 line fitted to the durations gives the time to start the script and the time per unit of work. The
-largest amount is then split between two processes. Training scripts run on two ranks of torchrun,
-other scripts as two parallel shards. The result is printed as a Markdown table. Durations are wall
-times, so the machine must be otherwise idle.
+largest amount is then split between two processes if the work can be divided: training scripts run
+on two ranks of torchrun, others as two parallel shards, which are then joined. The result is
+printed as a Markdown table. Durations are wall times, so the machine must be otherwise idle.
 
     python -m benchmarks.growth                    everything, about 20 minutes on two cores
     python -m benchmarks.growth record             one stage, after preparing its inputs

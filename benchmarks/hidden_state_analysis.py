@@ -55,7 +55,7 @@ class MeasuredResults(StepResults):
 
     Attributes:
         costs: for each step, its duration in seconds and the peak memory of the process so far in
-            GB.
+            GB; the caller sets it to an empty mapping.
     """
 
     costs: dict[str, tuple[float, float]]

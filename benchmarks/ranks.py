@@ -102,8 +102,12 @@ def free_port() -> int:
 
 
 def slowest(calls: list[Callable[[], Future]]) -> float:
-    """Do a unit of work in all processes at the same time, and return the longest duration in
-    seconds."""
+    """Call all processes at the same time, and return the longest of their durations in seconds.
+
+    Args:
+        calls: for each process, a function that starts the work and returns a future of its
+            duration.
+    """
     futures = [call() for call in calls]
     return max(future.result() for future in futures)
 

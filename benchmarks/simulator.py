@@ -44,7 +44,13 @@ PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 def settings_for(parameter_set: str, recording: Path, batch_size: int, num_steps: int
                  ) -> SimulatorRunSettings:
-    """Return the settings for training on a recording and saving only at the end."""
+    """Return the settings for training on a recording and saving only at the end.
+
+    Args:
+        parameter_set: name of the parameter set.
+        recording: folder whose subfolder ``data`` is the recording.
+        batch_size, num_steps: values that replace those of the parameter set.
+    """
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9, "gen_model.batch_size": batch_size,
         "gen_model.num_sim_steps": num_steps})

@@ -95,7 +95,8 @@ class Parser(argparse.ArgumentParser):
             set with the values of these flags.
 
         Raises:
-            UserError: if the parameter set does not exist, or --log_level is invalid.
+            UserError: if the parameter set does not exist or has an unknown key, the recording's
+                description is damaged, or --log_level is invalid.
         """
         args, explicit = self.parse_args(argv), self.explicit(argv)
         set_up_logging(args.log_level)
@@ -144,7 +145,7 @@ class OneText(argparse.Action):
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return an argparse type: an integer from ``low`` to ``high``."""
+    """Return an argparse type for integers from ``low`` to ``high``, both included."""
 
     def number(text: str) -> int:
         try:
@@ -200,7 +201,7 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
 
     Args:
         path: output file; None if nothing is written.
-        is_own: returns whether the script wrote an existing file; may raise ``UserError``.
+        is_own: returns whether the script wrote an existing file; a ``UserError`` counts as False.
         overwrite: whether any existing file may be replaced.
         flag: flag that chooses the output file, for the message.
 
@@ -271,7 +272,10 @@ def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...])
 
 
 def set_up_logging(log_level: str) -> None:
-    """Log plain messages to stderr.
+    """Log messages from a level upwards to stderr, without level or time.
+
+    Args:
+        log_level: name of the level, or its number in Python's logging.
 
     Raises:
         UserError: if the level is unknown.

@@ -88,7 +88,7 @@ def read_yaml(path: Path) -> dict:
 
     Raises:
         UserError: if the file is missing, is not YAML, does not hold a mapping with string keys, or
-            is nested too deeply.
+            exceeds the limits of ``common.files.check_nested``.
     """
     if (given := _given.get(path.resolve())) is not None:
         sys.audit("open", str(path), "r", os.O_RDONLY)  # for hooks that record which files are read
@@ -122,7 +122,8 @@ def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
 
 
 def save_settings(folder: Path, settings) -> None:
-    """Write the resolved settings of a run (a dataclass) and the package versions as YAML."""
+    """Write the resolved settings of a run (a dataclass) and the package versions to the file
+    SETTINGS_NAME in a folder."""
     with atomic_path(folder / SETTINGS_NAME) as temporary:
         temporary.write_text(yaml.safe_dump(
             {**dataclasses.asdict(settings), "versions": versions()}, sort_keys=False))

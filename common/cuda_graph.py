@@ -43,7 +43,7 @@ class GraphedFunction:
             inputs: tensors on the GPU, with the same names and shapes in every call.
 
         Returns:
-            Copies of the function's results.
+            Results of the function; later calls do not overwrite them.
         """
         self._calls += 1
         if self._calls <= _WARM_UP_CALLS:  # on a side stream, as graph capture requires

@@ -47,7 +47,8 @@ class Compute:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
 
     def place(self, module: Module) -> Module:
-        """Move a network to the device, in place, with the memory layout of ``channels_last``."""
+        """Move a network to the device, in place, with the memory layout that ``channels_last``
+        selects, and return it."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         # torch's type stubs lack memory_format
         return module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
@@ -57,7 +58,7 @@ def bfloat16_features(features: Mapping[str, bool]) -> list[str]:
     """Return the names of the processor's features for computing in bfloat16.
 
     Args:
-        features: whether the processor has each feature, by torch's name.
+        features: whether the processor has each feature, from ``torch.cpu.get_capabilities``.
     """
     return [name for name in ("amx_bf16", "avx512_bf16") if features.get(name)]
 
@@ -82,8 +83,8 @@ def num_jobs(num_rows: int | None = None) -> int:
     It is torch's number of threads, limited to the number of available cores.
 
     Args:
-        num_rows: number of rows of the data. With fewer than ROWS_FOR_THREADS rows, the result is
-            1, because one thread is faster.
+        num_rows: number of rows of the data, if known. With fewer than ROWS_FOR_THREADS rows, the
+            result is 1, because one thread is faster.
     """
     if num_rows is not None and num_rows < ROWS_FOR_THREADS:
         return 1
@@ -91,7 +92,8 @@ def num_jobs(num_rows: int | None = None) -> int:
 
 
 def give_numba_torchs_threads() -> None:
-    """Set numba's number of threads, for calls from this thread, to torch's number.
+    """Set numba's number of threads, for calls from this thread, to torch's number, or to numba's
+    maximum if that is smaller.
 
     By default numba uses all processors. Both libraries share OpenMP's threads, so the first call
     of numba would also change torch's number of threads, and thereby the rounding of its results.

@@ -98,14 +98,15 @@ class Distributed:
                 self._gpus = dist.new_group(backend="nccl", timeout=_NCCL_TIMEOUT)
 
     def local_slice(self, num: int) -> slice:
-        """Return this rank's share of ``num`` items; shares differ by at most one item."""
+        """Return the slice of ``num`` items that is this rank's share; the sizes of the shares
+        differ by at most one item."""
         return self._slice_of(self.rank, num)
 
     def _slice_of(self, rank: int, num: int) -> slice:
         return slice(rank * num // self.world_size, (rank + 1) * num // self.world_size)
 
     def gather(self, local: Tensor, num: int, dim: int = 0) -> Tensor:
-        """Concatenate the items of all ranks in order, without gradients.
+        """Concatenate the items of all ranks in the order of the ranks, without gradients.
 
         Args:
             local: items of this rank; its size along ``dim`` is that of ``local_slice(num)``.
@@ -139,7 +140,8 @@ class Distributed:
         return torch.cat([whole[:part.start], local, whole[part.stop:]])
 
     def gather_list(self, local: list[Item]) -> list[Item]:
-        """Return the items of all ranks, in order, on rank 0; the local items on other ranks."""
+        """Return the items of all ranks, in the order of the ranks, on rank 0; the local items on
+        other ranks."""
         if not self.is_distributed:
             return local
         lists: list[list[Item]] = [[] for _ in range(self.world_size)]
@@ -231,7 +233,7 @@ class Distributed:
             return None if self.max(rows is None) else rows
 
     def max(self, number: int) -> int:
-        """Return the maximum of a number over all ranks."""
+        """Return the maximum of an integer over all ranks."""
         if not self.is_distributed:
             return number
         numbers = torch.tensor([number])

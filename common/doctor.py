@@ -27,7 +27,9 @@ def chromium() -> str | None:
 
 
 def packages(requirements: Path) -> str:
-    """List the required packages with their installed versions.
+    """List the required packages with their installed versions, separated by commas.
+
+    The required version is added if another or none is installed.
 
     Args:
         requirements: file of lines ``name==version``; lines with a marker for another Python

@@ -37,9 +37,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
-    A full disk, an unwritable folder or too little memory counts as a user error; Ctrl-C prints
-    "stopped" and gives exit status 130; other exceptions keep their traceback. Characters that the
-    locale cannot print, for example in paths, are escaped.
+    Too little memory and every ``OSError``, such as a full disk, count as user errors. Ctrl-C
+    prints "stopped" and gives exit status 130. Other exceptions keep their traceback. Characters
+    that the locale cannot print, for example in paths, are escaped.
     """
 
     @functools.wraps(main)

@@ -61,8 +61,9 @@ def named_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` if the block succeeds.
 
-    The temporary name keeps the suffix, by which some writers choose the format. On failure
-    the temporary file is removed and ``path`` remains unchanged.
+    The folder of ``path`` is created if it is missing. The temporary name keeps the suffix, by
+    which some writers choose the format. On failure the temporary file is removed and ``path``
+    remains unchanged.
 
     Args:
         path: file to write.
@@ -118,7 +119,7 @@ def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
     Temporary files of killed writers are ignored.
 
     Args:
-        patterns: patterns for ``Path.glob``.
+        patterns: patterns for ``Path.glob``, relative to the folder.
     """
     matches = {path for pattern in patterns for path in folder.glob(pattern)}
     for path in sorted(folder.rglob("*")):
@@ -160,7 +161,7 @@ def save_tensors(path: Path, content: dict) -> None:
 
 
 def append_or_nothing(path: Path, text: str) -> None:
-    """Append text to a file, which remains unchanged if writing fails."""
+    """Append text to an existing file, which remains unchanged if writing fails."""
     length = path.stat().st_size
     try:
         with named_errors(path), open(path, "a") as file:
@@ -184,7 +185,7 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
         written_by: script that writes the file, for the message about a missing file.
 
     Raises:
-        UserError: if the file is missing.
+        UserError: if there is no regular file at this path.
     """
     path = Path(path)
     if not path.is_file():
@@ -197,7 +198,7 @@ def read_json(path: Path, written_by: str = "") -> Any:
     """Read a JSON file. See ``read_bytes`` for ``written_by``.
 
     Raises:
-        UserError: if the file is missing, is not JSON, or is nested too deeply.
+        UserError: if the file is missing, is not JSON, or exceeds the limits of ``check_nested``.
     """
     try:
         content = json.loads(read_bytes(path, written_by=written_by))
@@ -232,8 +233,8 @@ def check_nested(content: Any, path: Path) -> list:
         All values at all levels, including the containers and the keys of mappings.
 
     Raises:
-        UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES values, or an integer has
-            more than 64 bits.
+        UserError: if there are more than MAX_DEPTH levels or MAX_ENTRIES values, or an integer does
+            not fit into 64 bits.
     """
     waiting, values = [(content, 0)], []
     while waiting:
@@ -301,8 +302,8 @@ def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
         where: name of the file in messages, such as "the agent file x.pth".
 
     Raises:
-        UserError: if an entry is not a floating-point tensor, or holds NaN or an absolute value
-            above MAX_WEIGHT; the message names the entry.
+        UserError: if an entry is not a floating-point tensor, is empty, or holds NaN or an absolute
+            value above MAX_WEIGHT; the message names the entry.
     """
     for name, tensor in state.items():
         if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.numel()
@@ -334,7 +335,7 @@ class ArrayFile:
     offset: int
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Read the rows from ``begin`` up to ``end``, or up to the last row.
+        """Read the rows from ``begin`` to ``end`` - 1, or to the last row if there are fewer.
 
         Returns:
             Array (rows, *shape[1:]).
@@ -360,10 +361,12 @@ def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     """Open a ``.npy`` file of numbers in C order; only its header and size are checked.
 
     Args:
-        dtype, dimensions: required type and number of dimensions.
+        dtype, dimensions: required type, which may be abstract such as ``np.floating``, and number
+            of dimensions.
 
     Raises:
-        UserError: if the file is missing or damaged, or holds other types or dimensions.
+        UserError: if the file is missing or damaged, or holds an array of another type, number of
+            dimensions or order.
     """
     array, is_by_rows = _array_header(path, "")
     if not np.issubdtype(array.dtype, dtype) or len(array.shape) != dimensions or not is_by_rows:

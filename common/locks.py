@@ -152,10 +152,13 @@ def _release(path: Path, file: TextIO) -> None:
 
 
 def claim_folder(folder: Path, marker: str) -> FolderLock:
-    """Create and lock a folder for a new run: ``folder``, or ``folder`` with a suffix _2, _3, …
+    """Create and lock a folder for a new run.
+
+    Its name is that of ``folder``, or has a suffix _2, _3, … if another process has locked the
+    folder or an earlier run has used it.
 
     Args:
-        marker: name of a file that exists in folders of earlier runs, which are skipped.
+        marker: name of a file that exists in the folders of earlier runs.
     """
     number, path = 1, folder
     while True:

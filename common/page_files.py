@@ -53,7 +53,8 @@ class PageFolder:
         return self.path / "data" / f"{name}.js"
 
     def copy_page(self) -> None:
-        """Copy the built page into the folder, which may exist, and create its data folder."""
+        """Copy the built page into the folder, and create the subfolder ``data``, which must not
+        exist."""
         shutil.copytree(self.built(), self.path, dirs_exist_ok=True)
         self.data_file("").parent.mkdir()
 
@@ -85,13 +86,17 @@ def data_script(path: Path, content: dict) -> bytes:
 
 
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Encode arrays by name as [type, text]; the supported types are those of ``_TYPES``."""
+    """Encode arrays by name as [type, text].
+
+    The types are float32, int8, int16, int32, uint8 and uint32; others raise a ``KeyError``.
+    """
     return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}
 
 
 def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Compress and encode large arrays by name as [type, text, "gzip"]."""
+    """Compress and encode large arrays by name as [type, text, "gzip"]; for types see ``encoded``.
+    """
     return {name: [array.dtype.name, letters(_compressed(array)), "gzip"]
             for name, array in arrays.items()}
 

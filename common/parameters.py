@@ -94,7 +94,8 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def id_list(text: str, what: str) -> tuple[int, ...]:
-    """Parse numbers such as "33 39 56 84", or a range such as "0 to 100", which excludes 100.
+    """Parse numbers such as "33 39 56 84", or a range such as "0 to 100", which excludes 100; a
+    range that ends before it begins is empty.
 
     Args:
         what: name of the list, for messages.
@@ -160,8 +161,8 @@ class ParameterSet:
         overrides: overriding values by dotted name, such as ``gen_model.lr``.
 
     Raises:
-        UserError: if the set does not exist (the message suggests the most similar name), or has a
-            key that ``defaults`` lacks.
+        UserError: if the set does not exist (the message suggests the most similar name), or the
+            set or ``overrides`` has a key that ``defaults`` lacks.
     """
 
     def __init__(self, name: str, overrides: dict[str, object] | None = None):

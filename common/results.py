@@ -103,7 +103,8 @@ class ResultStore:
         return self.file_of(name, *key).exists()
 
     def keys(self, name: str) -> list[str]:
-        """Return the sorted keys of all existing items of an entry whose path has one ``{}``."""
+        """Return the keys of all existing items of an entry, as sorted strings. The entry's path
+        must have one ``{}``."""
         before, after = re.split(r"{.*?}", self.schema.entry(name).path)
         paths = (str(path.relative_to(self.path)) for path in self.path.glob(before + "*" + after))
         return sorted(path[len(before):len(path) - len(after)] for path in paths
@@ -329,7 +330,7 @@ class ResultStore:
         self.file_of(name, *key).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Record that this process has written all items of its shard."""
+        """Record that this process has written all items of its shard; no effect without shards."""
         if self.is_open and self._shard != WHOLE:
             ShardNotes(self.path).finish(self._shard)
 

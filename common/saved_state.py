@@ -18,7 +18,8 @@ def check_like(found, expected, where: str) -> None:
     """Raise if a saved value does not have the structure of an expected value.
 
     Mappings must have the same keys, lists the same length, and tensors the same type and shape.
-    Other values must have the same type. Numbers must be finite, and integers not negative.
+    All other values must be numbers of the same type. Numbers and tensors must be finite. Integers
+    outside tensors must not be negative.
 
     Args:
         found: saved value.
@@ -64,7 +65,7 @@ def check_numbers(found, kind: type, limit: int, where: str) -> None:
 
     Args:
         found: saved value.
-        kind: type of the numbers.
+        kind: type of the numbers, int or float.
         limit: maximum length of the list.
         where: name of the value, with which the message begins.
     """
@@ -91,8 +92,8 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
     """Raise UserError unless ``found`` is a valid state of an optimiser.
 
-    The saved hyperparameters must equal those of ``optimizer``, except for the learning rate.
-    Hyperparameters that older versions of torch lack may be missing.
+    The saved hyperparameters must equal those of ``optimizer``, except for the learning rate. All
+    except the learning rate may be missing, because older versions of torch lack some of them.
 
     Args:
         found: saved value.

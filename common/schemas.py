@@ -50,10 +50,10 @@ class Array:
     """Type and shape of an array.
 
     Attributes:
-        dtype: type that arrays are converted to when written; an abstract type such as
-            ``np.floating`` is only checked.
-        dims: one word per dimension: its size, or a name. Dimensions of the same name have the same
-            size in all arrays of an entry.
+        dtype: type that arrays are converted to when written. Arrays are not converted, but only
+            checked, if this is ``np.str_`` or an abstract type such as ``np.floating``.
+        dims: size or name of each dimension, separated by spaces; empty for a single number.
+            Dimensions of the same name have the same size in all arrays of an entry.
         optional: whether the array may be missing.
         finite: whether NaN and infinity are errors.
     """
@@ -172,10 +172,11 @@ class NpyFolder(_Arrays):
 
 @dataclasses.dataclass(frozen=True)
 class Table(Format):
-    """A CSV file; values are data frames. Only the declared columns are read.
+    """A CSV file; values are data frames. Only the declared columns are read. Writing a table that
+    lacks one of them raises a ``ValueError``.
 
     Attributes:
-        columns: type of each column that is read, see ``common.tables.read_table``.
+        columns: type of each declared column, see ``common.tables.read_table``.
         gaps: columns that may have empty cells; None for all columns of type float.
         exact: write numbers with all digits; otherwise with six significant digits.
         whole: write only the declared columns.
@@ -235,7 +236,8 @@ class Text(Format):
 
 
 class File(Format):
-    """A file of any other kind, such as a figure or a video: see ``ResultStore.file``."""
+    """A file of any other kind, such as a figure or a video; values are bytes. Libraries that write
+    such files themselves use ``ResultStore.file``."""
 
     def write(self, path: Path, value: bytes) -> None:
         path.write_bytes(value)

@@ -53,7 +53,8 @@ class Shard:
         return f"{self.part}/{self.parts}"
 
     def of(self, items: Sequence[Item], batch_size: int = 1) -> list[Item]:
-        """Return the items of this shard: every ``parts``-th batch of ``batch_size`` items."""
+        """Return the items of this shard: every ``parts``-th batch of ``batch_size`` consecutive
+        items, from batch number ``part`` on."""
         return [item for begin in range((self.part - 1) * batch_size, len(items),
                                         self.parts * batch_size)
                 for item in items[begin:begin + batch_size]]

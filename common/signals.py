@@ -35,7 +35,7 @@ def signal_at_death_of_parent(number: int) -> None:
 
 @contextlib.contextmanager
 def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; a second signal acts at once.
+    """Record the first stop signal in a list instead of acting on it; a second signal acts at once.
 
     Signals within a second of the first count as the same request, delivered several times.
 
@@ -46,7 +46,7 @@ def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]
             torchrun does.
 
     Yields:
-        List that is empty until a signal is received, and then holds the signal's number.
+        List that is empty until a signal is received, and then holds the number of the first one.
     """
     received: list[int] = []
     previous: dict = {}

@@ -54,7 +54,7 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
     Args:
         columns: type of each column to read: ``int`` (integers), ``float`` (numbers in the range of
             float32), ``bool`` (0, 1, True or False) or ``str``. Other columns are ignored.
-        gaps: numeric columns whose cells may be empty.
+        gaps: columns of the types ``int`` and ``float`` whose cells may be empty.
         written_by: script that writes the file, for the message about a missing file.
         content: contents of the file, if they have already been read.
 

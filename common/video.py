@@ -1,4 +1,5 @@
-"""Videos of episodes: enlarged frames, marks of actions and rewards, and MP4, GIF and PNG files.
+"""Videos of episodes: enlarged frames, marks of actions, rewards and ends of episodes, and MP4, GIF
+and PNG files.
 
 Shapes of frames are (H, W, C): height, width and colour channels.
 """
@@ -186,7 +187,8 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
 
 
 def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
-    """Arrange rows of uint8 frames (H, W, 3) in one image, with frames resized to ``size``."""
+    """Arrange rows of uint8 frames (H, W, 3) in one image on white ground, with each frame resized
+    to a square of ``size`` pixels."""
     gap = size // 32
     width, height = len(rows[0]) * (size + gap) - gap, len(rows) * (size + gap) - gap
     image = Image.new("RGB", (width, height), (255, 255, 255))

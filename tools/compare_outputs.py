@@ -2,10 +2,11 @@
 
     python -m tools.compare_outputs <folder> <other folder>
 
-Arrays, weights and images are compared bit for bit. Dates and the folders' paths are ignored in all
-text files, and durations and versions in tables, JSON, YAML and checkpoints. The folders logs,
-pipeline and report, TensorBoard files and plots of training logs are not compared. The exit status
-is 1 if the folders differ.
+Arrays, weights and images are compared bit for bit. Dates and the folders' paths are ignored in
+CSV, JSON, YAML, Markdown, HTML and JavaScript files and in checkpoints; durations, versions and the
+digest of the simulator file are ignored in CSV, JSON and YAML files and in checkpoints. The folders
+logs, pipeline and report, TensorBoard files and plots of training logs are not compared. The exit
+status is 1 if the folders differ.
 """
 
 from __future__ import annotations

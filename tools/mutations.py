@@ -1,9 +1,9 @@
-"""Apply the deliberate bugs of tests/mutations.yml one by one; the tests named there must fail.
+"""Apply each deliberate bug of tests/mutations.yml; at least one test named there must fail.
 
     python -m tools.mutations [--only WORDS] [--jobs N]
 
 Each bug is applied to a copy of the repository, so the working tree remains unchanged. The exit
-status is 1 if the tests of any bug pass.
+status is 1 if no test fails for one of the bugs, for example because pytest cannot run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def copy_tree(target: Path) -> Path:
 
 
 def is_found(mutation: Mutation) -> tuple[bool, str]:
-    """Run the tests with a mutation; return whether a test fails, and the end of the output."""
+    """Run a mutation's tests, except slow ones, with the mutation; return whether a test fails, and
+    the end of the output."""
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_tree(Path(folder))
         mutation.apply(copy)

@@ -84,12 +84,14 @@ class Picture:
 
 
 def stored(pattern: str) -> Callable[[Shown], Image.Image]:
-    """Return a function that opens the first image in the output folder that matches a pattern."""
+    """Return a function that opens the alphabetically first image in the output folder that matches
+    a pattern."""
     return lambda shown: Image.open(min(shown.output.glob(pattern)))
 
 
 def simulator(shown: Shown) -> Image.Image:
-    """Return the image of the window with the median image error, among the windows drawn."""
+    """Return the stored image of a window: the one with the median image error among the windows
+    that have an image."""
     store = ResultStore(shown.output / "loss_over_time", LOSS_OVER_TIME)
     errors = store.read("loss", "image").mean(axis=0)  # (windows,)
     drawn = [(float(error), window) for window, error in zip(store.settings()["windows"], errors)
