@@ -403,8 +403,8 @@ def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
 
     Args:
         store: result store of the folder.
-        notes: the notes that ``run_comparison`` stores, and each of its shards: conditions, whether
-            they are simulated, seed, description and wording.
+        notes: notes stored by ``run_comparison`` in every shard: conditions, whether runs are
+            simulated, seed, description and wording.
     """
     conditions = [Condition(**condition) for condition in notes["arms"]]
     wording, simulated = Wording(**notes["wording"]), notes["simulated"]
