@@ -1,5 +1,5 @@
 """Speed of training, compared with a plain variant of the same algorithm, speed of recording, and
-cost of hooks.
+cost of kickstarting, hooks and scans.
 
 The plain variant is a direct transcription of the algorithm: it computes in float32 on contiguous
 tensors, runs the training pass one time step at a time, and uses the default memory settings of

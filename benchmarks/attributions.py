@@ -63,7 +63,7 @@ NUM_STARTS = (1, 5)  # numbers of starts; the difference in cost gives the cost 
 
 
 def script_cost(name: str, main: Callable, *argv: object) -> Cost:
-    """Run a script in a separate process, and print its cost."""
+    """Run a script in a separate process, print its cost after ``name``, and return the cost."""
     cost = cost_apart(run_script, main, *argv)
     say(f"{name}: {cost}")
     return cost

@@ -165,7 +165,8 @@ def measure_page(folder: PageFolder, unit: str) -> None:
     """Measure and print the opening time of a page and the duration of a step.
 
     Args:
-        unit: word for a step in the labels of the page's buttons.
+        unit: word for a step in the labels of the page's buttons, "step" or "frame"; if it is
+            "frame", the speed of playing is also measured.
     """
     address = f"{folder.page_file.absolute().as_uri()}#speed=30"
     openings = []

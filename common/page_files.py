@@ -31,7 +31,10 @@ _TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8
 
 
 class PageFolder:
-    """Paths in the folder of a web page.
+    """Paths in the output folder of a web page.
+
+    Args:
+        path: the folder.
 
     Attributes:
         PAGE: name of the page in web/.

@@ -47,6 +47,7 @@ class Progress:
         """Report the amount of work done so far.
 
         Args:
+            done: total amount of work done, including earlier sessions.
             figures: further values to show, as text.
         """
         self.done = done

@@ -404,7 +404,8 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
 
 
 def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
-    """Read the samples, directions and behaviours chosen by the flags of ``add_influence_flags``.
+    """Read the samples, directions and behaviours chosen by the flags of
+    ``analysis.parameters.add_influence_flags``, and print the numbers of samples and behaviours.
 
     Raises:
         UserError: if no samples are chosen, or if a file is missing, damaged or inconsistent with

@@ -134,7 +134,10 @@ class Label:
 
 
 def labels_of(examples: Examples, rows: np.ndarray) -> Iterator[Label]:
-    """Yield all labels, with values at the given rows of the examples.
+    """Yield all labels of the atlas, with values at the given rows of the examples.
+
+    They describe the kinds of object (in view, ahead, offset, left the view), the player, the
+    episode, and the agent's own actions at later steps.
 
     Args:
         examples: steps of whole episodes.

@@ -155,7 +155,7 @@ def score_dictionary(dictionary: Dictionary, policy: Policy, data: SplitStates,
         - ``variance_explained``, ``variance_low``, ``variance_high``: 1 minus the squared error of
           the reconstructions divided by that of the training mean, and its interval
         - ``l0``: mean number of active features
-        - ``dead``: share of features without any activation
+        - ``dead``: share of features that are active in none of these states
         - ``kl``, ``kl_low``, ``kl_high``: mean KL divergence of the policy, in nats, if its heads
           read the reconstructions, and its interval
         - ``kl_random``: the same with errors of equal norm in random directions
@@ -434,9 +434,9 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
                         seed: int) -> list[Condition]:
     """Return a condition per feature, and the controls that all features share.
 
-    Controls subtract the amounts of the feature with the largest mean activation. On recorded
-    states, no feature therefore moves states farther on average than its controls, and the test is
-    conservative.
+    Controls subtract the amounts of the feature with the largest mean activation in the training
+    states. In these states, no feature therefore moves states farther on average than its controls,
+    and the test is conservative. This needs activations that are not negative.
 
     Args:
         dictionary: the dictionary.
