@@ -59,7 +59,8 @@ def stability_schema(num_draws: int) -> Schema:
 
 
 def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:
-    """Draw random subsets of samples, each without replacement.
+    """Draw random subsets of samples, each without replacement. Any two of them overlap, because
+    each has more than half of the samples.
 
     Args:
         num_samples: number of samples to draw from.
@@ -71,7 +72,7 @@ def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.
         Ascending indices of the samples in each subset.
     """
     rng = np.random.default_rng(seed)
-    size = max(round(share * num_samples), 1)
+    size = max(round(share * num_samples), num_samples // 2 + 1)
     return [np.sort(rng.choice(num_samples, size, replace=False)) for _ in range(number)]
 
 
@@ -212,7 +213,7 @@ def parser() -> Parser:
                        help="number of clusters")
     flags.add_argument("--num_draws", type=count, default=10, help="number of draws, at least 2")
     flags.add_argument("--share", type=float, default=0.8,
-                       help="share of the samples in each draw, below 1")
+                       help="share of the samples in each draw, between 0.5 and 1")
     flags.add_argument("--seed", type=seed, default=0,
                        help="seed of all random choices except those of t-SNE")
     flags.add_argument("--overwrite", action="store_true",
@@ -227,8 +228,8 @@ def _analysis(num_draws: int) -> SampleAnalysis:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    if args.num_draws < 2 or not 0 < args.share < 1:
-        raise UserError("--num_draws must be at least 2 and --share between 0 and 1, not "
+    if args.num_draws < 2 or not 0.5 < args.share < 1:
+        raise UserError("--num_draws must be at least 2 and --share between 0.5 and 1, not "
                         f"{args.num_draws} and {args.share}")
     run = SampleRun(_analysis(args.num_draws), args, parameters)
     results = run.results

@@ -31,6 +31,7 @@ from analysis.behaviour_stability import (
     SAMPLES,
     agreements,
     counts,
+    draws_of,
     stability_schema,
     without_behaviours,
 )
@@ -363,6 +364,8 @@ def test_draws_agree_on_the_samples_that_are_in_both():
     numbers = counts(SAMPLES, [first, second]).set_index(["method", "draw"])
     assert numbers.loc[("agglomerative", 1), "behaviours"] == 3
     assert numbers.loc[("kmeans", 1), ["behaviours", "in_none"]].tolist() == [1, 0.4]
+    # Without samples in both, draws would seem to agree perfectly.
+    assert all(np.intersect1d(*draws_of(4, 0.51, 2, seed)).size for seed in range(20))
 
 
 def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
