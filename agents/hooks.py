@@ -10,9 +10,9 @@ For example, halve the output of an IMPALA block and cache the hidden state that
 
 To patch only some channels, cells, steps or levels, pass a list of ``Patch`` objects instead of the
 mapping (``interventions.patches`` defines the types). Patches of steps or levels need batch
-metadata; ``with batch_info(policy, info)`` inside the block attaches it.
+metadata; ``with batch_info(policy, info)`` attaches it.
 
-``patched`` and ``cached`` blocks can be nested in any order. Patches of one output are applied in
+Blocks can be nested in any order. Patches of one output are applied in
 the given order, patches of outer blocks first. Then the output is cached, as the rest of the
 network receives it; ``before=True`` caches it before the patches. When a block ends, even by an
 exception, its hooks are removed.
@@ -177,9 +177,11 @@ class ActivePatches:
     def total_change(self) -> tuple[float, float, float]:
         """Return the sums of ``in_std``, ``norm`` and ``relative`` over ``changes``.
 
-        ``patched`` must have received the standard deviations of all patched layers.
+        The sum of ``in_std`` is NaN unless ``patched`` received the standard deviations of all
+        patched layers.
         """
-        sizes = np.array([(size.in_std, size.norm, size.relative) for size in self.changes()])
+        sizes = np.array([(size.in_std, size.norm, size.relative) for size in self.changes()],
+                         dtype=float)
         in_std, norm, relative = sizes.reshape(-1, 3).sum(axis=0)
         return float(in_std), float(norm), float(relative)
 
@@ -292,35 +294,47 @@ class _HookStack:
         self.blocks: list[ActivePatches | ActivationCache] = []
         self.info: BatchInfo | None = None
         self.is_continued = False  # whether the current chunk continues a batch
+        self._num_entered = 0  # number of active ``with`` blocks of this module
         self._hooks: dict[str, RemovableHandle] = {}
         self._num_blocks: Counter[str] = Counter()  # number of blocks by layer
 
     @classmethod
     def of(cls, policy: Policy) -> _HookStack | None:
-        """Return the stack of a policy, or None outside of ``patched`` and ``cached`` blocks."""
+        """Return the stack of a policy, or None outside of all ``with`` blocks of this module."""
         return policy.__dict__.get(_ATTRIBUTE)
+
+    @classmethod
+    @contextlib.contextmanager
+    def entered(cls, policy: Policy) -> Iterator[_HookStack]:
+        """Yield the stack of a policy, which exists until the last ``with`` block ends."""
+        stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
+        stack._num_entered += 1
+        try:
+            yield stack
+        finally:
+            stack._num_entered -= 1
+            if not stack._num_entered:
+                policy.__dict__.pop(_ATTRIBUTE, None)
 
     @classmethod
     @contextlib.contextmanager
     def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
         """Activate the patches or the cache of one block inside the ``with`` block."""
-        stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
-        stack.blocks.append(block)
-        for layer in block.layers:
-            stack._num_blocks[layer] += 1
-            if layer not in stack._hooks:
-                stack._hooks[layer] = policy.get_submodule(layer).register_forward_hook(
-                    functools.partial(stack._hook, layer))
-        try:
-            yield
-        finally:
-            stack.blocks = [other for other in stack.blocks if other is not block]
-            stack._num_blocks.subtract(block.layers)
+        with cls.entered(policy) as stack:
+            stack.blocks.append(block)
             for layer in block.layers:
-                if not stack._num_blocks[layer]:
-                    stack._hooks.pop(layer).remove()
-            if not stack.blocks and not stack._hooks:
-                policy.__dict__.pop(_ATTRIBUTE, None)
+                stack._num_blocks[layer] += 1
+                if layer not in stack._hooks:
+                    stack._hooks[layer] = policy.get_submodule(layer).register_forward_hook(
+                        functools.partial(stack._hook, layer))
+            try:
+                yield
+            finally:
+                stack.blocks = [other for other in stack.blocks if other is not block]
+                stack._num_blocks.subtract(block.layers)
+                for layer in block.layers:
+                    if not stack._num_blocks[layer]:
+                        stack._hooks.pop(layer).remove()
 
     def _hook(self, layer: str, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         blocks = [block for block in self.blocks if layer in block.layers]
@@ -391,23 +405,18 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
 
 @contextlib.contextmanager
 def _temporarily(policy: Policy, **values: object) -> Iterator[None]:
-    """Set attributes of the policy's hook stack, if it has one, inside the ``with`` block."""
-    stack = _HookStack.of(policy)
-    if stack is None:
-        yield
-        return
-    before = {name: getattr(stack, name) for name in values}
-    vars(stack).update(values)
-    try:
-        yield
-    finally:
-        vars(stack).update(before)
+    """Set attributes of the policy's hook stack inside the ``with`` block."""
+    with _HookStack.entered(policy) as stack:
+        before = {name: getattr(stack, name) for name in values}
+        vars(stack).update(values)
+        try:
+            yield
+        finally:
+            vars(stack).update(before)
 
 
 def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextManager[None]:
     """Attach batch metadata to all forward passes inside the ``with`` block.
-
-    The block must be inside a ``patched`` or ``cached`` block; otherwise it has no effect.
 
     Args:
         info: metadata of each row of the batch.
@@ -419,8 +428,7 @@ def chunk_of_batch(policy: Policy, begin: int, end: int,
                    batch_size: int) -> contextlib.AbstractContextManager[None]:
     """Declare that forward passes inside the ``with`` block process only a part of a batch.
 
-    They receive only this part of the metadata, and caches join the parts of a batch. Outside of
-    ``patched`` and ``cached`` blocks, it has no effect.
+    They receive only this part of the metadata, and caches join the parts of a batch.
 
     Args:
         begin, end: first row of the part, and the row after its last.

@@ -266,9 +266,14 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
             run(policy, frames)
         assert scope.never_applied() == [never]
         assert len(recording["fc_value"]) == 3
-    with (patched(policy, [Zero("fc_value", levels=(30,), conditions=(
-            lambda rows: rows.episode == 2,))]), batch_info(policy, rows)):
-        assert torch.equal(run(policy, frames).values, plain * torch.tensor([1, 1, 1, 0]))
+        assert np.isnan(scope.total_change()[0])  # no standard deviations were given
+    last = Zero("fc_value", levels=(30,), conditions=(lambda rows: rows.episode == 2,))
+    with batch_info(policy, rows):  # in any order, for one block after the other
+        for _ in range(2):
+            with patched(policy, [last]):
+                found = run(policy, frames).values
+            assert torch.equal(found, plain * torch.tensor([1, 1, 1, 0]))
+    assert_untouched(policy)
 
 
 def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
