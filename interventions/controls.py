@@ -3,7 +3,7 @@
 ========================================  =====================================================
 patch                                     controls
 ========================================  =====================================================
-add, or project in all channels           PERMUTED (default): vector with its cells permuted
+add, project                              PERMUTED (default): vector with its cells permuted
                                           within each channel (units: permuted among each other);
                                           GAUSSIAN: Gaussian vector of the same norm; OTHERS:
                                           given vectors
@@ -179,7 +179,7 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
 
 def _default(patch: Patch) -> str:
     """Return the default kind of the controls of a patch."""
-    if isinstance(patch, Add) or (isinstance(patch, Project) and patch.channels is None):
+    if isinstance(patch, Add | Project):
         return PERMUTED
     if patch.cells is not None and (isinstance(patch, SetTo) or patch.channels is None):
         return CELLS
@@ -286,8 +286,12 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
     """Draw ``number`` controls of a patch at other channels.
 
     Raises:
-        UserError: if the patch does not name channels of a single layer.
+        UserError: if the patch does not name channels of a single layer, or is a projection, whose
+            change of a channel depends on the other channels.
     """
+    if isinstance(patch, Project):
+        raise UserError(f"a projection at {patch.layer} has no controls of the kind '{CHANNELS}'; "
+                        f"use '{PERMUTED}' or '{GAUSSIAN}'")
     layers = layers_named(policy, patch.layer)
     if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
             isinstance(patch, Interchange) and not patch.words):
@@ -345,10 +349,38 @@ def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSeque
                         f"the kind '{CELLS}'; omit the kind to use the default of {patch.kind}")
     layer = layers_named(policy, patch.layer)[0]
     pool = np.array([cell for cell in np.ndindex(*layer.shape[1:]) if cell not in patch.cells])
-    return [(dataclasses.replace(patch, cells=tuple(map(tuple, pool[chosen].tolist()))),
-             {"cells": pool[chosen].tolist()}, True)
-            for chosen in _distinct(np.arange(len(pool)), len(patch.cells), number, seeds,
-                                    f"cells of {patch.layer}")]
+    drawn = []
+    for chosen in _distinct(np.arange(len(pool)), len(patch.cells), number, seeds,
+                            f"cells of {patch.layer}"):
+        cells = tuple(map(tuple, pool[chosen].tolist()))
+        control = dataclasses.replace(patch, cells=cells)
+        if isinstance(control, SetTo):
+            control = dataclasses.replace(
+                control, value=_moved(control.value, layer, patch.cells, cells))
+        drawn.append((control, {"cells": pool[chosen].tolist()}, True))
+    return drawn
+
+
+def _moved(value: Any, layer: Layer, cells: Sequence[tuple[int, int]],
+           new_cells: Sequence[tuple[int, int]]) -> Any:
+    """Return values of a patch with those of some cells copied to as many other cells.
+
+    Args:
+        value: values as in ``SetTo``; numbers and functions that return numbers stay as they are.
+        layer: layer of the patch.
+        cells, new_cells: cells to copy from and to, as (row, column).
+    """
+    if callable(value):
+        return lambda rows: _moved(value(rows), layer, cells, new_cells)
+    if isinstance(value, Mapping):
+        value = value[layer.name]
+    array = np.array(torch.as_tensor(value, dtype=torch.float32).cpu())
+    if not array.ndim:
+        return value
+    array = np.broadcast_to(array, (*array.shape[:-3], *layer.shape))
+    result = array.copy()
+    result[..., *np.transpose(new_cells)] = array[..., *np.transpose(cells)]
+    return result
 
 
 def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSequence,

@@ -56,11 +56,12 @@ def test_permuted_vectors_have_the_entries_of_each_channel():
 
 def test_permutations_stay_within_the_channels_and_cells_of_the_patch():
     cells = tuple((row, 3) for row in range(10))
-    patch = Add(MAP, vector(), channels=(4, 9), cells=cells)
-    drawn = controls_of(POLICY, [patch], 2, 0)[0].patches[0].vector[MAP]
-    changed = np.argwhere(drawn != vector())
-    assert set(changed[:, 0]) == {4, 9} and set(changed[:, 2]) == {3}
-    np.testing.assert_array_equal(np.sort(drawn[4, :10, 3]), np.sort(vector()[4, :10, 3]))
+    for patch in (Add(MAP, vector(), channels=(4, 9), cells=cells),
+                  Project(MAP, vector(), channels=(4, 9), cells=cells)):
+        drawn = controls_of(POLICY, [patch], 2, 0)[0].patches[0].vector[MAP]
+        changed = np.argwhere(drawn != vector())
+        assert set(changed[:, 0]) == {4, 9} and set(changed[:, 2]) == {3}
+        np.testing.assert_array_equal(np.sort(drawn[4, :10, 3]), np.sort(vector()[4, :10, 3]))
     with pytest.raises(UserError, match="changes a single entry"):
         controls_of(POLICY, [Add("gru", 1.0, channels=(3,))], 2, 0)
 
@@ -105,9 +106,9 @@ def moved(patch, reference):
 
 @pytest.mark.parametrize("patch", [
     Zero(MAP, channels=(3, 8)), Multiply(MAP, -1.0, channels=(5,)),
-    Zero("gru", channels=(1, 2, 3)), Project(MAP, vector(), channels=(2, 7, 11))])
+    Zero("gru", channels=(1, 2, 3)), Add(MAP, vector(), channels=(2, 7, 11))])
 def test_channels_are_as_many_others_with_a_change_of_the_same_size(patch, reference):
-    controls = controls_of(POLICY, [patch], 6, 3, reference)
+    controls = controls_of(POLICY, [patch], 6, 3, reference, CHANNELS)
     sets = {control.patches[0].channels for control in controls}
     assert len(sets) == 6
     own = moved(patch, reference)
@@ -116,9 +117,7 @@ def test_channels_are_as_many_others_with_a_change_of_the_same_size(patch, refer
         assert len(found.channels) == len(patch.channels)
         assert set(found.channels).isdisjoint(patch.channels)
         assert control.drawn[0]["channels"] == list(found.channels)
-        if not isinstance(patch, Project):  # its change depends on the other channels
-            relative = moved(found, reference) / own
-            assert control.matched == (abs(relative - 1) <= 0.25)
+        assert control.matched == (abs(moved(found, reference) / own - 1) <= 0.25)
     assert sum(control.matched for control in controls) >= 4
 
 
@@ -143,6 +142,16 @@ def test_cells_are_others_of_those_to_choose_from():
     assert (first.value, first.channels, first.others) == (5.5, (7,), -0.2)
 
 
+def test_the_values_of_cells_go_with_them():
+    own = ((0, 1), (5, 10))
+    for value in (vector(), {MAP: vector()}, lambda rows: vector()[None]):
+        for control in controls_of(POLICY, [SetTo(MAP, value, channels=(7,), cells=own)], 5, 0):
+            [found] = control.patches
+            values = found.value(None)[0] if callable(value) else found.value
+            for cell, place in zip(found.cells, own, strict=True):
+                assert values[(7, *cell)] == vector()[(7, *place)]
+
+
 def test_a_set_value_goes_to_other_channels_in_their_standard_deviations(reference):
     patch = SetTo(MAP, 5.5, channels=(7, 3), cells=((5, 10),))
     layer = find_layer(POLICY, MAP)
@@ -162,6 +171,7 @@ def test_a_set_value_goes_to_other_channels_in_their_standard_deviations(referen
     (Zero("all", channels=(3,)), None, "names no channels of one layer"),
     (Zero(MAP, channels=(3,)), GAUSSIAN, "zero at .* has no vector"),
     (Zero(MAP, channels=(3,)), CELLS, "zero at .* names no cells"),
+    (Project(MAP, vector(), channels=(3, 4)), CHANNELS, "a projection at .* use 'permuted'"),
     (SetTo(MAP, lambda rows: 1.0, channels=(3,)), None, "differs from frame to frame")])
 def test_controls_that_cannot_be_drawn_are_refused(patch, kind, message, reference):
     with pytest.raises(UserError, match=message):
