@@ -44,6 +44,7 @@ from attribution.failures.results import (
 from common.cli import (
     Parser,
     add_compute_flags,
+    controls_or_none,
     count,
     environments,
     folder_name,
@@ -53,7 +54,7 @@ from common.cli import (
     whole,
 )
 from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.files import versions
 from common.palette import DPI
 from common.results import ResultStore
@@ -75,7 +76,7 @@ def parser() -> Parser:
                        help="names of the agents; if not given, the names of their files")
     flags.add_argument("--num_episodes", type=count, default=1000,
                        help="number of levels that every arm plays, one episode each")
-    flags.add_argument("--num_controls", type=from_zero, default=20,
+    flags.add_argument("--num_controls", type=controls_or_none, default=20,
                        help="number of random edits of the same size per edited agent; claims need "
                             "at least 19")
     flags.add_argument("--invisible", nargs="+", default=[], metavar="HAZARD",
@@ -114,9 +115,6 @@ def main(argv: list[str] | None = None) -> None:
     if not args.training_levels:
         config = config.unseen_levels()
     check_starts(args.num_episodes, "--num_episodes")
-    if args.num_controls == 1:
-        raise UserError("--num_controls must be 0, or at least 2, so that a control has others to "
-                        "be compared with")
     levels = Levels(config, compute, list(enumerate(config.draw_levels(
         args.num_episodes, args.seed))), args.seed, args.num_envs)
     labels = label_agents(args.agent_file, args.labels)

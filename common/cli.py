@@ -160,6 +160,16 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return number
 
 
+def controls_or_none(text: str) -> int:
+    """Argparse type for a number of controls: 0, or at least 2, so that each control can be
+    compared with others."""
+    value = whole(0, 1000)(text)
+    if value == 1:
+        raise argparse.ArgumentTypeError("must be 0, or at least 2, so that a control has others "
+                                         "to be compared with")
+    return value
+
+
 # The upper bounds far exceed useful values; they keep a typo from exhausting memory or time.
 count = whole(1, 10**7)
 from_zero = whole(0, 10**7)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from agents.layers import Layer, all_layers
 from agents.networks import Policy
-from common.cli import Parser, count, from_zero
+from common.cli import Parser, count, from_zero, whole
 from common.errors import UserError, script_main
 from common.palette import BLUE, DPI, VERMILION
 from common.tables import markdown_table
@@ -64,7 +64,7 @@ def parser() -> Parser:
                        default=["-3", "-1", "0", "2", "positive:0", "positive:2"],
                        help="factors by which channels are multiplied; positive:2,negative:0 "
                             "doubles the positive part and removes the negative part")
-    flags.add_argument("--num_controls", type=from_zero, default=19,
+    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
                        help="number of random sets of channels per factor")
     flags.add_argument("--num_shuffles", type=from_zero, default=2,
                        help="number of probes with shuffled labels")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.cli import Parser, whole
+from common.cli import Parser, controls_or_none, whole
 from common.errors import UserError, script_main
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
@@ -62,7 +62,7 @@ def parser() -> Parser:
                        help="target squares of a level: all reachable squares, or N at random")
     flags.add_argument("--move_cheese", action="store_true",
                        help="add an arm in which the cheese is moved to the target")
-    flags.add_argument("--num_controls", type=whole(0, 1000), default=19,
+    flags.add_argument("--num_controls", type=controls_or_none, default=19,
                        help="number of controls of each kind; 0: no tests")
     flags.add_argument("--control_targets", type=whole(1, 1000), default=2,
                        help="number of targets per level on which controls are measured")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, killed_at, small_policy
+from conftest import FLOAT32, killed_at, refusal, small_policy
 from scipy.stats import binomtest
 
 import evaluate
@@ -334,6 +334,14 @@ def test_an_interrupted_condition_does_not_resume_with_another_agent(counted, tm
                                          "walking", other="edited")) == 2
     assert "holds 'edited_walking' of the causes of failure with other settings" in (
         capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    (["--labels", "model", "model", "walking"], "must give 2 different names to the agent files"),
+    (["--num_controls", "1"], "--num_controls: must be 0, or at least 2")])
+def test_unusable_flags_are_refused(counted, tmp_path, capsys, more, words):
+    assert words in refusal(failure_causes.main, arguments(counted, tmp_path / "causes", *more),
+                            capsys)
 
 
 def test_controls_play_and_are_counted(counted, played, capsys):

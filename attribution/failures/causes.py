@@ -94,10 +94,10 @@ def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[st
     """Return the labels of agent files; by default the file names without their suffix.
 
     Raises:
-        UserError: if the number of different labels is not the number of files.
+        UserError: unless there is a different label for each file.
     """
     labels = [path.stem for path in files] if labels is None else list(labels)
-    if len(set(labels)) != len(files):
+    if not len(set(labels)) == len(labels) == len(files):
         raise UserError(f"--labels must give {len(files)} different names to the agent files, not "
                         f"{', '.join(labels)}")
     return labels
