@@ -187,8 +187,8 @@ class JacobianConfig(MapConfig):
 
 @dataclasses.dataclass(frozen=True)
 class XplotsConfig:
-    """Parameters of the figures of cross-causation (mean gradients between independent components)
-    in samples in which a component is extreme.
+    """Parameters of figures that show cross-causation (mean gradients between independent
+    components) over samples in which one component is extreme.
 
     Attributes:
         extrema_threshold: share of the samples that counts as extreme at each end of the range of a

@@ -13,10 +13,10 @@ Layout::
     data/frames_00000_000.js        sheet: frames of a trajectory
     data/attribution_00_00_00000.js attributions of an output to a layer in a trajectory: cells,
                                     int8 (T, H, W, F + 1), and peak, the |cell| stored as 127 (T,).
-                                    For layers: totals, the sums over cells (T, F + 1). For
-                                    the frame itself: output (T,). Only for integrated gradients:
-                                    output, baseline (the output at the baseline of the
-                                    activations), and gap (the completeness error), each (T,)
+                                    For layers: totals, the sums over cells (T, F + 1); with
+                                    integrated gradients also output, baseline (the output at
+                                    the baseline of the activations), and gap (the completeness
+                                    error), each (T,). For the frame itself: output (T,)
     data/memory_00_00_00000.js      attributions over time, for layers and outputs for which all
                                     trajectories have them: totals (T, L, F + 1); older, the
                                     attribution to the hidden state before the L steps; baseline,

@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def hide(self, *names: str) -> None:
-        """Hide flags that exist only for compatibility with published commands from ``--help``.
+        """Hide from ``--help`` flags that exist only for compatibility with published commands.
 
         Args:
             names: attributes of the flags in the parsed namespace.

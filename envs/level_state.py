@@ -192,8 +192,9 @@ class LevelState:
     def fields(self) -> dict[str, object]:
         """Return all fields by name, in the order of the bytes.
 
-        Values are numbers, or strings for the game's name and the generators' texts; the tail is
-        left out. The cells of the grid are a list of rows, the lowest first.
+        Values are numbers; the name of the game and the states of random generators are strings.
+        The tail, which holds the fields of the individual game, is left out. The cells of the grid
+        are a list of rows, the lowest first.
         """
         fields: dict[str, object] = {"version": 0, "game": self.game}
         for block in ("options", "levels", "level_generator", "game_generator", "step",

@@ -206,8 +206,8 @@ def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
         images, labels, without: see ``measure_kept_objects``.
 
     Returns:
-        Errors by ``OBJECT_ERROR`` + kind, and 1 (shown) or 0 by ``OBJECT_SHOWN`` + kind, (T, B)
-        each; NaN where the kind of object is not in view.
+        Tensors (T, B): the error under the key ``OBJECT_ERROR`` + kind, and 1 (shown) or 0 under
+        the key ``OBJECT_SHOWN`` + kind; NaN where no object of the kind is in view.
     """
     errors, sizes, shown = _compare_objects(images, labels, without)
     means = errors / (sizes * labels.shape[2])  # NaN for an object without pixels
@@ -280,7 +280,7 @@ class ObjectFrames:
 
     Attributes:
         kinds: names of K kinds of object.
-        of: function that maps numbers of windows (B,) to the label frames of the simulated steps,
+        of: function that maps window indices (B,) to the recorded frames of the simulated steps,
             each rendered without one kind of object, uint8 (T, B, K, C, H, W). From the terminal
             step on, the frames are unchanged.
         moving: whether each kind moves through the level.
@@ -293,11 +293,11 @@ class ObjectFrames:
 
 @dataclasses.dataclass(frozen=True)
 class FidelityCard:
-    """Settings of the fidelity card: measures that are also reported for other world models.
+    """Settings of the fidelity card, the measures of docs/fidelity.md.
 
     Attributes:
         scale: pixels per square, see ``common.game_constants.pixels_per_square``; None if unknown.
-        positions: function that maps numbers of windows (B,) to the player's positions in squares
+        positions: function that maps window indices (B,) to the player's positions in squares
             at all frames of the windows (I + T - 1, B, 2), NaN where unknown; needed if the camera
             moves.
         other_simulator: second simulator, run on the same windows; None to leave it out.

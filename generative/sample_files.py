@@ -44,7 +44,7 @@ _NAMES = {"frames": "ims", "rewards": "rews", "terminals": "dones", "values": "a
 class SampleFormat(NpyFolder):
     """Format of a sample's folder: arrays by file name, and a ``SampleOrigin`` as ``origin``.
 
-    Only the arrays are read; ``SampleFolder.origin`` reads the origin.
+    ``read`` returns only the arrays; ``SampleFolder.origin`` returns the origin.
     """
 
     def write(self, path: Path, value: Mapping) -> None:

@@ -72,8 +72,8 @@ class SimulatorTraining:
 
     Args:
         folder: the run's folder. If it holds checkpoints, the run resumes from the newest one;
-            otherwise the run is new. If a new run's folder belongs to another run, a number is
-            appended to its name; the attribute ``folder`` is the folder in use.
+            otherwise the run is new. If another new run uses the folder, a number is appended to
+            the folder's name; the attribute ``folder`` is the folder in use.
         settings: settings of the run.
         compute: device and precision.
         world: the group of training processes; each creates its own ``SimulatorTraining`` with the

@@ -134,7 +134,7 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], testbed: Testbed,
 
     Args:
         arms: lists of patches by name.
-        testbed: levels on which they are compared.
+        testbed: real levels or simulated starts on which the conditions are compared.
         references: size and seed of the reference set.
         num_controls: number of controls per list of patches.
         seed: seed of the controls.

@@ -157,8 +157,8 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
         reference: frames on which the change is measured.
 
     Returns:
-        Squared Euclidean norms over the patch's cells, of changes in standard deviations of the
-        units, float64 (n, C); constant units do not count.
+        Squared Euclidean norm of each channel's change over the patch's cells, float64 (n, C). The
+        change of each unit is divided by its standard deviation; constant units are left out.
 
     Raises:
         UserError: if the patch cannot act on the layer.

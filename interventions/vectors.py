@@ -190,7 +190,8 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
 
     Args:
         policy: the agent.
-        layers: names of the layers. Each key of the result names a layer's innermost module.
+        layers: names of the layers. The keys of the result are the names of the layers' modules, so
+            several names of one module give one entry.
         shown: frames with the object of interest, uint8 (P, 64, 64, 3).
         lacking: frames without it, uint8 (P, 64, 64, 3).
         pairs: seeds of the two levels of each pair of frames (P, 2).
@@ -227,7 +228,8 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
 
     Args:
         policy: the agent.
-        layers: names of the layers. Each key of the result names a layer's innermost module.
+        layers: names of the layers. The keys of the result are the names of the layers' modules, so
+            several names of one module give one entry.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states of the agent before these frames, float32 (B, D).
         is_in: whether each state is in the class, bool (B,); see ``check_classes``.

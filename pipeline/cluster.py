@@ -334,7 +334,8 @@ class Scheduler:
         self._run([self.cancel, *jobs])
 
     def requeue_job(self, job: str) -> int:
-        """Requeue a job whose time is up; returns the status to exit with."""
+        """Requeue a job whose time is up, and return the status with which it must exit. (LSF
+        requeues jobs that exit with this status.)"""
         if self.requeue:
             subprocess.run([word.format(job) for word in self.requeue])
         return self.requeue_status

@@ -331,9 +331,11 @@ def status_of(record: Record | None, submitted: Submitted | None,
               waits: bool) -> tuple[str, str, str]:
     """Return the state of a stage, its run time and its progress.
 
-    The state is "done", "runs", "waits", "stopped", "failed", "was interrupted", "ended", "not
-    run", "lost" (a job that has not ended is missing in the scheduler's list), "not submitted", or
-    the scheduler's name for the final state of the last job that did not succeed.
+    The states are "done"; "runs"; "waits"; "stopped" (by a signal, after saving); "failed"; "was
+    interrupted" (a local run ended without a record); "ended" (the jobs have ended without a
+    record); "not run" (dropped because a stage whose output it reads did not succeed); "lost" (a
+    job that has not ended is missing in the scheduler's list); "not submitted"; or the scheduler's
+    name for the final state of the last job that did not succeed.
 
     Args:
         record: record of the stage; None if there is none.

@@ -215,7 +215,7 @@ class ClaimsTable:
                 header, *rows = ([*itertools.compress(cells, filled)]
                                  for cells in (_NUMBER_COLUMNS, *rows))
                 details += ["", *markdown_table(header, rows)]
-        return "\n".join([*markdown_table(["#", "published", *names.values()], summary),
+        return "\n".join([*markdown_table(["#", "published claim", *names.values()], summary),
                           *(f"{note}\n" for note in self.notes), *details, ""])
 
 

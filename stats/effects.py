@@ -108,11 +108,12 @@ def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outco
         verdicts: whether to add the columns of ``with_verdicts``.
 
     Returns:
-        A row per condition and outcome, with the columns ``arm`` (name of the condition),
-        ``label``, ``pattern``, ``control``, ``moved``, ``outcome``, ``unaltered`` and ``altered``
-        (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the other controls of this kind),
-        ``num_controls``, ``p_control`` and ``claimed``.
+        A row per condition and outcome, with the columns ``arm`` (name of the condition);
+        ``label``, ``pattern`` and ``control`` (attributes of ``Condition``); ``moved``;
+        ``outcome``; ``unaltered`` and ``altered`` (means); ``effect``, ``low_95``, ``high_95``,
+        ``p``, ``p_holm``; ``control_low`` and ``control_high`` (smallest and largest effect of the
+        controls with the same pattern, without the row's own condition); ``num_controls``,
+        ``p_control`` and ``claimed``.
 
     Raises:
         UserError: see ``paired_effects``; or if a kind of intervention (``Condition.pattern``) has

@@ -155,7 +155,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
     assert ("| object score minus that of features of activations, block2 | 0.030 "
             "| -0.010 to 0.070 |" in lines[2])
-    assert lines[5].count("per 1 000") == 1
+    assert lines[5].count("frames per 1 000 with") == 1
     assert "median over features | 8 | 7.500 to 8.500 |" in lines[5]
     one = found.loc[(6, "block2, feature 2 (coin): frames per 1 000 with strong activation away "
                         "from its object")]

@@ -62,7 +62,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     numbers = [int(line.split("|")[1]) for line in lines]
     assert numbers == list(range(1, 19)) == list(CLAIMS.claims)
     assert ": 0.900 (0.800 to 0.950)<br>not tested |" in lines[0]
-    assert "not measured" in lines[2] and "with other regions" in details[2]
+    assert "not measured" in lines[2] and "differ only in R" in details[2]
     assert "retargeting has not been run to its end" in details[15]
     [mine] = found[(found["row"] == 6) & found["primary"]].itertuples()
     assert f"{mine.value:+.3f} (" in lines[5] and "holds**" not in lines[6].replace("does not", "")

@@ -277,7 +277,7 @@ def probe_label(label: Label, representations: Mapping[str, np.ndarray], levels:
 
     Returns:
         Rows of ``scores/<label>.csv``; the row of ``beyond/<label>.csv``; and the weights of the
-        linear probe of the hidden state (D,), or None for an action.
+        linear probe of the hidden state (D,), or None for the label "action".
     """
     known = label.known
     target, levels, parts = label.target[known], levels[known], parts[known]

@@ -315,8 +315,9 @@ def _auc_p(activations: np.ndarray, labels: np.ndarray, levels: np.ndarray,
 
 @torch.no_grad()
 def ablation_kl(policy: Policy, states: Tensor, amounts: Tensor, directions: Tensor) -> Tensor:
-    """Compute the KL divergence of the policy in each state when an amount is subtracted from the
-    state along each direction.
+    """Compute KL(policy in the original state ‖ policy in the altered state), in nats.
+
+    Altered states are the states minus ``amounts`` times one direction.
 
     Args:
         policy: the agent.
@@ -434,9 +435,10 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
                         seed: int) -> list[Condition]:
     """Return a condition per feature, and the controls that all features share.
 
-    Controls subtract the amounts of the feature with the largest mean activation in the training
-    states. In these states, no feature therefore moves states farther on average than its controls,
-    and the test is conservative. This needs activations that are not negative.
+    Controls subtract random directions, scaled by the activations of the feature with the largest
+    mean activation in the training states. In these states, no feature therefore moves states
+    farther on average than its controls, and the test is conservative. This needs activations that
+    are not negative.
 
     Args:
         dictionary: the dictionary.

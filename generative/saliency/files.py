@@ -8,7 +8,7 @@ Layout, as published except for the files marked *; <function> is the name of a 
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
     sample_00000/specificity.json *, specificity_without_env_grads.json *    see ``Specificity``
-    sample_00000/difference_00000.png *                 a step of the difference demonstration
+    sample_00000/difference_00000.png *                 a step of ``run.write_demonstration``
 
 The name of a function ends with ``_without_env_grads`` where gradients do not flow through the
 action that enters the environment. A function is finished once its JSON file exists; published

@@ -192,9 +192,9 @@ def combined_vector(vectors: Tensor) -> Tensor:
 class SaliencyPass:
     """One forward pass, shared by all functions.
 
-    Several samples share a batch. The rows of the batch do not interact, so a single backward pass
-    from the sum of all scalars gives the gradients of each scalar. The simulation ends at the last
-    step that a function needs; later steps have zero gradients.
+    Several samples share a batch. The rows of the batch do not interact, so a backward pass from
+    the sum of a function's values over the rows gives the gradients in each row. The simulation
+    ends at the last step that a function needs; later steps have zero gradients.
 
     Args:
         simulator: simulator on the device of ``compute``; its weights need no gradients.

@@ -108,8 +108,8 @@ CLAIMS = ClaimsTable({
              "larger of the distances in rows and in columns)"),
     10: Claim("With the vector subtracted, the field is often nearly that without cheese: "
               "figures, no numbers",
-              "change of the mean total variation between the field and the field without "
-              "cheese, when the vector is subtracted"),
+              "mean total variation between the field of the level and that of the same level "
+              "without cheese: its change when the vector is subtracted"),
     11: Claim("Subtracting the cheese vector works in every agent: subtraction also works at all "
               "layers at once with coefficient -0.05; results differ in the last layers",
               "change of P(cheese), as in claim 6, when the vector is subtracted at one layer (the "
@@ -239,8 +239,7 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
         UserError: if a table is damaged.
     """
     findings = read_rows([(1, _evaluated)], folder)
-    reasons = {3: "no agents trained in the same way, but with other regions, "
-                  "were measured"}
+    reasons = {3: "no agents that differ only in R were measured"}
     if not findings:
         reasons[1] = "it has not been evaluated"
     for study, rows in _ROWS.items():
