@@ -124,7 +124,7 @@ class SplitStates:
 
 
 def policy_kl(policy: Policy, states: Tensor, altered: Tensor) -> Tensor:
-    """Compute the KL divergence of the policy at altered states from the policy at states, in nats.
+    """Compute KL(policy at ``states`` ‖ policy at ``altered``), in nats.
 
     Args:
         policy: the agent.
