@@ -312,7 +312,8 @@ OPENING = (
     Files("train_simulator", ("simulator/**/recons_v_preds/*.mp4",),
           "Truth, reconstruction, and what the simulator imagines.", newest=True),
     Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
-          "What raises (blue) and lowers (red) the agent's value, in an imagined rollout."))
+          "What raises (blue) and lowers (red) the agent's value, in an imagined rollout. Purple: "
+          "size of the gradient in each cell of the simulator's state."))
 
 
 def page_of(preset: AnyPreset) -> Page:
