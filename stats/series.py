@@ -58,7 +58,9 @@ def with_correlations(agents: pd.DataFrame) -> pd.DataFrame:
 
     Intervals are those of Bonett and Wright (2000), "Sample size requirements for estimating
     Pearson, Kendall and Spearman correlations"; they cover the variation between agents, and are
-    NaN for fewer than four agents. There is no correlation if all numbers or all values are equal.
+    NaN for fewer than four agents. At a correlation of ±1, where this interval has no width, the
+    inner end is that of the next smaller correlation (two neighbours swapped). There is no
+    correlation if all numbers or all values are equal.
 
     Args:
         agents: rows of the agents, from :func:`series_of`.
@@ -75,10 +77,12 @@ def with_correlations(agents: pd.DataFrame) -> pd.DataFrame:
 def _interval(correlation: float, num_agents: int) -> tuple[float, float]:
     if num_agents < _MIN_AGENTS:
         return np.nan, np.nan
-    half = norm.ppf(0.975) * np.sqrt((1 + correlation**2 / 2) / (num_agents - 3))
-    with np.errstate(divide="ignore"):  # a correlation of 1 has the interval 1 to 1
-        low, high = np.tanh(np.arctanh(correlation) + half * np.array([-1, 1]))
-    return float(low), float(high)
+    inner = correlation
+    if np.isclose(abs(correlation), 1):
+        inner = np.sign(correlation) * (1 - 12 / (num_agents * (num_agents**2 - 1)))
+    half = norm.ppf(0.975) * np.sqrt((1 + inner**2 / 2) / (num_agents - 3))
+    low, high = np.tanh(np.arctanh(inner) + half * np.array([-1, 1]))
+    return min(float(low), correlation), max(float(high), correlation)
 
 
 def correlation_findings(table: pd.DataFrame, number: str, **more: Any) -> list[Finding]:

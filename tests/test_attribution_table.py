@@ -18,6 +18,7 @@ from attribution.results import FEATURES, AttributionStore, finish_features, rea
 from attribution.trajectories import Trajectories, advantages_of
 from common.files import save_json
 from common.results import ResultStore
+from stats.series import series_of, with_correlations
 
 LENGTHS = (40, 25)  # steps of two trajectories
 EPISODES = (15, 30, 40)  # ends of the first trajectory's episodes; the third is cut
@@ -220,6 +221,13 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
         (1 + rank**2 / 2) / 3))
     np.testing.assert_allclose(found.loc["all agents", "object score, block2"][
         ["low_95", "high_95"]].astype(float), ends, rtol=1e-4)
+
+    perfect, inverse, swapped = (with_correlations(series_of(
+        (number, str(number), "score", sign * value, np.nan, np.nan, 1)
+        for number, value in enumerate(values))).iloc[-1]
+        for sign, values in ((1, [1, 2, 3, 4]), (-1, [1, 2, 3, 4]), (1, [2, 1, 3, 4])))
+    assert (perfect["value"], perfect["high_95"], swapped["value"]) == (1, 1, pytest.approx(0.8))
+    assert perfect["low_95"] == pytest.approx(swapped["low_95"]) == -inverse["high_95"]
 
     few = [*given[:2], *map(str, folders[3:5]), "--output_dir", str(tmp_path / "few")]
     assert series.main(few) == 0
