@@ -335,7 +335,7 @@ class Policy(nn.Module):
 
         Args:
             images: images in [0, 1] (N, C, H, W).
-            hidden: states that leave the previous step (N, D).
+            hidden: hidden states after the previous step (N, D).
             masks: 0 where an episode begins and 1 elsewhere (N,).
         """
         embeddings = self.embed(images).float()

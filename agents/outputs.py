@@ -83,9 +83,13 @@ class Output:
 def output_names() -> tuple[str, ...]:
     """Return the names of all outputs.
 
-    They are ``value``; ``log_prob_…`` of an action or, as ``log_prob_any_…`` and
-    ``log_prob_still``, of a direction; ``taken``, the log-probability of the action taken; the
-    other names in ``ANSWERS``; and ``logit_…`` of an action or ``logit_sum_…`` of a direction.
+    - ``value``;
+    - ``log_prob_<action>``;
+    - ``log_prob_any_<direction>`` and ``log_prob_still``: log of the total probability of the
+      actions in a direction, and of those in none;
+    - ``taken``: log-probability of the action taken;
+    - the other names in ``ANSWERS``;
+    - ``logit_<number>`` of an action, and ``logit_sum_<direction>``.
     """
     return (VALUE, *_LOG_PROBS, TAKEN, *(name for name in ANSWERS if name != VALUE), *_LOGITS)
 

@@ -135,8 +135,8 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
 
 def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.ndarray,
                           num_clusters: int) -> Colourings:
-    """Return colourings of recorded states by step data, cluster, strongest factor and strongest
-    IC.
+    """Return colourings of recorded states by the data of their step (such as value and action),
+    cluster, strongest NMF factor and strongest IC.
 
     The strongest factor has the largest product of weight and norm; the strongest IC has the
     coordinate with the largest absolute value.

@@ -80,7 +80,8 @@ def mark_terminal(frame: np.ndarray, probability: float) -> np.ndarray:
 def mark_reward(frame: np.ndarray, reward: float) -> np.ndarray:
     """Return a copy of a uint8 frame (H, W, C) with a box in the upper right corner.
 
-    The filling of the box shows the reward, up to FULL_REWARD: green, or red if negative.
+    The box is filled from the bottom in proportion to the reward's size, up to FULL_REWARD: in
+    green, or in red if the reward is negative.
     """
     colour = (40, 180, 60) if reward >= 0 else (200, 30, 30)
     return _mark_box(frame, abs(reward) / FULL_REWARD, colour, on_the_right=True)

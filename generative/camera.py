@@ -266,9 +266,9 @@ class CameraState:
     """Part of the environment's state that describes the camera.
 
     Attributes:
-        motion: memory of the camera's motion (B, motion_dim).
-        phase: phase in the last initial frame: cosine and sine of the camera's position within a
-            square to the right, and of its position down (B, 4).
+        motion: recurrent state of the GRU that predicts the camera's motion (B, motion_dim).
+        phase: phase in the last initial frame, where a full turn is one square: cosine and sine of
+            the camera's horizontal position, then of its vertical position (B, 4).
         velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
         displacement: motion of the camera since the last initial frame, pixels to the right and
             down (B, 2).

@@ -3,7 +3,8 @@
 Targets are outputs of the agent (value, log_prob_up, policy for all log-probabilities), directions
 of its hidden state (hx_direction_3, hx_direction_3_pca, hx_direction for all of --direction_ids),
 units (hidden_state:12, embedder.block3.res2.resadd:5; a layer name alone for all of its units), and
-moves from one action to another (from_left_to_up). The same command resumes a killed run.
+changes of the action (from_left_to_up: the log-probability of "left" in the previous step plus that
+of "up" in this step). The same command resumes a killed run.
 """
 
 from __future__ import annotations

@@ -150,9 +150,9 @@ class Scan:
     def table(self) -> pd.DataFrame:
         """Return one row per part, with means over frames.
 
-        Columns: ``layer``, ``channel``, ``row`` and ``column`` (missing if the part has all of
-        them); mean ``unpatched`` outcome, ``effect``, ``absolute`` effect, and ``norm`` of the
-        change.
+        Columns: ``layer``; ``channel``, missing if the part has all channels; ``row`` and
+        ``column``, missing if it has all cells; mean ``unpatched`` outcome, ``effect``,
+        ``absolute`` effect, and ``norm`` of the change.
         """
         table = pd.DataFrame(
             [(part.layer, part.channel, *(part.cell or (None, None))) for part in self.parts],

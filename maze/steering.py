@@ -303,12 +303,13 @@ def find_forks(args: argparse.Namespace, kinds: Sequence[VectorKind]
     computed. The top right vector needs a maze that does not fill the world.
 
     Args:
-        args: the parsed flags. Without ``--levels``, ``args`` is modified: only suitable forks are
-            drawn, and ``--choose_on`` is added to their number.
+        args: the parsed flags. Without ``--levels``, they are modified so that only suitable forks
+            are drawn: ``kind`` and, if necessary, ``size`` are set, and ``choose_on`` is added to
+            ``num_mazes``.
         kinds: kinds of the vectors.
 
     Returns:
-        The forks, with the mouse at the start; and the number of examined levels.
+        The forks, with the mouse at the start; and the number of levels that the flags select.
 
     Raises:
         UserError: if --kind excludes forks, no level is a suitable fork, or too few levels are

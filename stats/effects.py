@@ -137,8 +137,8 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
         seed: seed of the bootstrap and of the sign flips.
         levels: level of each start (N,); starts on the same level are resampled together, and their
             signs are flipped together. By default, each start is its own level.
-        moved: size of the change by each condition, by name of the condition; if None, the table
-            has no column ``moved``.
+        moved: size of the change that a condition makes, by name of the condition; if None, the
+            table has no column ``moved``.
         test: maps the sums of paired differences per level (levels, C) to p-values (C,); by default
             the sign-flip test.
 

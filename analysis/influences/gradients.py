@@ -98,7 +98,8 @@ class Coordinates:
 
 def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
                      projector: Projector) -> Coordinates:
-    """Read the states and outputs of simulated samples, and compute their IC coordinates.
+    """Read simulated samples, compute the IC coordinates of their states, and standardise their
+    outputs.
 
     Args:
         samples: folder of the samples.

@@ -106,10 +106,10 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
              seed: int) -> pd.DataFrame:
     """Compute over how many steps frames affect the policy, from lesions and from attributions.
 
-    A reset or swap replaces the state before the last k frames. The divergence at the k-th step is
-    compared with the attribution to the frame k steps before the action. Divergences start at the
-    lesioned step, k = 1. Attributions start at the frame of the action itself, k = 0, which is left
-    out.
+    Steps k are counted from a reset or swap, whose own step is k = 1. At step k, the agent has seen
+    only the last k frames since its state was replaced. The divergence at step k is compared with
+    the attribution to the frame k steps before the action. The attribution to the frame of the
+    action itself, k = 0, is left out.
 
     Args:
         names: names of the conditions.

@@ -150,7 +150,8 @@ def checked_directions(functions: Sequence[SaliencyFunction],
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Mean over the N copies of the gradients of scalar / N with respect to images and states.
+    """Gradients of a saliency function with respect to images and states, averaged over the N
+    copies of each sample and, as published, divided by N once more.
 
     Attributes:
         images: gradient with respect to the clamped images, float32 (G, T, C, H, W).
@@ -230,10 +231,8 @@ class SaliencyPass:
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 
     def gradients(self, function: SaliencyFunction) -> Gradients:
-        """Compute the gradients of a function in each sample, averaged over its copies.
-
-        The scale of the result is that of ``Gradients``.
-        """
+        """Compute the gradients of a function in each sample, averaged over its copies and, as
+        published, divided by their number once more."""
         with torch.enable_grad():
             scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
             total = scalars.unflatten(0, self._shape).mean(dim=1).sum()

@@ -77,8 +77,8 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         Two tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
         Its column ``best`` marks the best start of each objective with each penalty; the columns
         about the real game are NaN for all other starts. The second is the table of
-        ``compare_conditions`` for the outcomes ``score`` and ``percentile``, or None with fewer
-        than ``MIN_STARTS`` targets, which are too few for an interval.
+        ``compare_conditions`` for the outcomes ``score`` and, with a recording, ``percentile``. It
+        is None with fewer than ``MIN_STARTS`` targets, which are too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}

@@ -1,6 +1,7 @@
 """Objectives of a search: targets, their values in recorded starts, and the starts' density.
 
-A target is a scalar output of the agent at a step of a rollout. Its values in recorded starts give
+A target is a scalar that is read from the agent's outputs, hidden state or layers at a step of a
+rollout. Its values in recorded starts give
 the scale on which optimised starts are scored.
 
 The encoder gives one vector per window, so the aggregate posterior of the starts (Hoffman and

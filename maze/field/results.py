@@ -6,7 +6,7 @@ Layout::
 
     settings.json                       settings of the run
     differences.csv                     a row of outcomes per arm and level, see outcomes.py
-    moved.csv                           a row per arm and patch: mean size of the patch's change
+    moved.csv                           a row per arm, patch and layer: mean size of the change
     <arm>/patches.json                  metadata of the arm's patches
     <arm>/field_<level>.npz             field of a level; <level> is its seed, followed by _2, _3
                                         and so on for further levels with the same seed
@@ -234,8 +234,9 @@ def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[st
 
     Returns:
         A row per arm and level: ``arm``, ``level`` (name of the level), ``seed``, ``maze_dim``,
-        ``kind``, ``squares`` (number of squares), OUTCOMES, and ``facing_variation``, the mean
-        total variation between both facings, NaN for one facing.
+        ``kind`` (kind of the level), ``squares`` (number of squares), OUTCOMES, and
+        ``facing_variation``, the mean total variation between the fields of both facings, or NaN
+        if only one was computed.
     """
     rows = []
     for arm, by_level in fields.items():

@@ -268,7 +268,7 @@ def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequen
         layer_name: name of the layer.
         kind: kind of the vector.
         states: all levels that may be played, with different seeds.
-        coefficient: coefficient of the vectors.
+        coefficient: factor by which each vector is multiplied before it is added.
     """
     [layer] = layers_named(policy, layer_name)
     vectors = dict(zip((state.level_seed for state in states),
