@@ -187,6 +187,8 @@ class SimulatorTraining:
     def _load_state(self, state: dict, path: Path) -> None:
         """Restore the optimiser, the random numbers and the counters from the checkpoint ``path``.
         """
+        if state.get("batches") == 0:  # stopped before the first step, so Adam has no moments
+            state = {**state, "optimizer_state_dict": {}}
         for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
             if state.get(key) is None:
                 raise UserError(f"{path} has no '{key}', so the run cannot be resumed from it; "

@@ -147,22 +147,27 @@ def test_plot_is_drawn_from_the_log(undisturbed):
     assert [line.get_label() for line in lines[1::2]] == ["training episodes", "held-out episodes"]
 
 
-def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys):
-    """The run stops between two rows of the log; the next row is the mean of all its batches."""
-    one_batch = SimulatorTraining.one_batch
+@pytest.mark.parametrize("stop", [0, 3])
+def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys,
+                                stop):
+    """The run stops before its first batch, or between two rows of the log; the next row is the
+    mean of all its batches."""
+    read = BatchReader.__iter__
 
-    def stop_in_the_third(run, windows):
-        if run.batches == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return one_batch(run, windows)
+    def signalled(reader):
+        for number, windows in enumerate(read(reader)):
+            if number == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield windows
 
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatorTraining, "one_batch", stop_in_the_third)
+        patch.setattr(BatchReader, "__iter__", signalled)
         assert train_gen_model.main(arguments(agent_path, recording, tmp_path)
                                     ) == 128 + signal.SIGTERM
     assert "--resume" in capsys.readouterr().out
     folder = run_folder(tmp_path)
-    assert [path.name for path in checkpoints(folder)] == ["model_epoch0_batch3.pt"]
+    assert [path.name for path in checkpoints(folder)] == [
+        f"model_epoch0_batch{stop}.pt"]
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
                                  "--device", "cpu"]) == 0
     pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
