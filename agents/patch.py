@@ -31,7 +31,7 @@ class BatchInfo:
         episode: number of the episode or of the simulated start, int64 (B,); ``PADDING`` for
             padding rows.
         step: step of the episode, from 0, int64 (B,).
-        level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
+        level: seed of the level, int64 (B,); ``NO_LEVEL`` in simulated episodes.
         square: the player's square, as (row from the bottom, column), int64 (B, 2), or None; -1 at
             the terminal step.
         facing: 1 if the player's image is mirrored (``is_reflected``), otherwise 0, int64 (B,), or

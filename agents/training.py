@@ -144,7 +144,7 @@ class TrainingRun:
         self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """Return the teacher, or None if there is none or its losses have weight 0 from now on.
+        """Return the teacher; None without a teacher, or if its losses have weight 0 from now on.
 
         Args:
             state: contents of the resume file; None for a new run.

@@ -77,8 +77,7 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
 
     arrays = results.step("pca", find_components)
     principal = arrays["principal"]
-    number = max(results.facts["pca"]["components_for_95_percent"], config.n_components_tsne)
-    leading = np.ascontiguousarray(principal[:, :number])
+    leading = state_map.leading(principal)
     k = config.n_components_ica
     results.step("ica", lambda: independent_components(
         principal[:, :k], kept, arrays["variances"][:k], config.ica_max_iter, config.ica_tol, seed))

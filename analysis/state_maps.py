@@ -97,9 +97,7 @@ class StateMap:
             scale: mean and standard deviation of each unit.
 
         Returns:
-            Coordinates (N, P); components (P, D); and the first d coordinates (N, d). Here, d is
-            the smallest number of components that explain 95 % of the variance, or the number of
-            dimensions of the t-SNE map if that is larger.
+            Coordinates (N, P); components (P, D); and the ``leading`` coordinates (N, d).
         """
         def compute() -> StepResult:
             standardised = scale.standardise(states)
@@ -107,11 +105,18 @@ class StateMap:
                 standardised, self.config.n_components_pca, self.seed), standardised)
 
         arrays = self.results.step("pca", compute)
+        coordinates = arrays["principal"]
+        return coordinates, arrays["components"], self.leading(coordinates)
+
+    def leading(self, coordinates: np.ndarray) -> np.ndarray:
+        """Return the first d principal coordinates (N, d) of (N, P).
+
+        Here, d is the smallest number of components that explain 95 % of the variance, or the
+        number of dimensions of the t-SNE map if that is larger. The step "pca" must be stored.
+        """
         number = max(self.results.facts["pca"]["components_for_95_percent"],
                      self.config.n_components_tsne)
-        coordinates = arrays["principal"]
-        return (coordinates, arrays["components"],
-                np.ascontiguousarray(coordinates[:, :number]))
+        return np.ascontiguousarray(coordinates[:, :number])
 
     def clusters(self, rows: np.ndarray, coordinates: np.ndarray | None = None,
                  copy: str = "") -> np.ndarray:

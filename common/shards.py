@@ -187,7 +187,7 @@ class ShardNotes:
         return lock
 
     def any_settings(self) -> dict:
-        """Return the settings of any shard that has started; empty if there is none."""
+        """Return the settings of any shard that has started; empty if none has."""
         return next((note["settings"] for note in self._read().values()), {})
 
     def finish(self, shard: Shard) -> None:

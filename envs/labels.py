@@ -44,7 +44,7 @@ def state_labels(state: LevelState) -> dict[str, float]:
           kind overlaps the view, otherwise 0. Its trail (entities that it leaves behind) does not
           count.
         - ``<kind>_dx``, ``<kind>_dy``: offset from the player's centre to the centre of the nearest
-          such object in view; NaN if there is none.
+          such object in view; NaN without one.
         - ``velocity_x``, ``velocity_y``: velocity of the player in cells per step, which is the
           displacement in the last step unless an obstacle stopped the player.
         - ``on_ground``, for games whose ground is known: 1 if the player stands on ground, as

@@ -276,7 +276,7 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
 
 
 def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
-    """Return the name of the configured swap, or None if there is none.
+    """Return the name of the configured swap, or None if no swap is configured.
 
     Args:
         swap, random_directions: see ``open_swap``.

@@ -177,7 +177,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
 
     Args:
         table: table of episodes, from ``episodes_table``.
-        regressions: table of regressions, from ``prediction.regressions``; None if there is none.
+        regressions: table of regressions, from ``prediction.regressions``, or None.
         what: description of the run.
         notes: sentences on excluded levels and missing regressions.
         region: number of rows and columns of the top right region.

@@ -61,11 +61,11 @@ class Finding:
             interval; ends are NaN if there is no interval.
         num_levels: number of levels, frames or agents.
         base: number without the intervention, or chance level; NaN if neither exists.
-        p_holm: p-value corrected within the study; NaN if there is none.
+        p_holm: p-value corrected within the study; NaN without a test.
         altered: number with the intervention; NaN if ``value`` is not an effect.
-        p: uncorrected p-value; NaN if there is none.
-        p_control: p-value from the comparison with controls, see ``stats.effects``; NaN if there is
-            none.
+        p: uncorrected p-value; NaN without a test.
+        p_control: p-value from the comparison with controls, see ``stats.effects``; NaN
+            without controls.
         primary: whether this is the one number that tests its claim. The p-values of an agent's
             primary numbers are corrected together.
         shown: whether the number is shown in ``table.md``.

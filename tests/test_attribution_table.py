@@ -1,4 +1,4 @@
-"""Table of the article's claims: numbers of the studies, or reasons why there are none."""
+"""Table of the article's claims: numbers of the studies, or why they are missing."""
 
 import itertools
 import re

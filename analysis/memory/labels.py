@@ -109,7 +109,7 @@ class Examples:
             of the episode, 1 at the last step), ``fails`` (whether the episode fails) and, for each
             hazard, ``fails_by_<hazard>`` (whether this hazard causes the failure). Games with
             ``on_ground`` also have ``steps_since_jump``: number of steps since the last earlier
-            step at which a jump action was taken on the ground, NaN if there is none.
+            step at which a jump action was taken on the ground, NaN before the first.
     """
 
     folder: RolloutFolder

@@ -245,9 +245,9 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
         rates, effects, blindness: tables as in ``causes.csv``, ``effects.csv`` and
             ``blindness.csv``.
         films: paths of films, relative to the report.
-        last_frames: path of the figure of the original's failures; empty if there are none.
+        last_frames: path of the figure of the original's failures; empty without failures.
         description: sentences that describe the agents and levels.
-        controls: sentences that describe the controls; empty if there are none.
+        controls: sentences that describe the controls; empty without controls.
     """
     causes = list(dict.fromkeys(rates["cause"]))
     shown, controlled = rates[~rates["control"]], rates[rates["control"]]
