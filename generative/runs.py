@@ -117,8 +117,7 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
 
 
 def newest_simulator_run(folder: Path) -> Path | None:
-    """Return ``folder`` if it is a run, otherwise the newest run inside it, or None.
-    """
+    """Return ``folder`` if it is a run, otherwise the newest run inside it, or None."""
     if (folder / PROGRESS_NAME).is_file():
         return folder
     logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
