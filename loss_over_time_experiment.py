@@ -1,13 +1,15 @@
 """Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
 
-The simulator is compared with three baselines: the last initial frame, the mean frame of the
-training episodes, and the simulator with the actions of another window. The fidelity card adds
-PSNR, SSIM and further controls (docs/fidelity.md); with --life_starts the agent also continues
-from recorded frames in the simulator and in the real game.
+The simulator is compared with baselines: the last initial frame, the mean frame of the training
+episodes, the simulator with the actions of another window, and a constant policy. The fidelity
+card adds PSNR, SSIM and further controls (docs/fidelity.md); with --life_starts the agent also
+continues from recorded frames in the simulator and in the real game. --random_starts,
+--event_starts and --equal_view_levels measure what the simulator generates (worlds.json).
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from agents.agent_file import load_agent
 from agents.object_masks import ObjectPainter, recorded_without
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game, replayed
-from common.cli import Parser, add_save_dir_flag, count, from_zero
+from common.cli import Parser, add_save_dir_flag, count, from_zero, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
@@ -29,7 +31,7 @@ from common.progress import with_progress
 from common.results import ResultStore
 from common.video import write_strip
 from envs.objects import objects_of
-from generative import dream_life
+from generative import dream_life, world_card
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.fidelity import (
@@ -50,19 +52,26 @@ from generative.fidelity import (
 from generative.figures import LINES, TITLES_OF_AGENT, plot_card, plot_losses, plot_objects
 from generative.flags import add_simulator_flags
 from generative.loss_over_time import (
+    AGENT_BASELINES,
     IMAGE_MSE,
     LOSS_OVER_TIME,
     OTHER_SIMULATOR,
     PREDICTORS,
     SIMULATOR,
+    Means,
     choose_windows,
+    fit_means,
     loss_over_time,
-    mean_frame,
     truth_and_imagination,
 )
 from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
+from generative.realism import FEWEST_FRAMES
 from generative.runs import leakage_reason, open_simulator, run_of
+from generative.simulator import Simulator
+from generative.world_contents import check_squares, recorded_worlds
+from generative.world_simulations import Simulations
+from generative.world_tables import as_json, print_tables
 
 SHOWN_STEPS = range(1, 11)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
@@ -87,6 +96,13 @@ def parser() -> Parser:
     flags.add_argument("--unseen", action="store_true",
                        help="use windows of all episodes, for a recording on which the simulator "
                             "was not trained")
+    flags.add_argument("--train_data_dir", type=Path,
+                       help="recording from which the mean frame and the mean policy are computed; "
+                            "if not given, the episodes that are not held out, or with --unseen "
+                            "the half of the episodes without the window")
+    flags.add_argument("--rendered_worlds", action="store_true",
+                       help="simulate the windows in their recorded worlds (record.py --worlds); "
+                            "by default, a simulator with worlds samples them")
     flags.add_argument("--compare_model_file", type=Path,
                        help="file of a second simulator of the same agent, evaluated on the same "
                             "windows")
@@ -96,6 +112,18 @@ def parser() -> Parser:
     flags.add_argument("--life_starts", type=from_zero, default=0,
                        help="number of starts from which the agent continues in the simulator and "
                             "in the real game; 0 for no such comparison")
+    flags.add_argument("--random_starts", type=from_zero, default=0,
+                       help=f"number of random starts to compare with recorded starts, at least "
+                            f"{FEWEST_FRAMES}; 0 for no such comparison")
+    flags.add_argument("--event_starts", type=from_zero, default=0,
+                       help="number of recorded frames, and of level starts for "
+                            "--equal_view_levels, from which worlds are sampled to compare deaths, "
+                            "coins and contents with the game; 0 for no such comparison")
+    flags.add_argument("--num_worlds", type=whole(2, 10**4), default=16,
+                       help="number of worlds sampled for each of these frames")
+    flags.add_argument("--equal_view_levels", type=from_zero, default=20000,
+                       help="number of levels from which contents beyond equal views are counted; "
+                            "0 to leave this out")
     flags.add_argument("--output_dir", type=Path,
                        help="new output folder; if not given, a folder in "
                             "<save_dir>/loss_over_time named by --gen_mod_exp_name, or else by "
@@ -133,6 +161,11 @@ def main(argv: list[str] | None = None) -> None:
     if args.unseen:
         held_out = train = np.arange(len(dataset))
         doubt = ""
+    worlds = recorded_worlds(simulator, dataset, held_out) if args.rendered_worlds else None
+    if worlds:
+        held_out = np.intersect1d(held_out, dataset.attach_worlds(worlds))
+    noise = describe_noise(dataset)
+    print(f"recorded episodes: {noise}", flush=True)
     windows = choose_windows(held_out, num_batches * batch_size, args.seed)
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
     print(f"{len(windows)} of {len(held_out)} held-out windows, showing {num_episodes} "
@@ -140,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
     if doubt:
         print(f"the simulator may have been trained on these episodes: {doubt}", flush=True)
 
-    mean = mean_frame(dataset, train, args.seed)
+    means = training_means(args, dataset, train, simulator)
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     objects = frames_without_objects(dataset)
@@ -148,8 +181,10 @@ def main(argv: list[str] | None = None) -> None:
         args.compare_model_file, args.agent_file, config, compute)
     other_agent = args.other_agent_file and OtherAgent(
         load_agent(args.other_agent_file, compute.device), dataset, compute)
+    if other_simulator and worlds:
+        check_squares(simulator, other_simulator)
     card = FidelityCard(*find_camera(dataset, windows), other_simulator, other_agent, objects)
-    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, card)
+    result = loss_over_time(simulator, dataset, windows, batch_size, means, draw, compute, card)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
     shown = result.windows[result.counted.all(axis=0)][:NUM_STRIPS]
@@ -159,20 +194,28 @@ def main(argv: list[str] | None = None) -> None:
         episodes = sorted(set(dataset.episodes_of(held_out).tolist()))
         starts = dream_life.choose_starts(dataset, episodes, args.life_starts, args.seed)
         life = dream_life.compare_lives(simulator, dataset, starts, draw,
-                                        dream_life.coin_reward(dataset, episodes), compute)
+                                        dream_life.coin_reward(dataset, episodes), compute,
+                                        args.rendered_worlds, args.seed)
         lives = dream_life.summarize(life, args.seed)
+    generated = world_card.measure(
+        Simulations(simulator, dataset, held_out, draw, compute, args.seed, batch_size, worlds),
+        args.random_starts, args.event_starts, args.num_worlds, args.equal_view_levels)
 
     with atomic_folder(output) as folder:
         result.save(folder)
         store = ResultStore(folder, LOSS_OVER_TIME)
         store.write("table", value=table)
-        title = (f"{len(windows)} windows of {num_episodes} held-out episodes, each up to its end; "
-                 "bands: 95 % intervals")
+        title = (f"{len(windows)} windows of {num_episodes} held-out episodes, {noise}, each up to "
+                 "its end; bands: 95 % intervals")
         plot_losses(table, store.file_of("plot"), title)
         if objects:
             plot_objects(table, objects.kinds, store.file_of("objects_plot"), title)
         plot_card(table, store.file_of("card_plot"),
                   f"fidelity card: {title}, terminal frames excluded")
+        if generated:
+            store.write("worlds", value=as_json(generated.tables))
+            if generated.samples is not None:
+                generated.samples.save(store.file_of("world_samples"))
         if life is not None:
             store.write("lives", value=life)
             store.write("lives_summary", value=lives)
@@ -186,7 +229,9 @@ def main(argv: list[str] | None = None) -> None:
             "data_dir": common.data_dir,
             "recording_sha256": dataset.folder.sha256(args.check_contents),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
-            "unseen": args.unseen, **describe_file(args.compare_model_file, "compare_model"),
+            "unseen": args.unseen, "action_noise": noise, "rendered_worlds": args.rendered_worlds,
+            "train_data_dir": str(args.train_data_dir or ""),
+            **describe_file(args.compare_model_file, "compare_model"),
             **describe_file(args.other_agent_file, "other_agent"),
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
@@ -201,7 +246,42 @@ def main(argv: list[str] | None = None) -> None:
     print_card(table)
     if life is not None:
         dream_life.print_lives(lives)
+    if generated:
+        print_tables(generated.tables)
     print(f"wrote {output}")
+
+
+def training_means(args: argparse.Namespace, dataset: RolloutDataset, train: np.ndarray,
+                   simulator: Simulator) -> Means:
+    """Compute the mean frame and mean policy of the training episodes.
+
+    Args:
+        train: windows of the evaluated recording that the simulator was trained on; with --unseen,
+            all of its windows.
+
+    Raises:
+        UserError: if the training recording is the evaluated one, or was made by another agent.
+    """
+    policy = simulator.agent.policy
+    if args.train_data_dir is None:
+        return fit_means(dataset, train, policy, args.seed, crossed=args.unseen)
+    if args.train_data_dir.resolve() == dataset.folder.path.resolve():
+        raise UserError(f"--train_data_dir {args.train_data_dir} is the evaluated recording; leave "
+                        "it out")
+    training = RolloutDataset(args.train_data_dir, dataset.num_init_steps, 1)
+    training.check_agent(args.agent_file, policy)
+    return fit_means(training, np.arange(len(training)), policy, args.seed)
+
+
+def describe_noise(dataset: RolloutDataset) -> str:
+    """Return whether the recording was made with action noise, for messages and titles."""
+    description = dataset.folder.description()
+    if "action_noise" not in description:
+        return "it is not known whether with action noise"
+    if not description["action_noise"]:
+        return "without action noise"
+    share = description.get("action_noise_share", 1)
+    return "with action noise" + (f" in {share:.0%} of the episodes" if share < 1 else "")
 
 
 def describe_file(path: Path | None, name: str) -> dict[str, str]:
@@ -306,7 +386,8 @@ def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
         print(f"{title} by simulated step, up to the end of the episode")
         _print_means(rows[rows["kind"] == kind], "predictor",
-                     {name: name for name in (*PREDICTORS, OTHER_SIMULATOR)}, digits=5)
+                     {name: name for name in (*PREDICTORS, OTHER_SIMULATOR, *AGENT_BASELINES)},
+                     digits=5)
     shown = {kind: kind.removeprefix(OBJECT_SHOWN) for kind in sorted(table["kind"].unique())
              if kind.startswith(OBJECT_SHOWN)}
     if shown:

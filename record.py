@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from agents.acting import load_action_noise
+from agents.acting import ActionNoise, load_action_noise
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config, load_agent_config
 from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
+from agents.patch import BatchInfo
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from agents.rollout_files import (
@@ -21,7 +25,8 @@ from agents.rollout_files import (
     RolloutWriter,
     join_recording,
 )
-from common.cli import Parser, add_compute_flags, add_published_flags, count, seed
+from agents.world_files import RenderedWorld
+from common.cli import Parser, add_compute_flags, add_published_flags, count, seed, share
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import versions
@@ -29,6 +34,10 @@ from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
 from common.shards import WHOLE, add_shard_flags
 from common.video import enlarge, mark_action
+from envs.level_state import LevelState
+from envs.objects import moving_objects
+from envs.procgen_env import EnvConfig
+from envs.wide_view import WorldView
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
     add_alter_from_flag,
@@ -51,6 +60,7 @@ from maze.level.regions import (
 )
 
 VIDEO_SCALE = 3
+WORLD_INTERVAL = 8  # steps between two recorded worlds of an episode
 MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower than playing
 
 
@@ -70,6 +80,8 @@ def parser() -> Parser:
     flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
     flags.add_argument("--no_action_noise", action="store_true",
                        help="do not apply the action noise of hyperparams/action_noise.yml")
+    flags.add_argument("--action_noise_share", type=share, default=1.0, metavar="SHARE",
+                       help="share of the episodes that are played with action noise")
     add_swap_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=0)
     flags.add_argument("--interpreting_params_name", default=BASE_SET,
@@ -79,6 +91,10 @@ def parser() -> Parser:
     flags.add_argument("--positions", action="store_true",
                        help="also record the player's position in squares: columns player_x and "
                             "player_y")
+    flags.add_argument("--worlds", action="store_true",
+                       help="also record the player's position, and render the static objects "
+                            "around the view, and list the moving ones, in every "
+                            f"{WORLD_INTERVAL}th step; needed to train a simulator with worlds")
     flags.add_argument("--no_videos", action="store_true", help="do not write sample_*.mp4 videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the data folder")
@@ -97,14 +113,55 @@ def steps_table(episode: Episode) -> pd.DataFrame:
         "action": episode.actions, **dict(zip(POSITION_COLUMNS, episode.positions.T))})
 
 
-def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
-    """Write an episode, and a video of its enlarged frames with the actions marked."""
+def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool,
+                  worlds: dict[int, RenderedWorld]) -> None:
+    """Write an episode, its worlds by row, and a video of its enlarged frames with the actions
+    marked."""
     video = None
     if with_video:
         video = (mark_action(enlarge(frame, VIDEO_SCALE), action)
                  for frame, action in zip(episode.frames, episode.actions))
     writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
-                                             episode.log_probs, steps_table(episode)), video)
+                                             episode.log_probs, steps_table(episode)), video,
+               worlds)
+
+
+class WorldRecorder:
+    """Callback of ``play_episodes`` that renders the world of every WORLD_INTERVAL-th row.
+
+    Args:
+        config: the game.
+
+    Raises:
+        UserError: if worlds of the game cannot be rendered.
+    """
+
+    def __init__(self, config: EnvConfig):
+        self._view = WorldView(config)
+        self._worlds: dict[int, dict[int, RenderedWorld]] = {}  # by episode and row
+
+    def __call__(self, number: int, row: int, state_of: Callable[[], bytes | None]) -> None:
+        if row % WORLD_INTERVAL or (data := state_of()) is None:
+            return
+        state = LevelState.parse(data)
+        if not self._worlds:
+            self._view.check(state)
+        self._worlds.setdefault(number, {})[row] = RenderedWorld(
+            self._view.draw(state), moving_objects(state))
+
+    def take(self, number: int) -> dict[int, RenderedWorld]:
+        """Return the worlds of an episode by row, and forget them."""
+        return self._worlds.pop(number, {})
+
+
+def mixed_noise(noise: ActionNoise, noise_share: float) -> Callable[[Tensor, BatchInfo], Tensor]:
+    """Return the action noise of ``PlayOptions.alter_logits`` for a share of the episodes, evenly
+    spread over their numbers."""
+    def apply(logits: Tensor, info: BatchInfo) -> Tensor:
+        before, after = (np.floor((info.episode + more) * noise_share) for more in (0, 1))
+        noisy = torch.from_numpy(after > before).to(logits.device)
+        return torch.where(noisy[:, None], noise(logits.clone()), logits)
+    return apply
 
 
 @script_main
@@ -124,7 +181,10 @@ def main(argv: list[str] | None = None) -> None:
         num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(args.agent_file, compute.device)
     game_noise = load_action_noise(config.env_name)
-    noise = game_noise if game_noise.enabled and not args.no_action_noise else None
+    noise_share = 0.0 if args.no_action_noise or not game_noise.enabled else args.action_noise_share
+    noise = game_noise if noise_share else None
+    worlds = WorldRecorder(config) if args.worlds else None
+    positions = args.positions or args.worlds
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      lambda: Projector.load_for(
                          policy.hidden_state_size, directions_folder(args, parameters),
@@ -140,8 +200,10 @@ def main(argv: list[str] | None = None) -> None:
         "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
+        **({"action_noise_share": noise_share} if noise and noise_share < 1 else {}),
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
-        **patches.metadata, **({"positions": True} if args.positions else {}),
+        **patches.metadata, **({"positions": True} if positions else {}),
+        **({"worlds": WORLD_INTERVAL} if worlds else {}),
         PARAMETER_SET: args.interpreting_params_name, "versions": versions(),
     }, args.overwrite, args.shard, args.num_episodes)
 
@@ -152,14 +214,16 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{num_finished} of {len(own_levels)} episodes are already recorded")
     started, frames, solved = time.monotonic(), 0, 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             PlayOptions(alter_logits=noise, edit=edit,
-                                         keep_positions=args.positions))
+                             PlayOptions(
+                                 alter_logits=mixed_noise(noise, noise_share) if noise else None,
+                                 edit=edit, keep_positions=positions), worlds)
     pool = ThreadPoolExecutor(1)  # writes episodes while the agent plays
     pending: list[Future] = []
     try:
         with patches.scope(policy, *([swap.patch] if swap else [])):
             for episode in with_progress(episodes, len(levels), "episode"):
-                pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
+                pending.append(pool.submit(write_episode, writer, episode, not args.no_videos,
+                                           worlds.take(episode.number) if worlds else {}))
                 while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
                     pending.pop(0).result()
                 frames += len(episode.actions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from generative.sampling import (
     manual_actions,
     record_samples,
 )
+from generative.start_worlds import prior_sha256
 from interventions.config import DirectionsConfig, SwapConfig
 from interventions.flags import (
     add_patch_flags,
@@ -62,10 +62,11 @@ def parser() -> Parser:
                        help="alias of --generated_data_dir; takes precedence if both are given")
     flags.add_argument("--num_samples", type=count, key="record.max_samples",
                        help="number of starts to simulate from; each gives one sample, or one for "
-                            "each of several manual actions")
+                            "each of several worlds and manual actions")
     flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
                        key="record.rand_init",
-                       help="start from random vectors instead of recorded frames")
+                       help="start from random vectors, or in random worlds if the simulator has "
+                            "worlds, instead of recorded frames")
     flags.add_argument("--use_recorded_actions", action="store_true",
                        help="repeat the actions recorded after the initial frames, instead of the "
                             "agent's own actions")
@@ -77,6 +78,17 @@ def parser() -> Parser:
     add_patch_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="sample the latent variables instead of taking the most likely values")
+    flags.add_argument("--num_worlds", type=count, default=1,
+                       help="number of samples per recorded start that differ in what lies beyond "
+                            "the view; like the next three flags, only for simulators with worlds")
+    flags.add_argument("--rendered_worlds", action="store_true",
+                       help="take what lies beyond the view from the game, instead of sampling it")
+    flags.add_argument("--sample_ends", action="store_true",
+                       help="draw the end of each episode from its predicted probability, and name "
+                            "the step in origin.json; the sample continues after it")
+    flags.add_argument("--sample_actions", action="store_true",
+                       help="let the agent sample its actions instead of taking the most likely "
+                            "ones")
     flags.add_argument("--no_videos", action="store_true", help="do not write videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="delete the previous contents of the output folders")
@@ -106,10 +118,12 @@ def main(argv: list[str] | None = None) -> int:
         dataset = RolloutDataset(Path(common.data_dir), plan.num_init_steps, plan.num_steps)
         dataset.check_agent(args.agent_file, simulator.agent.policy)
     description = {
-        **dataclasses.asdict(plan),
+        **plan.settings(simulator),
         "agent_file": agent_title(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
-        "simulator": dataclasses.asdict(simulator.config),
+        "simulator": simulator.config.described(),
+        **({"prior_sha256": prior_sha256(simulator.prior)} if simulator.squares is not None
+           else {}),
         "data_dir": common.data_dir if dataset else None,
         "recording_sha256": dataset.folder.sha256(args.check_contents) if dataset else None,
         "data_recording": dataset.folder.description() if dataset else None,
@@ -183,7 +197,8 @@ def make_plan(args: argparse.Namespace, explicit: set[str], parameters: Paramete
     if "num_initializing_steps" in explicit:
         num_init_steps = config.num_init_steps
     return SamplingPlan(parameters.get(RecordConfig).rand_init, args.use_recorded_actions, actions,
-                        num_steps, num_init_steps, args.sample_latents, args.seed)
+                        num_steps, num_init_steps, args.sample_latents, args.seed, args.num_worlds,
+                        args.rendered_worlds, args.sample_ends, args.sample_actions)
 
 
 if __name__ == "__main__":

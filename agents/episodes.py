@@ -113,8 +113,8 @@ class PlayOptions:
 
     Attributes:
         greedy: take the most likely action instead of sampling one.
-        alter_logits: optional function from the policy's logits (N, A) to the logits that actions
-            are sampled from.
+        alter_logits: optional function that maps the policy's logits (N, A), and the batch
+            metadata, to the logits that actions are sampled from.
         alter_state: optional function that maps the hidden states (N, D) that enter a step, and the
             batch metadata, to the states (N, D) that the agent uses instead.
         edit: optional edit of every level before it is played.
@@ -125,7 +125,7 @@ class PlayOptions:
     """
 
     greedy: bool = False
-    alter_logits: Callable[[Tensor], Tensor] | None = None
+    alter_logits: Callable[[Tensor, BatchInfo], Tensor] | None = None
     alter_state: Callable[[Tensor, BatchInfo], Tensor] | None = None
     edit: LevelEdit | None = None
     edit_every_step: bool = False
@@ -194,7 +194,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             hidden[active] = output.hidden_states
             logits = output.logits
             if options.alter_logits is not None:
-                logits = options.alter_logits(logits)
+                logits = options.alter_logits(logits, info)
             log_probs = torch.log_softmax(logits, dim=-1)
             if options.greedy:
                 chosen = log_probs.argmax(dim=-1)

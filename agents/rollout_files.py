@@ -4,6 +4,8 @@ Layout, as published::
 
     data/episode_00000/{ob,hx,lp}.npy    frames, hidden states and log-probabilities, see
                                          ``EpisodeArrays``; frames are channels-first
+    data/episode_00000/world_00008.png   optional rendered world of a row, see ``envs.wide_view``
+    data/episode_00000/moving.csv        moving objects of these rows, see ``agents.world_files``
     data/data_gen_model_00000.csv        one row per frame, see STEP_COLUMNS; in some recordings
                                          also POSITION_COLUMNS, see below
     data/sample_00000.mp4                optional
@@ -34,12 +36,13 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from agents import world_files
 from agents.provenance import CONTENTS, check_agent, file_sha256
 from common.errors import UserError
 from common.files import (
@@ -65,12 +68,15 @@ STEP_COLUMNS = tuple(_STEP_KINDS)
 POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Patterns of the files that are read from a data folder; videos are never read.
-PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
+PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy",
+            "episode_*/world_*.png", "episode_*/moving.csv")
 RECORDING = Schema("a recording", "record.py", {
     "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
     "steps": Entry("data_gen_model_{:0>5}.csv", File()),
     "waiting_steps": Entry(".steps_{:0>5}.csv", File()),  # until their global steps are known
-    "video": Entry("sample_{:0>5}.mp4", File())},
+    "video": Entry("sample_{:0>5}.mp4", File()),
+    "world": Entry("episode_{:0>5}/world_{:0>5}.png", File()),
+    "moving": Entry("episode_{:0>5}/moving.csv", File())},
     informative=("versions", PARAMETER_SET, CONTENTS), settings_name="recording.json",
     flag="--logdir")
 _GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # column number in an episode's CSV
@@ -142,9 +148,10 @@ class RolloutFolder(ResultStore):
         return self.file_of("steps", number)
 
     def files_of(self, number: int) -> list[Path]:
-        """Return the paths of an episode's array files and CSV, which its digest covers."""
+        """Return the paths of an episode's arrays, CSV and worlds, which its digest covers."""
         folder = self.episode_folder(number)
-        return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
+        return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number),
+                *world_files.files_of(folder)]
 
     def video_file(self, number: int) -> Path:
         return self.file_of("video", number)
@@ -292,6 +299,18 @@ class RolloutFolder(ResultStore):
         return EpisodeArrays(np.moveaxis(frames, 1, -1), hidden_states, log_probs,
                              self.steps(number))
 
+    def world_rows(self, number: int) -> list[int]:
+        """Return the rows of an episode whose worlds were recorded, in ascending order."""
+        return world_files.rows_of(self.episode_folder(number))
+
+    def world(self, number: int, row: int) -> np.ndarray:
+        """Read the world of a row of an episode, see ``agents.world_files``."""
+        return world_files.read_world(self.episode_folder(number), row)
+
+    def moving(self, number: int) -> pd.DataFrame:
+        """Read the moving objects of an episode's worlds, see ``agents.world_files``."""
+        return world_files.read_moving(self.episode_folder(number))
+
     def finished(self) -> list[int]:
         """Return the numbers of the episodes that have a folder, in ascending order."""
         return sorted(int(match[1]) for path in self.path.glob("episode_*")
@@ -331,13 +350,15 @@ class RolloutWriter:
         return self.folder.episode_folder(number).exists()
 
     def add(self, number: int, arrays: EpisodeArrays,
-            video: Iterable[np.ndarray] | None = None) -> None:
+            video: Iterable[np.ndarray] | None = None,
+            worlds: Mapping[int, world_files.RenderedWorld] | None = None) -> None:
         """Store a finished episode.
 
         Args:
             number: number of the episode.
             arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
+            worlds: worlds by row.
 
         Raises:
             UserError: if the data folder was deleted.
@@ -353,6 +374,8 @@ class RolloutWriter:
             for name, array in (("ob", frames), ("hx", arrays.hidden_states),
                                 ("lp", arrays.log_probs)):
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+            if worlds:
+                world_files.write_worlds(temporary, worlds)
         if self._is_whole:
             append_or_nothing(folder.index_file, self._place_finished())
 

@@ -114,12 +114,13 @@ def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame
     starts = search.store.read("starts", form=Table(_START_COLUMNS))
     penalty = next(iter(search.folders))
     best = starts[starts["best"] & (starts["penalty"] == penalty)].sort_values("order")
-    vectors = torch.from_numpy(search.folders[penalty].stacked_field("bottleneck_vec")[
-        best["sample"].to_numpy()])
+    folder, samples = search.folders[penalty], best["sample"].tolist()
+    vectors = torch.from_numpy(folder.stacked_field("bottleneck_vec", samples))
     ids = features["feature"].to_numpy()
     with torch.no_grad():
         _, rollouts = rollout(context.simulator, context.compute,
-                              vectors.to(context.compute.device), context.plan.step + 1)
+                              vectors.to(context.compute.device), context.plan.step + 1,
+                              world=folder.worlds(samples))
         dreamed = sae.encode(rollouts.hidden_states[context.plan.step]).cpu().numpy()[:, ids]
     table = features[["feature", "rank", "label", "auc", "named", "frequency"]].reset_index(
         drop=True)

@@ -160,6 +160,14 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return number
 
 
+def share(text: str) -> float:
+    """argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not {text}")
+    return value
+
+
 def controls_or_none(text: str) -> int:
     """Argparse type for a number of controls: 0, or at least 2, so that each control can be
     compared with others."""

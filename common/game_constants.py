@@ -1,6 +1,8 @@
 """Frame sizes and actions common to all Procgen games; Procgen need not be installed."""
 
 FRAME_SIZE = 64  # pixels along a side of the agent's frames
+VIEWS_PER_WORLD = 3  # views per side of a world, see envs.wide_view
+WORLD_SIZE = VIEWS_PER_WORLD * FRAME_SIZE  # pixels along a side of a world
 PERSON_VIEW_SIZE = 512  # pixels along a side of the larger view
 NUM_ACTIONS = 15
 

@@ -150,6 +150,54 @@ def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
                            np.stack([columns, rows], axis=1) + 0.5])
 
 
+@dataclasses.dataclass(frozen=True)
+class MovingObject:
+    """An object that moves through the level.
+
+    Attributes:
+        kind: name of its kind.
+        x, y: its centre in squares, from the lower left corner of the level.
+        vx, vy: its velocity in squares per step.
+        image_type, image_theme: Procgen's numbers of its image.
+    """
+
+    kind: str
+    x: float
+    y: float
+    vx: float
+    vy: float
+    image_type: int
+    image_theme: int
+
+
+def moving_objects(state: LevelState) -> list[MovingObject]:
+    """Return all moving objects of a state except the player and trails."""
+    return [MovingObject(kind.name, float(entity["x"]), float(entity["y"]), float(entity["vx"]),
+                         float(entity["vy"]), int(entity["image_type"]), int(entity["image_theme"]))
+            for kind in objects_of(state.game) if kind.changes_place and not kind.is_player
+            for entity in state.entities[_entities_of(state, kind)]]
+
+
+def moving_rows(state: LevelState) -> np.ndarray:
+    """Return a mask, bool (entities,), of the player, other moving objects and their trails."""
+    rows = state.entities["type"] == _PLAYER
+    for kind in objects_of(state.game):
+        if kind.changes_place:
+            rows = rows | _entities_of(state, kind, trails=True)
+    return rows
+
+
+def with_player_moved(state: LevelState, right: float, up: float) -> LevelState:
+    """Move the player, and thus the camera, by a number of squares, and make the player invisible.
+
+    Use the result only for rendering.
+    """
+    player = np.zeros(len(state.entities), bool)
+    player[np.flatnonzero(state.entities["type"] == _PLAYER)[-1]] = True
+    x, y = (float(state.player[axis]) for axis in "xy")
+    return _with_entities(state, player, {"x": x + right, "y": y + up, "alpha": 0.0})
+
+
 def _view(state: LevelState) -> tuple[float, float, float]:
     """Return the centre (x, y) of the view, and half of its side, in cells."""
     return state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2

@@ -26,6 +26,7 @@ from common.errors import UserError
 from common.progress import with_progress
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
+from generative.squares import World, world_corner
 
 _READ_AHEAD = 2
 
@@ -104,6 +105,26 @@ class BatchReader:
         return windows.each(Tensor.pin_memory) if self._device.type == "cuda" else windows
 
 
+class SpeedMeter:
+    """Meter of training speed: frames per second, and the share of time spent waiting for data."""
+
+    def __init__(self, reader: BatchReader, frames_per_batch: int):
+        self._reader, self._frames_per_batch = reader, frames_per_batch
+        self._restart()
+
+    def _restart(self) -> None:
+        self.batches = 0
+        self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
+
+    def since_last_call(self) -> dict[str, float]:
+        """Return the measurements since the last call, by column name."""
+        seconds = time.perf_counter() - self._start
+        speed = {"frames_per_second": self.batches * self._frames_per_batch / seconds,
+                 "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
+        self._restart()
+        return speed
+
+
 @dataclasses.dataclass(frozen=True)
 class AlignedBatch:
     """A batch of windows, aligned with simulated steps.
@@ -119,6 +140,8 @@ class AlignedBatch:
         positions: the player's position in squares, x to the right and y up, at the second-to-last
             initial frame and at each step's label (T + 1, B, 2), NaN where unknown; None for
             recordings without positions.
+        world: static surroundings of the windows, with certain classes; None without worlds.
+        outcome_weights: weights of the windows' losses of outcomes (B,); None for 1.
     """
 
     initial_images: Tensor
@@ -129,6 +152,8 @@ class AlignedBatch:
     first_hidden: Tensor
     hidden_states: Tensor
     positions: Tensor | None = None
+    world: World | None = None
+    outcome_weights: Tensor | None = None
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
@@ -143,13 +168,31 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
                         f"{config.num_init_steps} and num_sim_steps {config.num_sim_steps} need "
                         f"{length}")
     images = windows.frames.to(torch.float32) / 255  # (W, B, C, H, W)
-    return AlignedBatch(initial_images=images[:config.num_init_steps], images=images[first:],
+    batch = AlignedBatch(initial_images=images[:config.num_init_steps], images=images[first:],
                         actions=windows.actions[first - 1:-1], rewards=windows.rewards[first:],
                         terminals=windows.terminals[first:],
                         first_hidden=windows.hidden_states[first],
                         hidden_states=windows.hidden_states[first + 1:],
                         positions=None if windows.positions is None
                         else windows.positions[first - 1:])
+    if windows.squares is None or windows.outcome_weights is None:
+        return batch
+    return dataclasses.replace(batch, outcome_weights=windows.outcome_weights[0],
+                               world=recorded_world(windows.squares[0], batch, config))
+
+
+def recorded_world(squares: Tensor, batch: AlignedBatch, config: SimulatorConfig) -> World:
+    """Return the world around the last initial frames.
+
+    Args:
+        squares: classes (B, n, n).
+        batch: batch with recorded positions, which give the position of the squares.
+        config: settings of the simulator.
+    """
+    assert config.pixels_per_square
+    corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
+    nothing = torch.zeros_like(corner, dtype=torch.int64)
+    return World(squares.long(), corner, nothing[:, 0], nothing)
 
 
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:

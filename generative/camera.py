@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,11 @@ def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple
     with torch.autocast(images.device.type, enabled=False):
         view = rows[:, None] @ images.float() @ columns[:, None].transpose(-1, -2)
     return view, inside
+
+
+Look = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Maps a displacement (N, 2) and a size S to the view and the known fraction of its pixels, as
+``shift`` does."""
 
 
 def initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
@@ -301,7 +306,9 @@ class CameraMotion(nn.Module):
     """Predictor of the camera's motion, from the centre of the view, the memory and the action.
 
     In training mode, the only inputs that get gradients are the motion memory and, in the first
-    step, the velocity predicted by ``generative.spatial.SpatialStart``.
+    step, the velocity predicted by ``generative.spatial.SpatialStart``. In simulators with worlds,
+    the view shows all static objects, so the memory is no input, and the camera's networks do not
+    depend on the others.
 
     Args:
         config: sizes of the networks, and pixels per square.
@@ -317,30 +324,33 @@ class CameraMotion(nn.Module):
             nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
             nn.Conv2d(48, 48, kernel_size=3, padding=1), nn.SiLU(), nn.Flatten(),
             nn.Linear(48 * (CROP // 4) ** 2, _MOTION_WIDTH))
+        near = 0 if config.world_squares else 5 * config.memory_channels
         self.recall = nn.Linear(
-            5 * config.memory_channels + config.motion_dim + 2 + 2 * PHASE_DIM + num_actions,
+            near + config.motion_dim + 2 + 2 * PHASE_DIM + num_actions,
             _MOTION_WIDTH)
         self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
         self.gru = nn.GRUCell(_MOTION_WIDTH, config.motion_dim)
         self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
         initialise(self.out, [0, 0, -3, -3])  # at first, a slowly decreasing velocity
 
-    def forward(self, world: Tensor, near: Tensor, state: CameraState,
+    def forward(self, look: Look, near: Tensor | None, state: CameraState,
                 action: Tensor) -> CameraState:
         """Predict the camera's next state.
 
         Args:
-            world: the last initial frame, reconstructed from the state (B, C, 64, 64).
-            near: memory near the player, see ``near_player`` (B, 5 · memory_channels).
+            look: function that draws the centre of the view.
+            near: memory near the player, see ``near_player`` (B, 5 · memory_channels); None in
+                simulators with worlds.
             state: the camera's state.
             action: one-hot action (B, A).
         """
         detach = torch.detach if self.training else (lambda tensor: tensor)
         before, velocity = detach(state.displacement), detach(state.velocity)
-        crop = torch.cat(shift(detach(world), before, CROP), dim=1)
+        crop = detach(torch.cat(look(before, CROP), dim=1))
         phase = moved_phase(detach(state.phase), before, self.pixels_per_square)
-        recalled = self.recall(torch.cat([detach(near), state.motion, velocity / FASTEST,
-                                          with_second_harmonic(phase), action], dim=-1))
+        recalled = self.recall(torch.cat([
+            *([] if near is None else [detach(near)]), state.motion, velocity / FASTEST,
+            with_second_harmonic(phase), action], dim=-1))
         x = self.mix(self.see(crop) + recalled)
         motion = self.gru(x, state.motion)
         gained, lost = self.out(torch.cat([x, motion], dim=-1)).chunk(2, dim=-1)

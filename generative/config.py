@@ -83,6 +83,13 @@ class SimulatorConfig:
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
         camera_loss_weight: weight of the camera's loss.
+        world_squares: number of squares per side of the world, see ``generative.squares``; None for
+            a simulator that knows nothing beyond its canvas. The two fields below apply to worlds
+            only.
+        square_classes: number of classes of squares; None takes it from the recording when training
+            starts.
+        prior_widths: channels of the prior over worlds at full, half and quarter resolution, and of
+            the prior over start vectors, see ``generative.prior``.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -118,6 +125,9 @@ class SimulatorConfig:
     spatial_width: int = 96
     pixels_per_square: float | None = None
     camera_loss_weight: float = 120.0
+    world_squares: int | None = None
+    square_classes: int | None = None
+    prior_widths: tuple[int, ...] = (64, 120, 160, 96)
 
     def __post_init__(self):
         one_of("architecture", self.architecture, ARCHITECTURES)
@@ -157,9 +167,26 @@ class SimulatorConfig:
             raise UserError(f"patch_components must lie between {smallest}, the components in "
                             f"the canvas or the bottleneck vector, and {most}, not "
                             f"{self.patch_components}")
+        if self.world_squares is not None and (
+                self.world_squares % 2 == 0 or self.world_squares < 3
+                or self.pixels_per_square == 0):
+            raise UserError("world_squares must be an odd number from 3 up, and the camera must "
+                            "follow the player (pixels_per_square above 0)")
+        if len(self.prior_widths) != 4 or any(width < 8 or width % 8
+                                              for width in self.prior_widths):
+            raise UserError("prior_widths must be four multiples of 8")
         if (self.stoch_dim, self.stoch_discrete) != (1, 1):
             raise UserError("the spatial architecture has no latent variables: stoch_dim and "
                             "stoch_discrete must be 1")
+
+    def described(self) -> dict:
+        """Return the fields by name, without those of worlds if there are none, so that settings
+        saved before there were worlds compare equal."""
+        fields = dataclasses.asdict(self)
+        if self.world_squares is None:
+            for name in ("world_squares", "square_classes", "prior_widths"):
+                del fields[name]
+        return fields
 
     @property
     def is_spatial(self) -> bool:
@@ -206,6 +233,10 @@ class TrainingConfig:
         true_camera_share: probability, in each step and window of training, that the recorded
             motion of the camera replaces the predicted one. This matters because the image loss
             rewards blur where the camera is wrong.
+        freeze_encoder: keep the encoder's weights, so that start vectors do not change.
+        death_copies, coin_copies: number of times that a window in which the agent dies, or is
+            rewarded and ends the episode, occurs in an epoch. The loss of the outcome is divided by
+            this number, so that probabilities stay calibrated. Simulators with worlds only.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -228,10 +259,14 @@ class TrainingConfig:
     agent_every: int = 1
     vector_noise: float = 0.0
     true_camera_share: float = 0.0
+    freeze_encoder: bool = False
+    death_copies: int = 1
+    coin_copies: int = 1
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
-                 "gradient_norm_limit", "agent_every", "batch_size", "epochs")
+                 "death_copies", "coin_copies", "gradient_norm_limit", "agent_every", "batch_size",
+                 "epochs")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
         _within(self, 0, 1, "image_rarity", "open_loop_share", "held_out_fraction",
                 "true_camera_share")

@@ -39,6 +39,10 @@ class Windows:
         positions: the player's position in squares of the level, x to the right and y up, float32
             (…, 2); NaN outside the episode and at terminal frames. None for recordings without
             positions.
+        squares: classes of the squares of the world around the last initial frame, uint8
+            (1, …, n, n); None without worlds.
+        outcome_weights: weight of the window's loss of outcomes, float32 (1, …); None without
+            worlds.
     """
 
     frames: Tensor
@@ -48,6 +52,8 @@ class Windows:
     terminals: Tensor
     hidden_states: Tensor
     positions: Tensor | None = None
+    squares: Tensor | None = None
+    outcome_weights: Tensor | None = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Windows:
         """Apply a function to every tensor, and return the results."""
@@ -58,7 +64,7 @@ class Windows:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields by name; without ``positions`` if they were not recorded."""
+        """Return the fields by name, without those that are None."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
@@ -74,6 +80,10 @@ class Split:
     train: np.ndarray
     held_out: np.ndarray
 
+    def among(self, numbers: np.ndarray) -> Split:
+        """Return the split of the given window numbers, which may be repeated."""
+        return Split(*(numbers[np.isin(numbers, part)] for part in (self.train, self.held_out)))
+
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlace:
@@ -86,6 +96,27 @@ class WindowPlace:
 
     episode: int
     frame: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedWorlds:
+    """Worlds of a recording.
+
+    Attributes:
+        episodes, rows: number of the episode, and row in it, of each world, int64 (N,).
+        squares: classes, uint8 (N, n, n).
+        positions: the player's position in squares, x to the right and y up, float32 (N, 2).
+        velocities: change of the position in the last step, float32 (N, 2).
+    """
+
+    episodes: np.ndarray
+    rows: np.ndarray
+    squares: np.ndarray
+    positions: np.ndarray
+    velocities: np.ndarray
+
+    def __getitem__(self, chosen) -> RecordedWorlds:
+        return RecordedWorlds(*(array[chosen] for array in vars(self).values()))
 
 
 class RolloutDataset:
@@ -114,6 +145,7 @@ class RolloutDataset:
         self.num_init_steps = num_init_steps
         self.window_length = num_init_steps + num_sim_steps - 1
         self.terminal_absorbing = terminal_absorbing
+        self._worlds: tuple[RecordedWorlds, np.ndarray, np.ndarray] | None = None
         self._read_steps(self._read_index())
         self._lay_out_windows()
         self._check_arrays()
@@ -247,14 +279,72 @@ class RolloutDataset:
         if self._positions is not None:
             arrays["positions"] = np.where(inside[..., None], self._positions[rows],
                                            np.float32(np.nan))
+        if self._worlds is not None:
+            worlds, of_window, weights = self._worlds
+            arrays |= {"squares": worlds.squares[of_window[numbers]][None],
+                       "outcome_weights": weights[numbers][None]}
         return Windows(**{name: torch.from_numpy(array) for name, array in {
             **arrays, "frames": frames, "hidden_states": hidden_states,
             "terminals": terminals.astype(np.float32)}.items()})
+
+    def attach_worlds(self, worlds: RecordedWorlds, death_copies: int = 1,
+                      coin_copies: int = 1) -> np.ndarray:
+        """Add the squares of recorded worlds to the windows whose last initial frame has a world.
+
+        Args:
+            worlds: worlds of this recording.
+            death_copies, coin_copies: copies of windows that end without and with a reward.
+
+        Returns:
+            Numbers of the windows that have a world, int64, repeated by their number of copies.
+        """
+        last = self.num_init_steps - 1
+        number_of = {key: i for i, key in enumerate(zip(worlds.episodes.tolist(),
+                                                        worlds.rows.tolist()))}
+        places = zip(self.episodes[self._window_episode].tolist(), (self._offset + last).tolist())
+        of_window = np.array([number_of.get(place, -1) for place in places], np.int64)
+        chosen = np.flatnonzero(of_window >= 0)
+        ends = (self._first_rows + self._lengths - 1)[self._window_episode]
+        position = self._lengths[self._window_episode] - 1 - self._offset
+        ends_inside = (position > last) & (position < self.window_length)
+        copies = np.where(ends_inside, np.where(self._rewards[ends] > 0, coin_copies,
+                                                death_copies), 1)
+        self._worlds = worlds, of_window, (1 / copies).astype(np.float32)
+        return np.repeat(chosen, copies[chosen])
+
+    @property
+    def worlds(self) -> RecordedWorlds:
+        """The worlds from ``attach_worlds``."""
+        assert self._worlds is not None
+        return self._worlds[0]
+
+    @property
+    def windows_with_worlds(self) -> np.ndarray:
+        """Numbers of the windows whose last initial frame has a world, int64; see
+        ``attach_worlds``."""
+        assert self._worlds is not None
+        return np.flatnonzero(self._worlds[1] >= 0)
 
     @property
     def has_positions(self) -> bool:
         """Whether the player's positions were recorded."""
         return self._positions is not None
+
+    def some_frames(self, windows: np.ndarray, number: int, seed: int) -> Tensor:
+        """Read the last initial frames of random windows, without black frames.
+
+        Args:
+            windows: numbers of the windows to choose from.
+            number: number of windows to choose.
+            seed: seed of the choice.
+
+        Returns:
+            Frames in [0, 1] (N, C, H, W).
+        """
+        chosen = np.random.default_rng(seed).permutation(windows)[:number]
+        frames = torch.cat([self.batch(chosen[begin:begin + 100]).frames[self.num_init_steps - 1]
+                            for begin in range(0, len(chosen), 100)])
+        return frames[frames.flatten(1).any(dim=1).bool()].float() / 255
 
     def place(self, number: int) -> WindowPlace:
         """Return the position of a window's last initial frame in the recorded data."""

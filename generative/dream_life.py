@@ -1,8 +1,8 @@
 """Outcomes when the agent continues a recording in the simulator ("dream") and in the real game.
 
-These two *worlds* start from the same recorded frames, half of which lie shortly before the end of
-an episode. The agent starts with the recorded hidden state and takes its most likely action at
-every step.
+Both start from the same recorded frames, half of which lie shortly before the end of an episode.
+The agent starts with the recorded hidden state and takes its most likely action at every step. If
+the simulator has worlds, what lies beyond the view is sampled, or rendered by the game.
 
 Letters in shape comments: N starts, T steps, C H W a frame, D agent hidden state.
 """
@@ -30,7 +30,9 @@ from generative.batches import in_batches
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.frozen_agent import FrozenAgent
 from generative.networks import Draw
+from generative.rendered_worlds import check_rendering, rendered_world
 from generative.simulator import Simulator, stack
+from generative.start_worlds import check_prior, sampled_world, world_seeds
 from stats.association import estimate
 from stats.bootstrap import ClusterBootstrap
 
@@ -44,17 +46,20 @@ POSITIVE = 0.1  # threshold of a positive reward at the end of a dream, in units
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """Outcome of one start in one world, that is, in the real game or in the simulator.
+    """Outcome of one start in the real game or in the simulator.
 
     Attributes:
         outcome: COIN or DEATH, whichever happens first, or NEITHER.
         step: number of actions until the outcome, or of all actions if the outcome is NEITHER.
         actions: actions that the agent took, int64 (at most T,).
+        probabilities: probability that the life has ended with each of COIN and DEATH up to each
+            step (T + 1,), by outcome; None if the simulator does not predict it.
     """
 
     outcome: str
     step: int
     actions: np.ndarray
+    probabilities: dict[str, np.ndarray] | None = None
 
     def within(self, horizon: int) -> str:
         """Return the outcome if it occurred within ``horizon`` actions, otherwise NEITHER."""
@@ -123,12 +128,14 @@ def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
 
 @torch.no_grad()
 def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
-                  draw: Draw, reward: float, compute: Compute) -> list[Life]:
+                  draw: Draw, reward: float, compute: Compute, rendered_worlds: bool = False,
+                  seed: int = 0) -> list[Life]:
     """Let the agent play in the simulator, and return one outcome per start.
 
     The outcome is decided at the first step at which the reward is at least half of ``reward``, or
     the episode ends with a probability of at least 0.5. It is a coin if the reward at this step is
     above ``POSITIVE`` times ``reward``, otherwise a death. Without such a step, it is NEITHER.
+    Simulators with worlds predict the probability of a death, which decides instead of the reward.
 
     Args:
         simulator: the simulator with its agent.
@@ -137,6 +144,12 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
         draw: sampler of the latent variables.
         reward: reward of a recorded coin.
         compute: device and precision.
+        rendered_worlds: take surroundings from the game instead of sampling them; ignored without
+            worlds.
+        seed: seed of sampled surroundings.
+
+    Raises:
+        UserError: if the simulator or the recording does not have what its worlds need.
     """
     horizon, num_init = max(HORIZONS), simulator.config.num_init_steps
     frames, hidden, first_actions = [], [], []
@@ -147,30 +160,50 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
         first_actions.append(int(folder.steps(start.episode)["action"].iloc[start.frame - 1]))
     images = torch.from_numpy(np.stack(frames, axis=1)).to(compute.device).float() / 255
     with compute.autocast():
+        vectors = simulator.encode(images)
+    world = None
+    if simulator.squares is not None:
+        seeds = world_seeds([(seed, start.episode, start.frame) for start in starts])
+        if rendered_worlds:
+            check_rendering(simulator, folder)
+            world = rendered_world(simulator, vectors, folder, starts, seeds)
+        else:
+            check_prior(simulator)
+            world = sampled_world(simulator, vectors, images[-1], seeds)
+    with compute.autocast():
         begin = dataclasses.replace(
-            simulator.start_from(simulator.encode(images), draw),
+            simulator.start_from(vectors, draw, world=world),
             agent_hidden=torch.from_numpy(np.stack(hidden)).to(compute.device),
             action=simulator.one_hot_actions(torch.tensor(first_actions, device=compute.device)))
         dream = stack(begin, simulator.imagine(begin, draw, horizon + 1))
     rewards, ends = dream.rewards.float().cpu().numpy(), dream.terminals.float().cpu().numpy()
     actions = dream.own_actions.argmax(dim=-1).cpu().numpy()  # (T + 1, N)
-    return [_read_life(rewards[:, n] / reward, ends[:, n], actions[:, n])
-            for n in range(len(starts))]
+    deaths = (None if dream.death_logits is None
+              else torch.sigmoid(dream.death_logits).float().cpu().numpy())
+    return [_read_life(rewards[:, n] / reward, ends[:, n], actions[:, n],
+                       None if deaths is None else deaths[:, n]) for n in range(len(starts))]
 
 
-def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Life:
+def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray,
+               deaths: np.ndarray | None = None) -> Life:
     """Determine the first outcome of a rollout whose step t shows the frame after t actions.
 
     Args:
         rewards: rewards in units of the coin's reward (T + 1,).
         ends: probability that the episode ends (T + 1,).
         actions: actions taken at the frames (T + 1,).
+        deaths: probability that the episode ends with a death (T + 1,); None if unknown.
     """
+    probabilities, coins = None, rewards > POSITIVE
+    if deaths is not None:
+        coins = deaths < ends / 2
+        alive = np.cumprod(np.concatenate([[1], 1 - ends[:-1]]))  # before each step
+        probabilities = {DEATH: np.cumsum(alive * deaths), COIN: np.cumsum(alive * (ends - deaths))}
     happens = np.flatnonzero((rewards >= 0.5) | (ends >= 0.5))
     if not len(happens):
-        return Life(NEITHER, len(rewards) - 1, actions[:-1])
+        return Life(NEITHER, len(rewards) - 1, actions[:-1], probabilities)
     step = int(happens[0])
-    return Life(COIN if rewards[step] > POSITIVE else DEATH, step, actions[:step])
+    return Life(COIN if coins[step] else DEATH, step, actions[:step], probabilities)
 
 
 @torch.no_grad()
@@ -248,12 +281,13 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
 
 
 def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequence[LifeStart],
-                  draw: Draw, reward: float, compute: Compute) -> pd.DataFrame:
+                  draw: Draw, reward: float, compute: Compute, rendered_worlds: bool = False,
+                  seed: int = 0) -> pd.DataFrame:
     """Let the agent play from each start in the real game and in the simulator, and return both
     outcomes.
 
     Args:
-        draw, reward: see ``live_in_dream``.
+        draw, reward, rendered_worlds, seed: see ``live_in_dream``.
 
     Returns:
         Table with a row per start, and the columns:
@@ -263,6 +297,8 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
         - ``real_step``: number of actions until the outcome, see ``Life``.
         - ``real_actions``: numbers of the actions, separated by spaces.
         - ``dream_16``, ``dream_32``, ``dream_step``, ``dream_actions``: the same in the simulator.
+        - ``dream_coin_16``, ``dream_coin_32``, ``dream_death_16``, ``dream_death_32``: probability
+          of the outcome in the simulator within each horizon; only with worlds.
 
     Raises:
         UserError: see ``play_from``.
@@ -270,7 +306,8 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
     rows = []
     for part in in_batches(starts, BATCH):
         worlds = {"real": live_in_game(simulator, dataset.folder, part, compute),
-                  "dream": live_in_dream(simulator, dataset.folder, part, draw, reward, compute)}
+                  "dream": live_in_dream(simulator, dataset.folder, part, draw, reward, compute,
+                                         rendered_worlds, seed)}
         for number, start in enumerate(part):
             row = dataclasses.asdict(start)
             for world, lives in worlds.items():
@@ -278,6 +315,9 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
                 row |= {f"{world}_{horizon}": life.within(horizon) for horizon in HORIZONS}
                 row |= {f"{world}_step": life.step,
                         f"{world}_actions": " ".join(map(str, life.actions))}
+                row |= {f"{world}_{outcome}_{horizon}": float(probabilities[horizon])
+                        for outcome, probabilities in (life.probabilities or {}).items()
+                        for horizon in HORIZONS}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -295,7 +335,8 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         - ``starts``, ``episodes``: numbers of starts and episodes.
         - ``within_16``, ``within_32``: for each horizon, ``confusion`` (rows are real outcomes,
           columns outcomes in the simulator), and ``agreement`` and Cohen's ``kappa`` with 95 %
-          intervals over episodes (None where undefined).
+          intervals over episodes (None where undefined). With worlds, also ``expected``: sum of the
+          probabilities of coins and of deaths in the simulator.
         - ``actions``: share of each action, in the real game and in the simulator.
         - ``median_divergence``: lower median, over starts, of the number of equal actions before
           the first difference; None if the actions of more than half of the starts never differ.
@@ -316,6 +357,10 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
         confusion = cells.sum(axis=0).reshape(len(OUTCOMES), -1).astype(int)
         summary[f"within_{horizon}"] = {
             "confusion": pd.DataFrame(confusion, OUTCOMES, OUTCOMES).to_dict("index")}
+        expected = {outcome: float(table[f"dream_{outcome}_{horizon}"].sum())
+                    for outcome in (COIN, DEATH) if f"dream_{outcome}_{horizon}" in table}
+        if expected:
+            summary[f"within_{horizon}"]["expected"] = expected
         for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa)):
             estimated = estimate(statistic, cells.T, episodes, bootstrap)
             summary[f"within_{horizon}"][name] = {
@@ -359,6 +404,10 @@ def print_lives(summary: dict) -> None:
                 for what, (value, low, high) in measured.items())
                 + "; real outcomes in rows, dreamt ones in columns")
             print(pd.DataFrame(within["confusion"]).T.to_string())
+            for outcome, number in within.get("expected", {}).items():
+                happened = sum(within["confusion"][outcome].values())
+                print(f"expected number in the simulator, {outcome}: {number:.1f}; real number: "
+                      f"{happened}")
         print("median number of equal actions before the worlds differ: "
               f"{group['median_divergence']}")
 

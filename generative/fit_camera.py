@@ -16,6 +16,7 @@ steps, V bottleneck vector.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.progress import with_progress
 from generative.batches import align, in_batches, true_camera, true_phase
-from generative.camera import frame_edges, motion_costs, near_player
+from generative.camera import Look, frame_edges, motion_costs, near_player, shift
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.losses import camera_errors, until_first_terminal
@@ -38,6 +39,8 @@ from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator
 from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
+from generative.squares import World, world_phase
+from generative.world_data import WORLDS_NAME, attach_worlds
 
 _AT_A_TIME = 64  # windows per batch while their inputs are computed
 _BATCH_SIZE = 128
@@ -56,9 +59,11 @@ class CameraWindows:
             (N, I - 1, NUM_MOTIONS).
         edges: edges in the initial frames, see ``camera.frame_edges`` (N, I, 2, 63).
         carried: velocity and phase that the vectors encode, minus the encoder's estimate (N, 6).
-        world: images of the canvas (N, C, 64, 64).
+        world: images of the canvas (N, C, 64, 64), or classes of the squares of the world
+            (N, n, n).
+        corner: corner of the world, see ``squares.World`` (N, 2).
         near: memory near the player before each step, see ``camera.near_player``
-            (N, T, 5 · memory_channels).
+            (N, T, 5 · memory_channels); no channels in simulators with worlds.
         actions: input actions of the steps, int64 (N, T).
         camera: recorded velocity of the camera (right, down), then its displacement (right, down)
             (N, T, 4).
@@ -72,6 +77,7 @@ class CameraWindows:
     edges: Tensor
     carried: Tensor
     world: Tensor
+    corner: Tensor
     near: Tensor
     actions: Tensor
     camera: Tensor
@@ -91,20 +97,22 @@ class CameraTraining:
     Args:
         simulator: a spatial simulator whose camera moves; trained in place.
         compute: device, and the precision in which the stored inputs are computed.
+        freeze_encoder: do not train the encoder's estimates of phase and velocity, so that start
+            vectors do not change.
 
     Raises:
         UserError: if the simulator is not spatial, or its camera stands still.
     """
 
-    def __init__(self, simulator: Simulator, compute: Compute):
+    def __init__(self, simulator: Simulator, compute: Compute, freeze_encoder: bool = False):
         encoder, start, cell = simulator.encoder, simulator.env_converter, simulator.cell
         if not (isinstance(encoder, SpatialEncoder) and isinstance(start, SpatialStart)
                 and isinstance(cell, SpatialCell) and encoder.moves):
             raise UserError("only a spatial simulator whose camera moves has a camera to train")
         self.simulator, self.compute = simulator, compute
         self.encoder, self.start, self.cell = encoder, start, cell
-        self.networks = nn.ModuleList(
-            [encoder.phase, encoder.velocity, start.motion, cell.camera])
+        estimators = [] if freeze_encoder else [encoder.phase, encoder.velocity]
+        self.networks = nn.ModuleList([*estimators, start.motion, cell.camera])
 
     @torch.no_grad()
     def windows(self, dataset: RolloutDataset, numbers: np.ndarray, vector_noise: float = 0.0
@@ -129,7 +137,6 @@ class CameraTraining:
         config: SimulatorConfig = self.simulator.config
         batch = align(windows.to(self.compute.device), config)
         camera = true_camera(batch, config.pixels_per_square or 0.0)  # (T, B, 4)
-        everywhere = torch.ones(batch.actions.shape[1], dtype=torch.bool, device=camera.device)
         costs = torch.stack([motion_costs(*pair)
                              for pair in itertools.pairwise(batch.initial_images)], dim=1)
         edges = torch.stack([frame_edges(images) for images in batch.initial_images], dim=1)
@@ -139,17 +146,32 @@ class CameraTraining:
             noise[::2] = 0
             vectors = on_unit_sphere(vectors + vector_noise * noise)
             h = self.start(vectors)[:, :config.deter_dim]
-            state = split_state(h, config)
-            world, z = self.simulator.basis.images(state.canvas), h.new_ones(len(h), 1, 1)
-            near = []
-            for t, action in enumerate(self.simulator.one_hot_actions(batch.actions)):
-                near.append(near_player(split_state(h, config).memory))
-                h = self.cell.with_camera(self.cell.advance(z, action, h), camera[t], everywhere)
+            if batch.world is None:
+                world = self.simulator.basis.images(split_state(h, config).canvas).half()
+                corner, near = h.new_zeros(len(h), 2), self._near(h, batch.actions, camera)
+            else:
+                world, corner = batch.world.squares.byte(), batch.world.corner
+                near = h.new_zeros(len(h), len(camera), 0).half()
         carried = self.start.carried(vectors) - self.encoder.estimate_camera(costs, edges)
         counts = until_first_terminal(batch.terminals) * (1 - batch.terminals)
-        return [*(tensor.half() for tensor in (vectors, costs, edges)), carried, world.half(),
-                torch.stack(near, dim=1).half(), batch.actions.T, camera.transpose(0, 1),
+        return [*(tensor.half() for tensor in (vectors, costs, edges)), carried, world, corner,
+                near, batch.actions.T, camera.transpose(0, 1),
                 true_phase(batch), counts.T]
+
+    def _near(self, h: Tensor, actions: Tensor, camera: Tensor) -> Tensor:
+        """Compute the memory near the player before each step, float16 (B, T, …).
+
+        Args:
+            h: states before the first step (B, H).
+            actions: input actions, int64 (T, B).
+            camera: recorded motion of the camera (T, B, 4).
+        """
+        near, z = [], h.new_ones(len(h), 1, 1)
+        everywhere = torch.ones(len(h), dtype=torch.bool, device=h.device)
+        for motion, action in zip(camera, self.simulator.one_hot_actions(actions)):
+            near.append(near_player(split_state(h, self.simulator.config).memory))
+            h = self.cell.with_camera(self.cell.advance(z, action, h), motion, everywhere)
+        return torch.stack(near, dim=1).half()
 
     def predict(self, windows: CameraWindows, known: Tensor) -> tuple[Tensor, Tensor]:
         """Predict the camera's motion.
@@ -165,9 +187,22 @@ class CameraTraining:
         estimate = self.encoder.estimate_camera(windows.costs, windows.edges)
         state = self.start.camera(windows.vectors, windows.carried + estimate)
         phase, predicted = state.phase, []
+        squares = self.simulator.squares
+        look: Look = functools.partial(shift, windows.world)
+        if squares is not None:
+            nothing = torch.zeros_like(windows.corner, dtype=torch.int64)
+            world = World(windows.world, windows.corner, nothing[:, 0], nothing)
+
+            def look_at_squares(displacement: Tensor, size: int) -> tuple[Tensor, Tensor]:
+                view = squares.crop(world, displacement, size)
+                return view, torch.ones_like(view[:, :1])
+            look = look_at_squares
+            state = dataclasses.replace(
+                state, phase=world_phase(world, squares.pixels_per_square))
         actions = self.simulator.one_hot_actions(windows.actions)
         for t in range(known.shape[1]):
-            state = self.cell.camera(windows.world, windows.near[:, t], state, actions[:, t])
+            near = windows.near[:, t] if windows.near.shape[2] else None
+            state = self.cell.camera(look, near, state, actions[:, t])
             predicted.append(torch.cat([state.velocity, state.displacement], dim=-1))
             velocity, displacement = torch.where(
                 known[:, t, None], windows.camera[:, t], predicted[-1]).split(2, dim=-1)
@@ -244,12 +279,17 @@ def main(argv: list[str] | None = None) -> None:
     assert run is not None  # check_export has found its settings
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, run.simulator, compute)
-    training, config = CameraTraining(simulator, compute), simulator.config
+    training = CameraTraining(simulator, compute, run.training.freeze_encoder)
+    config = simulator.config
     dataset = RolloutDataset(args.data_dir, config.num_init_steps, config.num_sim_steps)
     if not dataset.has_positions:
         raise UserError(f"{args.data_dir} has no positions of the player; record it with "
                         "--positions")
     split = dataset.split(run.training.held_out_fraction, run.seed)
+    if simulator.squares is not None and config.world_squares:
+        _, numbers = attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares,
+                                   simulator.squares)
+        split = split.among(numbers)
     order = np.random.default_rng(args.seed)
     torch.manual_seed(args.seed)
     held_out, windows = (

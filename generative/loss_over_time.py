@@ -7,6 +7,15 @@ variables z from the prior. It is compared with three predictors that any simula
 - ``mean_frame``: the mean frame of the training episodes at every step;
 - ``shuffled_actions``: the simulator itself, with the recorded actions of another window.
 
+Two baselines have no frames; they are compared with the agent's outputs on the recorded frames:
+
+- ``constant_policy``: the agent's mean policy in the training episodes at every step;
+- ``persistence``: the agent's policy, value and hidden state at step 0, which shows the last
+  initial frame, at every step.
+
+A simulator with worlds simulates each window in a sampled world, whose seed is the window's number,
+or in the recorded world, if worlds were attached to the dataset.
+
 Only steps up to and including the first terminal step of a window count. The black frames after it
 are trivial to predict; including them would make every later step look easier.
 
@@ -41,6 +50,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agents.networks import Policy
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
@@ -65,13 +75,14 @@ from generative.fidelity import (
 )
 from generative.frozen_agent import FrozenAgent
 from generative.losses import balanced_kl, until_first_terminal
-from generative.networks import LatentSampler
-from generative.simulator import Simulation, Simulator, stack
+from generative.networks import Draw, LatentSampler
+from generative.simulator import Simulation, Simulator, Start, stack
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")
 SHIFTED_ACTIONS, NOOP_ACTIONS = ACTION_CONTROLS = ("shifted_actions", "noop_actions")
 OTHER_SIMULATOR = "other_simulator"
+CONSTANT_POLICY, PERSISTENCE = AGENT_BASELINES = ("constant_policy", "persistence")
 NOOP = ACTION_NAMES.index("null")
 RECORDED = "recorded"  # the recorded frames, in place of a predictor
 KINDS = ("image", "reward", "terminal", "agent_state", "kl")
@@ -80,7 +91,7 @@ POLICY_KL, VALUE_CORRELATION, STATE_COSINE = AGENT_MEASURES = (
 VALUES, OTHER_VALUES = "agent_values", "other_agent_values"  # kinds: an agent's values
 IMAGE_MSE = "image_mse"  # only in the table: mean squared error per colour value
 COMPARED_STEPS = range(2, 11)
-MEAN_FRAME_EPISODES = 1000
+MEAN_EPISODES = 1000  # at most, per fold
 
 _BY_WINDOW = Npy(Array(np.float32, "T N", finite=False))  # NaN where a step does not count
 LOSS_OVER_TIME = Schema(
@@ -95,7 +106,9 @@ LOSS_OVER_TIME = Schema(
         "card_plot": Entry("fidelity_card.png", File()),
         "strip": Entry("truth_above_imagination_{}.png", File()),
         "lives": Entry("life.csv", Table(), optional=True),
-        "lives_summary": Entry("life.json", Json(), optional=True)})
+        "lives_summary": Entry("life.json", Json(), optional=True),
+        "worlds": Entry("worlds.json", Json(), optional=True),
+        "world_samples": Entry("world_samples.png", File(), optional=True)})
 
 Measures = dict[tuple[str, str], Tensor]
 """Measures by predictor and kind, (T, B) each."""
@@ -127,10 +140,11 @@ class LossOverTime:
       step.
     - ``kl``: unweighted KL(posterior ‖ prior) in nats, where the posterior is given the true frame
       and the imagined deterministic state.
-    - POLICY_KL: KL(policy on recorded frames ‖ policy on predicted frames) in nats.
+    - POLICY_KL: KL(policy on recorded frames ‖ policy on predicted frames) in nats; also for
+      ``AGENT_BASELINES``.
     - STATE_COSINE: cosine similarity of the agent's hidden states on recorded and on predicted
-      frames.
-    - VALUES: the agent's values, also for RECORDED frames.
+      frames; also for PERSISTENCE.
+    - VALUES: the agent's values, also for RECORDED frames and PERSISTENCE.
     - If objects are measured, for each kind of object: the mean squared error on its pixels, and
       whether it is shown (1 or 0). Both are NaN where no such object is in view.
     """
@@ -176,37 +190,89 @@ def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
     return chosen
 
 
-def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """Compute the mean frame of the episodes of windows (N,), float32 (C, H, W) in [0, 1].
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """Mean frames and mean policies of one or more folds of recorded episodes.
 
-    At most MEAN_FRAME_EPISODES randomly drawn episodes are read; all their frames have the same
-    weight.
+    Attributes:
+        frames: mean frames, float32 (folds, C, H, W) in [0, 1].
+        policies: the agent's mean probabilities of actions (folds, A).
+        folds: index of the fold whose means predict an episode, by number of the episode; 0 for
+            episodes that are not listed.
+    """
+
+    frames: Tensor
+    policies: Tensor
+    folds: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, episodes: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the mean frame (B, C, H, W) and mean policy (B, A) that predict episodes (B,)."""
+        chosen = [self.folds.get(episode, 0) for episode in episodes.tolist()]
+        return self.frames[chosen].to(device), self.policies[chosen].to(device)
+
+
+def fit_means(dataset: RolloutDataset, windows: np.ndarray, policy: Policy, seed: int,
+              crossed: bool = False) -> Means:
+    """Compute the mean frame and the mean policy of the episodes of windows (N,).
+
+    At most MEAN_EPISODES randomly drawn episodes are read; all their frames have the same weight.
+    The policy is computed from the recorded hidden states, so it has no action noise.
+
+    Args:
+        policy: the agent that was recorded.
+        crossed: divide the episodes into two folds, each of which is predicted by the means of the
+            other, so that no window is predicted by its own episode.
+
+    Raises:
+        UserError: if ``crossed`` and there is only one episode.
     """
     episodes = np.random.default_rng(seed).permutation(np.unique(dataset.episodes_of(windows)))
-    episodes = episodes[:MEAN_FRAME_EPISODES].tolist()
+    if not crossed:
+        frame, mean_policy = _mean_of(dataset, episodes, policy)
+        return Means(frame[None], mean_policy[None])
+    if len(episodes) < 2:
+        raise UserError("the mean frame needs an episode that is not evaluated; record more "
+                        "episodes, or give --train_data_dir")
+    halves = np.array_split(episodes, 2)
+    frames, policies = zip(*(_mean_of(dataset, half, policy) for half in halves[::-1]))
+    return Means(torch.stack(frames), torch.stack(policies),
+                 {episode: fold for fold, half in enumerate(halves) for episode in half.tolist()})
+
+
+@torch.no_grad()
+def _mean_of(dataset: RolloutDataset, episodes: np.ndarray, policy: Policy
+             ) -> tuple[Tensor, Tensor]:
+    """Return the mean frame (C, H, W) and the agent's mean policy (A,) in episodes."""
+    episodes = episodes[:MEAN_EPISODES]
     total, num_frames = np.zeros(FRAME_SHAPE), 0
-    for number in with_progress(episodes, len(episodes), "episode"):
-        file = dataset.folder.array_files(number).frames
-        frames = file.rows(0, file.shape[0])  # (L, C, H, W)
+    probabilities, num_states = torch.zeros(policy.fc_policy.out_features), 0
+    for number in with_progress(episodes.tolist(), len(episodes), "episode"):
+        files = dataset.folder.array_files(number)
+        frames = files.frames.rows(0, files.frames.shape[0])  # (L, C, H, W)
         total += frames.sum(axis=0, dtype=np.int64)
         num_frames += len(frames)
-    return torch.from_numpy(total / num_frames / 255).float()
+        # Row i + 1 is the state after frame i; the terminal frame is left out.
+        states = torch.from_numpy(files.hidden_states.rows(1, len(frames))).to(policy.device)
+        probabilities += policy.fc_policy(states).softmax(dim=-1).sum(dim=0).cpu()
+        num_states += len(states)
+    return (torch.from_numpy(total / num_frames / 255).float(), probabilities / max(num_states, 1))
 
 
 @torch.no_grad()
 def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
-                   batch_size: int, mean: Tensor, draw: LatentSampler, compute: Compute,
+                   batch_size: int, means: Means, draw: LatentSampler, compute: Compute,
                    card: FidelityCard | None = None) -> LossOverTime:
     """Compute the losses of all predictors on recorded windows.
 
     Args:
         simulator: the simulator.
         dataset: recorded rollouts; their window length determines the number of simulated steps.
+            If worlds are attached, windows are simulated in them.
         windows: numbers of at least two windows in random order (N,). The predictor
             ``shuffled_actions`` uses, for each window, the actions of the next one, and for the
             last window the actions of the first.
         batch_size: windows per batch.
-        mean: mean frame in [0, 1] (C, H, W).
+        means: mean frame and mean policy of other episodes.
         draw: sampler of z.
         compute: device and precision.
         card: settings of the fidelity card; None for no card.
@@ -229,11 +295,23 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
         batch, other_batch = (align(dataset.batch(rows).to(compute.device), config)
                               for rows in pairs.T)
         numbers = pairs[:, 0]
-        simulations, images, controls = _predict(
-            simulator, batch, other_batch.actions, mean.to(compute.device), draw, compute, card)
+        seeds = torch.from_numpy(numbers).to(compute.device)
+        frame, policy = means.of(dataset.episodes_of(numbers), compute.device)
+        with compute.autocast():
+            start = window_start(simulator, batch, draw, seeds)
+            simulations = {name: _imagine(simulator, start, actions, draw) for name, actions in (
+                (SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_batch.actions))}
+            controls = {name: _imagine(simulator, start, actions, draw).images
+                        for name, actions in control_actions(batch.actions).items()} if card else {}
+            images = {name: simulation.images for name, simulation in simulations.items()}
+            if other:
+                images[OTHER_SIMULATOR] = _imagine(other, window_start(other, batch, draw, seeds),
+                                                   batch.actions, draw).images
+        images |= {LAST_FRAME: batch.initial_images[-1].expand_as(batch.images),
+                   MEAN_FRAME: frame.expand_as(batch.images)}
         losses = _prediction_losses(simulator, batch, simulations, images, compute)
         losses |= _agent_measures(simulator.agent, compute, batch.images, batch.first_hidden,
-                                  images, (POLICY_KL, STATE_COSINE, VALUES))
+                                  images, (POLICY_KL, STATE_COSINE, VALUES), policy.log())
         without: Tensor | None = None
         fidelity: Measures = {}
         inside = torch.ones(len(numbers), dtype=torch.bool)  # (B,)
@@ -284,44 +362,25 @@ def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)
     with compute.autocast():
-        imagined = _imagine(simulator, batch, batch.actions, draw).images
+        start = window_start(simulator, batch, draw,
+                             torch.from_numpy(windows).to(compute.device))
+        imagined = _imagine(simulator, start, batch.actions, draw).images
     return as_frames(batch.images).swapaxes(0, 1), as_frames(imagined).swapaxes(0, 1)
 
 
-def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
-             draw: LatentSampler) -> Simulation:
-    start = simulator.start_from(simulator.encode(batch.initial_images), draw)
-    return stack(start, simulator.imagine(start, draw, len(actions), true_actions=actions))
-
-
-def _predict(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, mean: Tensor,
-             draw: LatentSampler, compute: Compute, card: FidelityCard | None,
-             ) -> tuple[dict[str, Simulation], dict[str, Tensor], dict[str, Tensor]]:
-    """Run the predictors on a batch.
+def window_start(simulator: Simulator, batch: AlignedBatch, draw: Draw, seeds: Tensor) -> Start:
+    """Encode the initial frames of windows, in their worlds if the simulator has worlds.
 
     Args:
-        other_actions: actions of the predictor ``shuffled_actions`` (T, B).
-        mean: mean frame (C, H, W).
-
-    Returns:
-        Three mappings by name of the predictor: simulations for which all losses are computed;
-        images (T, B, C, H, W) of all predictors except ``ACTION_CONTROLS``; and images of
-        ``ACTION_CONTROLS``, which only the fidelity card uses.
+        seeds: seeds of sampled worlds, int64 (B,), if the batch has no recorded worlds.
     """
-    other, controls = {}, {}
-    with compute.autocast():
-        simulations = {name: _imagine(simulator, batch, actions, draw) for name, actions in (
-            (SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_actions))}
-        if card:
-            controls = {name: _imagine(simulator, batch, actions, draw).images
-                        for name, actions in control_actions(batch.actions).items()}
-        if card and card.other_simulator:
-            other[OTHER_SIMULATOR] = _imagine(card.other_simulator, batch, batch.actions,
-                                              draw).images
-    images = {**{name: simulation.images for name, simulation in simulations.items()}, **other,
-              LAST_FRAME: batch.initial_images[-1].expand_as(batch.images),
-              MEAN_FRAME: mean.expand_as(batch.images)}
-    return simulations, images, controls
+    world = batch.world if simulator.squares is not None else None
+    return simulator.start_from(simulator.encode(batch.initial_images), draw, world=world,
+                                images=batch.initial_images[-1], seeds=seeds)
+
+
+def _imagine(simulator: Simulator, start: Start, actions: Tensor, draw: Draw) -> Simulation:
+    return stack(start, simulator.imagine(start, draw, len(actions), true_actions=actions))
 
 
 def control_actions(actions: Tensor) -> dict[str, Tensor]:
@@ -370,7 +429,8 @@ def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
 
 
 def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, entering: Tensor,
-                    images: dict[str, Tensor], names: tuple[str, str, str]) -> Measures:
+                    images: dict[str, Tensor], names: tuple[str, str, str],
+                    constant: Tensor | None = None) -> Measures:
     """Compare an agent's outputs on predicted images with its outputs on recorded images.
 
     Args:
@@ -380,19 +440,29 @@ def _agent_measures(agent: FrozenAgent, compute: Compute, truth: Tensor, enterin
         names: kinds under which three measures are returned: KL(policy on recorded images ‖ policy
             on predicted images) in nats; the cosine similarity of the hidden states; and the
             values.
+        constant: log-probabilities of the constant policy (B, A); None to leave it out.
     """
     kl, cosine, value = names
+    measures: Measures = {}
     with compute.autocast():
         recorded = agent.sequence(truth, entering)
-        measures = {(RECORDED, value): recorded.values}
-        for predictor, predicted in images.items():
-            shown = agent.sequence(predicted, entering)
-            gain = recorded.log_probs - shown.log_probs  # (T, B, A)
-            measures[predictor, kl] = (recorded.log_probs.exp() * gain).sum(dim=-1)
-            measures[predictor, cosine] = functional.cosine_similarity(
-                recorded.hidden_states, shown.hidden_states, dim=-1)
-            measures[predictor, value] = shown.values
-    return measures
+        shown = {predictor: agent.sequence(predicted, entering)
+                 for predictor, predicted in images.items()}
+
+    def divergence(log_probs: Tensor) -> Tensor:
+        return (recorded.log_probs.exp() * (recorded.log_probs - log_probs)).sum(dim=-1)  # (T, B)
+
+    outputs = {predictor: (output.log_probs, output.hidden_states, output.values)
+               for predictor, output in shown.items()}
+    outputs[PERSISTENCE] = (recorded.log_probs[:1], recorded.hidden_states[:1].expand_as(
+        recorded.hidden_states), recorded.values[:1].expand_as(recorded.values))
+    for predictor, (log_probs, states, values) in outputs.items():
+        measures |= {(predictor, kl): divergence(log_probs),
+                     (predictor, cosine): functional.cosine_similarity(
+                         recorded.hidden_states, states, dim=-1), (predictor, value): values}
+    if constant is not None:
+        measures[CONSTANT_POLICY, kl] = divergence(constant)
+    return measures | {(RECORDED, value): recorded.values}
 
 
 def _fidelity(card: FidelityCard, compute: Compute, windows: np.ndarray, batch: AlignedBatch,

@@ -182,11 +182,17 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         label = torch.where(label.isnan(), phase.detach(), label)
         phase_errors = (phase - label).square().sum(dim=-1)
         camera = torch.cat([camera[:1] + config.camera_loss_weight * phase_errors, camera[1:]])
+    terminal = functional.binary_cross_entropy_with_logits(
+        simulation.terminal_logits, batch.terminals, reduction="none")
+    reward = (simulation.rewards - batch.rewards).square()
+    if simulation.death_logits is not None:
+        terminal = outcome_entropy(simulation, batch)
+        if batch.outcome_weights is not None:
+            terminal, reward = (term * batch.outcome_weights for term in (terminal, reward))
     return SimulatorLosses(
         image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
-        reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),
-        terminal=scales.done * functional.binary_cross_entropy_with_logits(
-            simulation.terminal_logits, batch.terminals, reduction="none"),
+        reward=scales.reward * 0.5 * reward,
+        terminal=scales.done * terminal,
         agent_state=agent_state,
         kl=scales.kl * config.kl_weight * balanced_kl(
             simulation.posterior_logits, simulation.prior_logits, config.kl_balance),
@@ -196,6 +202,20 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         first_action=functional.cross_entropy(start.action_logits, batch.actions[0],
                                               reduction="none"),
         camera=camera)
+
+
+def outcome_entropy(simulation: Simulation, batch: AlignedBatch) -> Tensor:
+    """Compute the cross-entropy of the outcome of each step (T, B): no end, a death, or an end with
+    a reward."""
+    assert simulation.death_logits is not None
+    # Log-probabilities of an end and of a death follow from their logits.
+    survives = functional.logsigmoid(-simulation.terminal_logits)
+    dies = functional.logsigmoid(simulation.death_logits)
+    # Logit of the coin: an end that is not a death.
+    ends = functional.logsigmoid(simulation.terminal_logits)
+    coin = ends + torch.log1p(-(dies - ends).exp().clamp(max=1 - 1e-6))
+    died = batch.terminals * (batch.rewards <= 0)
+    return -torch.where(died > 0, dies, torch.where(batch.terminals > 0, coin, survives))
 
 
 def camera_errors(predicted: Tensor, recorded: Tensor) -> Tensor:

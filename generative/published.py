@@ -213,9 +213,10 @@ def _file_name(simulator: Simulator, name: str) -> str:
 
 
 def _trained_names(simulator: Simulator) -> list[str]:
-    """Return the names of all parameters except the agent's, in order. Unlike
+    """Return the names of all parameters except the agent's and the prior's, in order. Unlike
     ``simulator.trainable_parameters()``, the result is the same for a frozen simulator."""
-    return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
+    return [name for name, _ in simulator.named_parameters()
+            if not name.startswith(("agent.", "prior."))]
 
 
 def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:

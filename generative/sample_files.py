@@ -7,16 +7,21 @@ Layout, as published except for the files marked *::
                  env_hs.npy, bottleneck_vec.npy      see SampleArrays
     sample_00000/actions.npy *        input actions of the steps
     sample_00000/origin.json *        start of the sample, and the forced action
+    sample_00000/world.npy *          class probabilities of the squares in its world, and
+    sample_00000/world_corner.npy *   the world's corner in the first image, see ``squares.World``;
+                                      only from simulators with worlds
     videos/sample_00000.mp4
     videos/start_00000.mp4 *          nine samples of one start, one per manual action,
-                                      arranged by the action's direction
+                                      arranged by the action's direction; with W worlds per start,
+                                      start s in world w has the number s * W + w
     recording.json *                  settings of the samples
 
 A sample with its final name is complete. Shards (``common.shards``) write the same files, except
 ``recording.json``: the first process that opens the folder joins the shards and writes this file.
 
 Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
-deterministic state of the environment, V bottleneck vector.
+deterministic state of the environment, V bottleneck vector, n squares per side of a world, K
+classes of squares.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from common.errors import UserError
 from common.files import read_description, save_json
@@ -33,12 +39,17 @@ from common.parameters import PARAMETER_SET
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
 from common.shards import WHOLE, Shard, ShardNotes
+from generative.squares import World
 
 _SCRIPT, _ORIGIN_NAME = "record_gen_samples.py", "origin.json"
 # Published name of each field of SampleArrays.
 _NAMES = {"frames": "ims", "rewards": "rews", "terminals": "dones", "values": "agent_values",
           "hidden_states": "agent_hs", "log_probs": "agent_logprobs", "env_h": "env_hs",
           "bottleneck_vec": "bottleneck_vec", "actions": "actions"}
+
+
+# Fields of SampleOrigin that are not written for samples without a world.
+_WORLD_FIELDS = ("world", "world_seed", "ended_at")
 
 
 class SampleFormat(NpyFolder):
@@ -50,15 +61,21 @@ class SampleFormat(NpyFolder):
     def write(self, path: Path, value: Mapping) -> None:
         super().write(path, {name: array for name, array in value.items() if name != "origin"})
         if "origin" in value:
-            save_json(path / _ORIGIN_NAME, dataclasses.asdict(value["origin"]))
+            fields = dataclasses.asdict(value["origin"])
+            if fields["world_seed"] is None:
+                fields = {name: entry for name, entry in fields.items()
+                          if name not in _WORLD_FIELDS}
+            save_json(path / _ORIGIN_NAME, fields)
 
 
+_WORLD = {"world": Array(np.float16, "n n K", optional=True),
+          "world_corner": Array(np.float32, "2", optional=True)}
 _SAMPLE = SampleFormat({
     "ims": Array(np.uint8, "T H W C"), "rews": Array(np.float32, "T"),
     "dones": Array(np.float32, "T"), "agent_values": Array(np.float32, "T"),
     "agent_hs": Array(np.float32, "T D"), "agent_logprobs": Array(np.float32, "T A"),
     "env_hs": Array(np.float32, "T E"), "bottleneck_vec": Array(np.float32, "V"),
-    "actions": Array(np.int64, "T", optional=True)})
+    "actions": Array(np.int64, "T", optional=True), **_WORLD})
 SAMPLES = Schema(
     "samples", _SCRIPT, items={
         "sample": Entry("sample_{:0>5}", _SAMPLE),
@@ -68,7 +85,7 @@ SAMPLES = Schema(
     settings_name="recording.json", flag="--data_save_dir")
 # Files in a sample folder that later stages read.
 PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
-            *(f"sample_*/{name}.npy" for name in _NAMES.values()))
+            *(f"sample_*/{name}.npy" for name in (*_NAMES.values(), *_WORLD)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +126,15 @@ class SampleOrigin:
 
     Attributes:
         start: number of the start; samples of a folder with the same start differ only in the
-            manual action.
+            manual action and in the world.
         window: number of the recorded window; None for a random start.
         episode: number of the recorded episode; None for a random start.
         frame: frame of the episode that the first simulated step shows; None for a random start.
         manual_action: name of the action forced at every step, or None.
+        world: number of the world, counted from 0 for each start; None without worlds.
+        world_seed: seed of the world, and of what lies beyond it; None without worlds.
+        ended_at: step, counted from 0, at which the episode ends if ends are drawn; None if it does
+            not end, or ends are not drawn. The sample continues after it.
     """
 
     start: int
@@ -121,6 +142,9 @@ class SampleOrigin:
     episode: int | None = None
     frame: int | None = None
     manual_action: str | None = None
+    world: int | None = None
+    world_seed: int | None = None
+    ended_at: int | None = None
 
 
 def stack(folder: Path, arrays: Mapping[int, np.ndarray], what: str) -> np.ndarray:
@@ -227,14 +251,46 @@ class SampleFolder(ResultStore):
         """
         return Json(SampleOrigin).read(self.sample_folder(number) / _ORIGIN_NAME, _SCRIPT)
 
-    def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin) -> None:
+    def worlds(self, numbers: Sequence[int]) -> World | None:
+        """Read the worlds of several samples as a batch, in the order of the numbers.
+
+        A simulation from the bottleneck vectors in these worlds reproduces the samples.
+
+        Returns:
+            The worlds, on the CPU; None if the samples have none.
+
+        Raises:
+            UserError: if a file is missing or damaged, or only some of the samples have worlds.
+        """
+        found = [self.read("sample", number, form=NpyFolder(_WORLD)) for number in numbers]
+        for number, arrays in zip(numbers, found):
+            if arrays.keys() != found[0].keys():
+                raise UserError(f"sample {number} in {self.path} {'has' if arrays else 'lacks'} a "
+                                f"world, unlike sample {numbers[0]}; record the samples again")
+        if not found or not found[0]:
+            return None
+        squares, corner = (
+            torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays in zip(
+                numbers, found)}, name)).float() for name in _WORLD)
+        seeds = torch.tensor([self.origin(number).world_seed or 0 for number in numbers])
+        return World(squares, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+
+    def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin,
+            world: World | None = None) -> None:
         """Write a sample.
+
+        Args:
+            world: one row of a batch of worlds, whose seed becomes the ``world_seed`` of the
+                origin; None without worlds.
 
         Raises:
             UserError: if the folder of samples was deleted.
         """
-        self.write("sample", number, value={
-            **{name: getattr(arrays, field) for field, name in _NAMES.items()}, "origin": origin})
+        value = {name: getattr(arrays, field) for field, name in _NAMES.items()}
+        if world is not None:
+            value |= zip(_WORLD, (world.squares.cpu().numpy(), world.corner.cpu().numpy()))
+            origin = dataclasses.replace(origin, world_seed=int(world.seeds))
+        self.write("sample", number, value={**value, "origin": origin})
 
     def _read_field(self, number: int, field: str) -> np.ndarray:
         name = _NAMES[field]

@@ -12,7 +12,7 @@ vector.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,11 @@ from common.video import (
 from generative.batches import AlignedBatch, align, as_frames, divide, in_batches
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
+from generative.rendered_worlds import check_rendering, rendered_world
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.simulator import Simulation, Simulator, stack
+from generative.squares import World
+from generative.start_worlds import check_prior, on, rounded, sampled_world, world_seeds
 from interventions.comparison import ArmRuns, Testbed
 from interventions.patch_text import warn_of_unused
 
@@ -49,8 +52,11 @@ ALL_ACTIONS = "pattern"  # stands for all nine manual actions
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # synonyms
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
-# Random streams; a generator's seed consists of seed, stream and number of the start.
-_VECTORS, _LATENTS = 1, 2
+# Random streams; a generator's seed consists of seed, stream and number of the start, and for the
+# last three the number of the world.
+_VECTORS, _LATENTS, _WORLDS, _ENDS, _ACTIONS = 1, 2, 3, 4, 5
+# Fields of SamplingPlan that apply to simulators with worlds only.
+_WORLD_FIELDS = ("num_worlds", "rendered_worlds", "sample_ends", "sample_actions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +72,11 @@ class SamplingPlan:
         num_init_steps: number of recorded frames that a simulation starts from.
         sample_latents: draw z instead of taking its most likely class.
         seed: seed of every random choice.
+        num_worlds: number of samples per recorded start that differ in their sampled surroundings.
+            This and the fields below apply to simulators with worlds only.
+        rendered_worlds: take surroundings from the game instead of sampling them.
+        sample_ends: draw the end of the episode from its probability at each step.
+        sample_actions: let the agent sample its actions instead of taking the most likely ones.
 
     Raises:
         UserError: if the settings contradict each other.
@@ -78,6 +89,10 @@ class SamplingPlan:
     num_init_steps: int
     sample_latents: bool
     seed: int
+    num_worlds: int = 1
+    rendered_worlds: bool = False
+    sample_ends: bool = False
+    sample_actions: bool = False
 
     def __post_init__(self):
         if self.recorded_actions and self.random_start:
@@ -85,10 +100,32 @@ class SamplingPlan:
                             "or --recording_rand_init (record.rand_init) out")
         if self.recorded_actions and self.manual_actions:
             raise UserError("--use_recorded_actions and --manual_action exclude each other")
+        if self.sample_actions and (self.recorded_actions or self.manual_actions):
+            raise UserError("--sample_actions samples the agent's own actions; leave "
+                            "--use_recorded_actions and --manual_action out")
+        if self.random_start and (self.rendered_worlds or self.num_worlds > 1):
+            flag = "--rendered_worlds" if self.rendered_worlds else "--num_worlds"
+            raise UserError(f"a random start comes with a world of its own; leave {flag} or "
+                            "--recording_rand_init (record.rand_init) out")
+        if self.rendered_worlds and self.num_worlds > 1:
+            raise UserError("a recorded start has only one rendered world; leave --num_worlds or "
+                            "--rendered_worlds out")
+
+    @property
+    def samples_per_world(self) -> int:
+        return max(len(self.manual_actions), 1)
 
     @property
     def samples_per_start(self) -> int:
-        return max(len(self.manual_actions), 1)
+        return self.num_worlds * self.samples_per_world
+
+    def settings(self, simulator: Simulator) -> dict:
+        """Return the settings by name, without those of worlds if the simulator has none."""
+        settings = dataclasses.asdict(self)
+        if simulator.squares is None:
+            for name in _WORLD_FIELDS:
+                del settings[name]
+        return settings
 
     @property
     def folder_name(self) -> str:
@@ -118,7 +155,8 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 class Sampler:
     """Simulates the samples of a plan.
 
-    The samples of start i, one per manual action, are numbered from ``i * plan.samples_per_start``.
+    The samples of start i, one per world and manual action, are numbered from
+    ``i * plan.samples_per_start``; those in the same world have consecutive numbers.
 
     Args:
         simulator: simulator on the device of ``compute``.
@@ -132,13 +170,15 @@ class Sampler:
         episodes: numbers on disk of the episodes of the starts; empty for random starts.
 
     Raises:
-        UserError: if the dataset has fewer than ``num_starts`` windows.
+        UserError: if the dataset has fewer than ``num_starts`` windows, or the simulator or the
+            recording does not have what the plan needs.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SamplingPlan,
                  dataset: RolloutDataset | None, num_starts: int):
         self._simulator, self._compute, self.plan = simulator, compute, plan
         self._dataset = None if plan.random_start else dataset
+        self._check_worlds()
         self.episodes: set[int] = set()
         if self._dataset is not None:
             if num_starts > len(self._dataset):
@@ -147,12 +187,26 @@ class Sampler:
             self._order = np.random.default_rng(plan.seed).permutation(len(self._dataset))
             self.episodes = set(self._dataset.episodes_of(self._order[:num_starts]).tolist())
 
+    def _check_worlds(self) -> None:
+        """Raise UserError if the plan needs worlds that simulator or recording cannot provide."""
+        plan, simulator = self.plan, self._simulator
+        if simulator.squares is None:
+            for field in dataclasses.fields(plan):
+                if field.name in _WORLD_FIELDS and getattr(plan, field.name) != field.default:
+                    raise UserError(f"--{field.name} needs a simulator with worlds, but this one "
+                                    "was trained without (world_squares is null)")
+        elif not plan.rendered_worlds:
+            check_prior(simulator, "" if plan.random_start else ", or give --rendered_worlds")
+        elif self._dataset is not None:
+            check_rendering(simulator, self._dataset.folder)
+
     @torch.no_grad()
-    def simulate(self, starts: Sequence[int]) -> list[tuple[int, SampleArrays, SampleOrigin]]:
+    def simulate(self, starts: Sequence[int],
+                 ) -> list[tuple[int, SampleArrays, SampleOrigin, World | None]]:
         """Simulate all samples of some starts in one batch.
 
         Returns:
-            Number, arrays and origin of each sample.
+            Number, arrays, origin and world of each sample.
         """
         plan, simulator = self.plan, self._simulator
         draw = self._draw(starts)
@@ -163,18 +217,51 @@ class Sampler:
             self._dataset.batch(self._order[list(starts)]).to(self._compute.device),
             dataclasses.replace(simulator.config, num_init_steps=plan.num_init_steps,
                                 num_sim_steps=plan.num_steps))
+        vectors, world = self._starts(starts, batch)
         with self._compute.autocast():
-            vectors = (self._random_vectors(starts) if batch is None
-                       else simulator.encode(batch.initial_images))
-            vectors = vectors.repeat_interleave(plan.samples_per_start, dim=0)  # (B, V)
-            start = simulator.start_from(vectors, draw)
+            start = simulator.start_from(vectors, draw, world=world)
             steps = simulator.imagine(start, draw, plan.num_steps, rows=rows,
-                                      true_actions=self._given_actions(len(starts), batch))
+                                      true_actions=self._given_actions(len(starts), batch),
+                                      choose=self._choose(starts))
+        samples = _split(stack(start, steps))
         places = [(number, position) for number in starts
                   for position in range(plan.samples_per_start)]
         return [(number * plan.samples_per_start + position, arrays,
-                 self._origin(number, position))
-                for (number, position), arrays in zip(places, _split(stack(start, steps)))]
+                 self._origin(number, position, arrays.terminals),
+                 None if world is None else world[row])
+                for row, ((number, position), arrays) in enumerate(zip(places, samples))]
+
+    def _starts(self, starts: Sequence[int],
+                batch: AlignedBatch | None) -> tuple[Tensor, World | None]:
+        """Return bottleneck vectors (B, V) and worlds of all samples.
+
+        Args:
+            batch: recorded windows of the starts; None for random starts.
+        """
+        plan, simulator = self.plan, self._simulator
+        seeds = world_seeds([(plan.seed, _WORLDS, start, number) for start in starts
+                             for number in range(plan.num_worlds)]).to(self._compute.device)
+        world = None
+        if batch is not None:
+            with self._compute.autocast():
+                vectors = simulator.encode(batch.initial_images)
+            vectors = vectors.repeat_interleave(plan.num_worlds, dim=0)
+        elif simulator.squares is not None:
+            vectors, world = simulator.sample_starts(simulator.prior.noise(seeds), seeds)
+            world = rounded(world)
+        else:
+            vectors = self._random_vectors(starts)
+        if simulator.squares is not None and batch is not None:
+            if plan.rendered_worlds:
+                assert self._dataset is not None
+                places = [self._dataset.place(int(self._order[start])) for start in starts]
+                world = rendered_world(simulator, vectors, self._dataset.folder, places, seeds)
+            else:
+                images = batch.initial_images[-1].repeat_interleave(plan.num_worlds, dim=0)
+                world = sampled_world(simulator, vectors, images, seeds)
+        rows = torch.arange(len(vectors), device=vectors.device).repeat_interleave(
+            plan.samples_per_world)
+        return vectors[rows], None if world is None else world[rows]
 
     def _random_vectors(self, starts: Sequence[int]) -> Tensor:
         vectors = []
@@ -195,6 +282,20 @@ class Sampler:
         uniform = np.stack(uniform, axis=1).repeat(plan.samples_per_start, axis=1)
         return PresetDraw(torch.from_numpy(uniform).to(self._compute.device))
 
+    def _choose(self, starts: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
+        """Return a sampler of the agent's actions; None if it takes the most likely ones."""
+        if not self.plan.sample_actions:
+            return None
+        uniform = np.stack([self._uniform(_ACTIONS, start, number) for start in starts
+                            for number in range(self.plan.num_worlds)], axis=1)  # (T, B)
+        draw = PresetDraw(torch.from_numpy(uniform[:, :, None]).to(self._compute.device))
+        return lambda log_probs: draw(log_probs[:, None])[:, 0]
+
+    def _uniform(self, stream: int, start: int, world: int) -> np.ndarray:
+        """Draw a random number from 0 to 1 for each step, float32 (T,)."""
+        return np.random.default_rng([self.plan.seed, stream, start, world]).random(
+            self.plan.num_steps, np.float32)
+
     def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
         """Return the forced actions (T, B), or None if the agent acts.
 
@@ -202,25 +303,39 @@ class Sampler:
             batch: recorded windows of the starts; None for random starts.
         """
         if batch is not None and self.plan.recorded_actions:
-            return batch.actions
+            return batch.actions.repeat_interleave(self.plan.num_worlds, dim=1)
         if not self.plan.manual_actions:
             return None
         actions = torch.tensor([ACTION_NAMES.index(name) for name in self.plan.manual_actions],
                                device=self._compute.device)
-        return actions.repeat(self.plan.num_steps, num_starts)
+        return actions.repeat(self.plan.num_steps, num_starts * self.plan.num_worlds)
 
-    def _origin(self, start: int, position: int) -> SampleOrigin:
-        action = self.plan.manual_actions[position] if self.plan.manual_actions else None
-        if self._dataset is None:
-            return SampleOrigin(start, manual_action=action)
-        window = int(self._order[start])
-        place = self._dataset.place(window)
-        return SampleOrigin(start, window, place.episode, place.frame, action)
+    def _origin(self, start: int, position: int, terminals: np.ndarray) -> SampleOrigin:
+        """Return the origin of a sample, without the seed of its world.
+
+        Args:
+            position: number of the sample among those of the start.
+            terminals: probability that the episode ends at each step (T,).
+        """
+        plan = self.plan
+        world, number = divmod(position, plan.samples_per_world)
+        origin = SampleOrigin(start, manual_action=plan.manual_actions[number]
+                              if plan.manual_actions else None)
+        if self._dataset is not None:
+            window = int(self._order[start])
+            place = self._dataset.place(window)
+            origin = dataclasses.replace(origin, window=window, episode=place.episode,
+                                         frame=place.frame)
+        if self._simulator.squares is None:
+            return origin
+        ends = np.flatnonzero(self._uniform(_ENDS, start, world) < terminals)
+        return dataclasses.replace(
+            origin, world=world, ended_at=int(ends[0]) if plan.sample_ends and len(ends) else None)
 
 
 @torch.no_grad()
-def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
-                  num_steps: int) -> list[SampleArrays]:
+def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
+                  world: World | None = None) -> list[SampleArrays]:
     """Simulate rollouts with the agent's actions and the most likely latents.
 
     Args:
@@ -228,13 +343,14 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
         compute: device and precision.
         vectors: bottleneck vectors (B, V).
         num_steps: T, number of steps.
+        world: worlds of the rollouts; None without worlds.
 
     Returns:
         One sample per vector.
     """
     draw = LatentSampler("mode")
     with compute.autocast():
-        start = simulator.start_from(vectors.to(compute.device), draw)
+        start = simulator.start_from(vectors.to(compute.device), draw, world=on(world, compute))
         steps = simulator.imagine(start, draw, num_steps)
     return _split(stack(start, steps))
 
@@ -275,21 +391,21 @@ def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int]
             if received:
                 return 128 + received[0]
             if not missing.isdisjoint(batch):
-                for number, arrays, origin in sampler.simulate(batch):
+                for number, arrays, origin, world in sampler.simulate(batch):
                     if not folder.has("sample", number):
-                        folder.add(number, arrays, origin)
+                        folder.add(number, arrays, origin, world)
             if with_videos:
                 for start in batch:
-                    _write_videos(folder, start, numbers[start], sampler.plan)
+                    for world_numbers in divide(numbers[start], sampler.plan.samples_per_world):
+                        _write_videos(folder, world_numbers, sampler.plan)
             missing -= set(batch)
             progress.update(len(starts) - len(missing))
     folder.finish()
     return 0
 
 
-def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
-                  plan: SamplingPlan) -> None:
-    """Write the missing videos of the samples from one start.
+def _write_videos(folder: SampleFolder, numbers: Sequence[int], plan: SamplingPlan) -> None:
+    """Write the missing videos of the samples from one start in one world.
 
     If there is a sample for each of the nine actions, one more video shows all of them.
     """
@@ -297,9 +413,10 @@ def _write_videos(folder: SampleFolder, start: int, numbers: Sequence[int],
         if not folder.has("video", number):
             write_video(folder.file_of("video", number), film(folder.sample(number)),
                         FRAMES_PER_SECOND)
-    if plan.manual_actions == ACTION_NAMES and not folder.has("start_video", start):
+    start_video = "start_video", numbers[0] // len(numbers)
+    if plan.manual_actions == ACTION_NAMES and not folder.has(*start_video):
         films = [film(folder.sample(number)) for number in numbers]
-        write_video(folder.file_of("start_video", start), map(by_direction, zip(*films)),
+        write_video(folder.file_of(*start_video), map(by_direction, zip(*films)),
                     FRAMES_PER_SECOND)
 
 
@@ -336,7 +453,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     def run(patches: Sequence[Patch], std: Mapping[str, Array]) -> ArmRuns:
         with patched(simulator.agent.policy, patches, std) as scope:
             samples = [arrays for starts in in_batches(range(num_starts), batch_size)
-                       for _, arrays, _ in sampler.simulate(starts)]
+                       for _, arrays, _, _ in sampler.simulate(starts)]
         warn_of_unused(scope)
         return ArmRuns(
             np.arange(num_starts),
@@ -348,7 +465,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
             *map(np.array, scope.total_change()))
 
     return Testbed(
-        run, {"where": "the simulator", **dataclasses.asdict(plan), **settings},
+        run, {"where": "the simulator", **plan.settings(simulator), **settings},
         ("simulated starts", f"{plan.num_steps} steps of most likely actions"),
         simulator.agent.policy, None, [],
         lambda size, seed: recorded_reference(recording, sampler.episodes, size, seed))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from agents.networks import Policy
 from agents.patch import BatchInfo
 from common.errors import UserError
 from generative.batches import AlignedBatch
-from generative.config import SimulatorConfig
+from generative.camera import PHASE_DIM
+from generative.config import GRID, SimulatorConfig
 from generative.frozen_agent import FrozenAgent
 from generative.networks import (
     BottleneckEncoder,
@@ -43,14 +44,18 @@ from generative.networks import (
     most_likely_action,
     on_unit_sphere,
 )
+from generative.prior import Prior, PriorNoise, camera_globals
 from generative.spatial import (
     NoEmbedding,
     PatchBasis,
     SpatialCell,
-    SpatialDecoder,
     SpatialEncoder,
     SpatialStart,
+    split_state,
+    with_phase,
 )
+from generative.spatial_decoder import SpatialDecoder
+from generative.squares import Scenery, SquareImages, World, world_corner, world_phase
 
 ALL_WINDOWS = slice(None)
 
@@ -66,6 +71,7 @@ class Start:
         agent_hidden: the agent's hidden state before the first step (B, D).
         action_logits: predicted logits of the first step's input action (B, A).
         action: input action of the first step, one-hot (B, A).
+        world: static surroundings; None in simulators without worlds.
     """
 
     bottleneck_vec: Tensor
@@ -74,6 +80,7 @@ class Start:
     agent_hidden: Tensor
     action_logits: Tensor
     action: Tensor
+    world: World | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +101,8 @@ class Step:
         hidden_states: the agent's hidden states after the step (B, D).
         log_probs: log-probabilities of the agent's actions (B, A).
         values: the agent's values (B,).
-        own_actions: the agent's most likely actions, one-hot (B, A).
+        own_actions: the actions that the agent chooses, one-hot (B, A).
+        death_logits: logits of an end without reward (B,); None in simulators without worlds.
     """
 
     actions: Tensor
@@ -110,9 +118,10 @@ class Step:
     log_probs: Tensor
     values: Tensor
     own_actions: Tensor
+    death_logits: Tensor | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation(Step):
     """All steps of a forward pass: the fields of ``Step`` with time first (T, B, …), and the start.
 
@@ -166,6 +175,7 @@ class Simulator(nn.Module):
         self.frame_embedding: FrameEmbedding | NoEmbedding
         self.cell: EnvironmentCell | SpatialCell
         self.decoder: Decoder | SpatialDecoder
+        self.squares: SquareImages | None = None
         if config.is_spatial:
             if config.pixels_per_square is None:
                 raise UserError("pixels_per_square must be a number for a spatial simulator: the "
@@ -174,6 +184,8 @@ class Simulator(nn.Module):
             basis = self.basis = PatchBasis(config.patch_components, config.image_channels)
             self.encoder = SpatialEncoder(config, basis)
             self.env_converter = SpatialStart(config, basis)
+            if config.world_squares:
+                self._add_worlds(config)
         else:
             self.encoder = BottleneckEncoder(config.image_channels,
                                              config.initializer_rnn_hidden_size, vec)
@@ -182,19 +194,32 @@ class Simulator(nn.Module):
         self.action_converter = Converter(vec, config.action_space_size, config.converter_width)
         if config.is_spatial:
             self.frame_embedding = NoEmbedding()
-            self.cell = SpatialCell(config, basis)
-            self.decoder = SpatialDecoder(config, basis)
+            self.cell = SpatialCell(config, basis, self.squares)
+            self.decoder = SpatialDecoder(config, basis, self.squares)
         else:
             self.frame_embedding = FrameEmbedding(config.image_channels)
             self.cell = EnvironmentCell(config)
             self.decoder = Decoder(config)
         self.agent = FrozenAgent(policy, hidden_size, config.action_space_size)
 
+    def _add_worlds(self, config: SimulatorConfig) -> None:
+        """Create the images of squares and the prior, whose weights this module's training keeps.
+        """
+        if config.square_classes is None:
+            raise UserError("square_classes must be a number for a simulator with worlds")
+        assert config.world_squares and config.pixels_per_square
+        full, half, quarter, start_width = config.prior_widths
+        self.squares = SquareImages(config.square_classes, config.pixels_per_square)
+        self.prior = Prior(config.world_squares, config.square_classes, (full, half, quarter),
+                           config.bottleneck_vec_size // GRID ** 2, config.patch_components,
+                           start_width)
+        self.prior.requires_grad_(False)
+
     def trainable_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that require gradients.
 
-        These are the parameters of all networks except the agent, or none if the simulator is
-        frozen, as by ``runs.open_simulator``.
+        These are the parameters of all networks except the agent and the prior, or none if the
+        simulator is frozen, as by ``runs.open_simulator``.
         """
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
@@ -212,22 +237,108 @@ class Simulator(nn.Module):
         vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
         return on_unit_sphere(vectors.to(next(self.parameters()).device))
 
-    def start_from(self, bottleneck_vec: Tensor, draw: Draw, detached: bool = True) -> Start:
+    def sample_starts(self, noise: PriorNoise, seeds: Tensor) -> tuple[Tensor, World]:
+        """Generate starts from noise, differentiably: bottleneck vectors (B, V) and their worlds.
+
+        Args:
+            noise: noise of the prior, see ``Prior.noise``.
+            seeds: seeds of what lies beyond these worlds, int64 (B,).
+
+        Raises:
+            UserError: if the simulator has no worlds, or its prior is not trained.
+        """
+        prior, squares = self._trained_prior(), self.squares
+        assert squares is not None
+        probabilities, camera = prior.worlds.sample(noise, prior.world_times)
+        corner = world_corner(camera[:, :PHASE_DIM], probabilities.shape[1],
+                              squares.pixels_per_square)
+        world = World(probabilities, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+        vectors = prior.starts.sample(noise.vector, self.scenery(world).first, camera,
+                                      prior.start_times)
+        return vectors, world
+
+    def scenery(self, world: World) -> Scenery:
+        """Draw worlds, and compute the coefficients of the views at the start."""
+        assert self.squares is not None
+        scenery = self.squares.paint(world)
+        view = self.squares(scenery, torch.zeros_like(world.corner))
+        return dataclasses.replace(scenery, first=self.basis.coefficients(view).float())
+
+    def surroundings(self, images: Tensor, env_h: Tensor, seeds: Tensor | None = None) -> World:
+        """Read the squares in view off images, and sample all others.
+
+        Args:
+            images: last initial frames (B, C, 64, 64) in [0, 1].
+            env_h: states before the first step, which hold the camera's phase and velocity (B, H).
+            seeds: seeds of the squares that are sampled, int64 (B,); None for 0.
+
+        Raises:
+            UserError: if the simulator has no worlds, or its prior is not trained.
+        """
+        prior, squares = self._trained_prior(), self.squares
+        assert squares is not None and self.config.world_squares
+        camera = split_state(env_h, self.config).camera
+        num = self.config.world_squares
+        corner = world_corner(camera.phase, num, squares.pixels_per_square)
+        classes, known = squares.read(images, corner.detach(), num)
+        empty = torch.zeros_like(corner, dtype=torch.int64)
+        seeds = empty[:, 0] if seeds is None else seeds
+        world = World(functional.one_hot(classes, len(squares.templates)).to(corner), corner, seeds,
+                      empty)
+        return prior.completed(world, known, camera_globals(camera))
+
+    def _moved_on(self, world: World, scenery: Scenery, h: Tensor) -> tuple[World, Scenery]:
+        """Let worlds move on after a step to states h (B, H), see ``Prior.continued``.
+
+        Without a trained prior, they stay where they are.
+        """
+        assert self.squares is not None
+        if not self.prior.is_trained:
+            return world, scenery
+        camera = split_state(h, self.config).camera
+        moved = self.prior.continued(world, camera, self.squares.pixels_per_square)
+        if moved is not world:
+            scenery = dataclasses.replace(self.squares.paint(moved), first=scenery.first)
+        return moved, scenery
+
+    def _trained_prior(self) -> Prior:
+        if self.squares is None:
+            raise UserError("this simulator has no worlds, so it cannot sample surroundings")
+        if not self.prior.is_trained:
+            raise UserError("the prior of this simulator has not been trained; train it with "
+                            "python -m generative.train_prior")
+        return self.prior
+
+    def start_from(self, bottleneck_vec: Tensor, draw: Draw, detached: bool = True,
+                   world: World | None = None, images: Tensor | None = None,
+                   seeds: Tensor | None = None) -> Start:
         """Predict the start of a simulation from bottleneck vectors (B, V).
 
         Args:
             draw: sampler of z before the first step.
+            world: static surroundings, which also determine the phase of the camera. If None, a
+                simulator with worlds samples them, see ``surroundings``.
+            images: last initial frames (B, C, 64, 64) in [0, 1], off which the squares in view are
+                read if ``world`` is None; None to read them off the canvas.
+            seeds: seeds of the sampled surroundings, int64 (B,); None for 0.
             detached: predict the agent's state and the action from the detached vector, so that
                 their losses do not train the encoder.
         """
         env_h, z_logits = self.env_converter(bottleneck_vec).split(
             [self.config.deter_dim, self.config.env_h_stoch_size], dim=-1)
         z = draw(z_logits.unflatten(-1, self.cell.latent_shape))  # (B, S, K)
+        if self.squares is not None:
+            if world is None:
+                canvas = split_state(env_h, self.config).canvas
+                images = self.basis.images(canvas) if images is None else images
+                world = self.surroundings(images, env_h, seeds)
+            env_h = with_phase(env_h, world_phase(world, self.squares.pixels_per_square),
+                               self.config)
         vectors = bottleneck_vec.detach() if detached else bottleneck_vec
         action_logits = self.action_converter(vectors)  # (B, A)
         agent_hidden = self.agent.policy.to_state(self.hidden_converter(vectors))  # (B, D)
         return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
-                     most_likely_action(torch.log_softmax(action_logits, dim=-1)))
+                     most_likely_action(torch.log_softmax(action_logits, dim=-1)), world)
 
     def forward(self, batch: AlignedBatch, draw: Draw, open_loop: Tensor | None = None, *,
                 vector_noise: Tensor | None = None,
@@ -256,7 +367,7 @@ class Simulator(nn.Module):
         vectors = self.encode(batch.initial_images)
         if vector_noise is not None:
             vectors = on_unit_sphere(vectors + vector_noise)
-        start = self.start_from(vectors, draw)
+        start = self.start_from(vectors, draw, world=batch.world)
         actions = self.one_hot_actions(batch.actions)  # (T, B, A)
         num_steps, num_windows = actions.shape[:2]
 
@@ -266,8 +377,9 @@ class Simulator(nn.Module):
             0, (num_steps, num_windows))  # (T, B, M)
         h, z = start.env_h, start.z
         all_h, all_z, all_posterior, all_camera = [], [], [], []
+        given = () if start.world is None else (self.scenery(start.world),)
         for t in range(num_steps):
-            h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
+            h = self.cell.advance(z, action_inputs[t], h, *given)  # (B, H)
             if isinstance(self.cell, SpatialCell):
                 all_camera.append(self.cell.camera_state(h))
                 if true_camera is not None:
@@ -280,9 +392,10 @@ class Simulator(nn.Module):
             all_posterior.append(posterior)
         env_h, latents = torch.stack(all_h), torch.stack(all_z)
 
-        raw_images, rewards, terminal_logits = (
+        raw_images, rewards, terminal_logits, *deaths = (
             output.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W), (T, B), (T, B)
-            for output in self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1)))
+            for output in self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1),
+                                       *given))
         images = clamp_image(raw_images)
         # With a gradient of 1, the agent's loss would move clamped values without limit, because
         # the spatial architecture's image loss ignores the excess.
@@ -295,11 +408,13 @@ class Simulator(nn.Module):
             posterior_logits=torch.stack(all_posterior), raw_images=raw_images, images=images,
             rewards=rewards, terminal_logits=terminal_logits, hidden_states=agent.hidden_states,
             log_probs=log_probs, values=agent.values, own_actions=most_likely_action(log_probs),
+            death_logits=deaths[0] if deaths else None,
             camera=torch.stack(all_camera) if all_camera else None)
 
     def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
-                without_env_grads: bool = False, rows: BatchInfo | None = None) -> list[Step]:
+                without_env_grads: bool = False, rows: BatchInfo | None = None,
+                choose: Callable[[Tensor], Tensor] | None = None) -> list[Step]:
         """Simulate step by step.
 
         Example that starts from frames and predicts everything else::
@@ -320,6 +435,8 @@ class Simulator(nn.Module):
             without_env_grads: detach the action before it enters the environment.
             rows: batch metadata for patches of the agent, one row per simulation; the step number
                 is set in every step.
+            choose: function that maps the agent's log-probabilities to one-hot actions (B, A); None
+                for its most likely action.
 
         Returns:
             The T steps.
@@ -332,29 +449,34 @@ class Simulator(nn.Module):
             if tensor is not None and len(tensor) < num_steps:
                 raise ValueError(f"{name} has {len(tensor)} steps, fewer than {num_steps}")
         h, z, hidden, action = start.env_h, start.z, start.agent_hidden, start.action
+        world = start.world
+        given = [] if world is None else [self.scenery(world)]
         steps = []
         for t in range(num_steps):
             if true_actions is not None:
                 action = self.one_hot_actions(true_actions[t])
             input_action = action.detach() if without_env_grads else action  # (B, A)
-            h = self.cell.advance(z, self.cell.action_input(input_action), h)  # (B, H)
+            h = self.cell.advance(z, self.cell.action_input(input_action), h, *given)  # (B, H)
+            if world is not None:
+                world, given[0] = self._moved_on(world, given[0], h)
             prior, posterior = self.cell.prior_logits(h), None  # (B, S, K)
             if true_images is not None:
                 embedding = self.frame_embedding(true_images[t])
                 posterior = self.cell.posterior_logits(h, self.cell.embedding_input(embedding))
             z = draw(prior if posterior is None else posterior)
-            raw_image, reward, terminal_logit = self.decoder(h, z)  # (B, C, H, W), (B,), (B,)
+            # (B, C, H, W), (B,), (B,)
+            raw_image, reward, terminal_logit, *death = self.decoder(h, z, *given)
             image = clamp_image(raw_image)  # (B, C, H, W)
             with (batch_info(self.agent.policy, rows.at_step(t)) if rows
                   else contextlib.nullcontext()):
                 agent = self.agent.step(image, hidden)
             hidden, log_probs = agent.hidden_states, agent.log_probs  # (B, D), (B, A)
-            action = most_likely_action(log_probs)  # (B, A)
+            action = (choose or most_likely_action)(log_probs)  # (B, A)
             steps.append(Step(
                 actions=input_action, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
                 raw_images=raw_image, images=image, rewards=reward, terminal_logits=terminal_logit,
                 hidden_states=hidden, log_probs=log_probs, values=agent.values,
-                own_actions=action))
+                own_actions=action, death_logits=death[0] if death else None))
         return steps
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ patch (after S: classes of a latent variable), S latent variables, V bottleneck 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import torch
@@ -38,11 +39,10 @@ from common.game_constants import FRAME_SIZE
 from generative.camera import (
     FASTEST,
     NUM_MOTIONS,
-    NUM_PHASE_MAPS,
-    PATCH,
     PHASE_DIM,
     CameraMotion,
     CameraState,
+    Look,
     PhaseEstimator,
     VelocityEstimator,
     cell_patterns,
@@ -50,7 +50,6 @@ from generative.camera import (
     initialise,
     motion_costs,
     near_player,
-    phase_maps,
     shift,
 )
 from generative.config import GRID, SimulatorConfig
@@ -60,17 +59,16 @@ from generative.spatial_layers import (
     ConvGRU,
     FineMemory,
     PatchBasis,
-    Refinement,
     ResidualBlock,
 )
+from generative.squares import Scenery, SquareImages
 
 NUM_CELLS = GRID * GRID
-_BLOCKS = FRAME_SIZE // BLOCK  # per side
-NUM_BLOCKS = _BLOCKS * _BLOCKS
+BLOCKS = FRAME_SIZE // BLOCK  # per side
+NUMBLOCKS = BLOCKS * BLOCKS
 _NUM_CAMERA = 5  # the last numbers of the state: velocity, displacement, started
 _SMALLEST_SCALE = 0.25  # lower limit of the code's scale, see ``SpatialStart``
 _MOTION_WIDTH = 256
-_HEAD_WIDTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +102,18 @@ def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     sizes = (config.canvas_channels, config.memory_channels, config.scene_channels)
     channels = config.fine_channels or 0
     grid, fine, *camera = env_h.split(
-        [NUM_CELLS * sum(sizes), NUM_BLOCKS * channels, config.motion_dim, PHASE_DIM, 2, 2, 1],
+        [NUM_CELLS * sum(sizes), NUMBLOCKS * channels, config.motion_dim, PHASE_DIM, 2, 2, 1],
         dim=-1)
     cells = grid.unflatten(1, (GRID, GRID, sum(sizes))).permute(0, 3, 1, 2)
-    blocks = fine.unflatten(1, (_BLOCKS, _BLOCKS, channels)).permute(0, 3, 1, 2)
+    blocks = fine.unflatten(1, (BLOCKS, BLOCKS, channels)).permute(0, 3, 1, 2)
     canvas, memory, scene = cells.split(sizes, dim=1)
     return SpatialState(canvas, memory, scene, blocks, CameraState(*camera))
+
+
+def with_phase(env_h: Tensor, phase: Tensor, config: SimulatorConfig) -> Tensor:
+    """Replace the camera's phase in states (B, H) by another one (B, 4)."""
+    state = split_state(env_h, config)
+    return dataclasses.replace(state, camera=dataclasses.replace(state.camera, phase=phase)).flat()
 
 
 class SpatialEncoder(nn.Module):
@@ -230,7 +234,7 @@ class SpatialStart(nn.Module):
             self.sizes, dim=1)
         canvas = canvas + functional.pad(
             code[:, :passed], (0, 0, 0, 0, 0, config.canvas_channels - passed))
-        fine = canvas.new_zeros(len(canvas), 0, _BLOCKS, _BLOCKS)
+        fine = canvas.new_zeros(len(canvas), 0, BLOCKS, BLOCKS)
         if config.fine_channels:
             fine = self.fine(functional.pixel_unshuffle(self._basis[0].images(canvas), BLOCK))
         h = SpatialState(canvas, torch.tanh(memory), torch.tanh(scene), fine.float(),
@@ -278,6 +282,26 @@ class NoEmbedding(nn.Module):
         return images.new_zeros(len(images), 0)
 
 
+def looking_at(canvas: Tensor, world: Scenery | None, basis: PatchBasis,
+               squares: SquareImages | None) -> tuple[Look, Tensor]:
+    """Return a function that draws static surroundings at a displacement, see ``camera.Look``, and
+    the image of the canvas (B, C, 64, 64).
+
+    Args:
+        canvas: canvas of the state (B, canvas_channels, 8, 8).
+        world: static surroundings; None to draw the canvas.
+    """
+    image = basis.images(canvas)
+    if world is None:
+        return functools.partial(shift, image), image
+    assert squares is not None
+
+    def look(displacement: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        view = squares(world, displacement, size)
+        return view, torch.ones_like(view[:, :1])
+    return look, image
+
+
 class SceneFeatures(nn.Module):
     """Network that computes features (N, W / 2, 8, 8) of the canvas and the scene."""
 
@@ -298,12 +322,14 @@ class SpatialCell(nn.Module):
     Args:
         config: sizes of the networks.
         basis: basis of image patches, shared with encoder and decoder.
+        squares: images of the classes of squares; None without worlds.
     """
 
-    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
+    def __init__(self, config: SimulatorConfig, basis: PatchBasis,
+                 squares: SquareImages | None = None):
         super().__init__()
         self.config = config
-        self._basis = (basis,)
+        self._basis, self._squares = (basis,), (squares,)
         self.latent_shape = (config.stoch_dim, config.stoch_discrete)
         width, memory = config.spatial_width, config.memory_channels
         if config.pixels_per_square:
@@ -326,16 +352,28 @@ class SpatialCell(nn.Module):
         """Return empty frame embeddings (…, 0) unchanged."""
         return embedding
 
-    def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
-        """Compute the next state h (B, H) from one-hot actions (B, A) and h; z is ignored."""
+    def advance(self, z: Tensor, action_input: Tensor, h: Tensor,
+                world: Scenery | None = None) -> Tensor:
+        """Compute the next state.
+
+        Args:
+            z: ignored.
+            action_input: one-hot actions (B, A).
+            h: states (B, H).
+            world: static surroundings; None if the canvas is all that is known.
+
+        Returns:
+            Next states (B, H).
+        """
         state, basis = split_state(h, self.config), self._basis[0]
         memory, camera, view = state.memory, state.camera, basis.padded(state.canvas)
-        shown = world = basis.images(state.canvas)  # (B, C, 64, 64)
+        look, shown = looking_at(state.canvas, world, basis, self._squares[0])
         if self.config.pixels_per_square:
             with torch.autocast(h.device.type, enabled=False):
-                camera = self.camera(world, near_player(memory), camera, action_input)
+                near = near_player(memory) if world is None else None
+                camera = self.camera(look, near, camera, action_input)
             displacement = camera.displacement.detach() if self.training else camera.displacement
-            shown = shift(world, displacement)[0]
+            shown = look(displacement, FRAME_SIZE)[0]
             view = basis.coefficients(shown)
         motion = camera.motion.detach() if self.training else camera.motion
         everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)
@@ -371,71 +409,3 @@ class SpatialCell(nn.Module):
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
         """Return zero logits (…, S, K), like the prior."""
         return self.prior_logits(h)
-
-
-class SpatialDecoder(nn.Module):
-    """Decoder of image, reward and terminal from the state.
-
-    Args:
-        config: sizes of the networks.
-        basis: basis of image patches, shared with encoder and cell.
-    """
-
-    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
-        super().__init__()
-        self.config = config
-        self._basis = (basis,)
-        width = config.spatial_width
-        self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
-        self.from_inside = nn.Conv2d(1, width, kernel_size=1, bias=False)
-        self.from_memory = nn.Conv2d(config.memory_channels, width, kernel_size=1)
-        self.from_fine = nn.Conv2d(config.fine_channels * (_BLOCKS // GRID)**2, width,
-                                   kernel_size=1) if config.fine_channels else None
-        self.from_motion = nn.Linear(config.motion_dim, width)
-        self.from_phase = nn.Sequential(nn.Conv2d(NUM_PHASE_MAPS, width, kernel_size=1), nn.SiLU(),
-                                        nn.Conv2d(width, 2 * width, kernel_size=1))
-        self.scene = SceneFeatures(config)
-        self.changes = nn.Conv2d(self.scene.width, len(basis.scale), kernel_size=1)
-        self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
-        self.out = nn.Conv2d(width, len(basis.scale), kernel_size=1)
-        self.refine = Refinement(config.image_channels, width, config.fine_channels or 0)
-        self.outcome = nn.Sequential(
-            nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
-            nn.Linear(_HEAD_WIDTH, 2))
-        for layer in (self.out, self.changes):
-            initialise(layer, [0] * len(basis.scale))
-        initialise(self.from_phase[-1], [0] * (2 * width))
-
-    def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode states h (N, H); z (N, S, K) is ignored.
-
-        Returns:
-            Unclamped images (N, C, 64, 64), rewards (N,) and logits of the terminal (N,).
-        """
-        state, basis = split_state(h, self.config), self._basis[0]
-        camera = state.camera
-        displacement, motion, phase = camera.displacement, camera.motion, camera.phase
-        if self.training:
-            displacement, motion, phase = displacement.detach(), motion.detach(), phase.detach()
-        world = self.changes(self.scene(state.canvas, state.scene)) + basis.padded(state.canvas)
-        view = basis.images(world)
-        inside = view.new_ones(len(view), 1, FRAME_SIZE, FRAME_SIZE)
-        if self.config.pixels_per_square:
-            view, inside = shift(view, displacement)
-        x = (self.from_view(basis.coefficients(view))
-             + self.from_inside(functional.avg_pool2d(inside, PATCH))
-             + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
-        if self.from_fine is not None:
-            x = x + self.from_fine(functional.pixel_unshuffle(state.fine, _BLOCKS // GRID))
-        cell_maps, block_maps = (
-            phase_maps(phase, displacement, self.config.pixels_per_square or 0.0, size)
-            for size in (GRID, FRAME_SIZE // BLOCK))
-        gain, bias = self.from_phase(cell_maps).chunk(2, dim=1)
-        x = self.blocks(x * (1 + gain) + bias)
-        images = self.refine(view + basis.images(self.out(x), with_mean=False), block_maps, x,
-                             state.fine)
-        middle = GRID // 2
-        near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
-        reward, terminal = self.outcome(torch.cat(
-            [near, x.mean(dim=(2, 3)), motion.to(x)], dim=-1)).float().unbind(dim=-1)
-        return images, reward, terminal

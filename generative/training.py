@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +34,15 @@ from common.progress import Progress
 from common.saved_state import check_generator, check_like
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
-from generative.batches import AlignedBatch, BatchOrder, BatchReader, align, as_frames, true_camera
+from generative.batches import (
+    AlignedBatch,
+    BatchOrder,
+    BatchReader,
+    SpeedMeter,
+    align,
+    as_frames,
+    true_camera,
+)
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import (
@@ -55,8 +62,11 @@ from generative.runs import (
     columns_of,
     measures_of,
     prune_checkpoints,
+    run_of,
 )
 from generative.simulator import Simulator, stack
+from generative.squares import SquareImages
+from generative.world_data import WORLDS_NAME, attach_worlds
 
 SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
@@ -98,6 +108,23 @@ class SimulatorTraining:
                             f"started with {settings.num_episodes}, so other episodes would be "
                             "held out; restore the recording or start a new run")
         split = self.dataset.split(training.held_out_fraction, settings.seed)
+        config = self._resolved(config)
+        torch.manual_seed(settings.seed)
+        policy = load_agent(Path(settings.agent_file))
+        self.dataset.check_agent(Path(settings.agent_file), policy)
+        lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
+        saved = world.broadcast(checkpoints(folder))
+        start_file = saved[-1] if saved else Path(settings.model_file)
+        published = (load_published(start_file, config, policy)
+                     if saved or settings.model_file else None)
+        images: SquareImages | None = None
+        if config.world_squares:
+            images, numbers = attach_worlds(
+                folder / WORLDS_NAME, self.dataset, config.world_squares,
+                published.simulator.squares if published else None, training.death_copies,
+                training.coin_copies)
+            split = split.among(numbers)
+            config = dataclasses.replace(config, square_classes=len(images.templates))
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
                                     settings.seed)
@@ -109,24 +136,20 @@ class SimulatorTraining:
         if settings.max_batches:
             self.num_batches = min(self.num_batches, settings.max_batches)
 
-        config = self._resolved(config)
-        torch.manual_seed(settings.seed)
-        policy = load_agent(Path(settings.agent_file))
-        self.dataset.check_agent(Path(settings.agent_file), policy)
-        lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
-        saved = world.broadcast(checkpoints(folder))
-        start_file = saved[-1] if saved else Path(settings.model_file)
-        published = (load_published(start_file, config, policy)
-                     if saved or settings.model_file else None)
         simulator = published.simulator if published else Simulator(config, policy)
         if config.is_spatial and not published:
-            simulator.basis.fit(self._some_frames(split.train))
+            simulator.basis.fit(self.dataset.some_frames(split.train, _BASIS_FRAMES,
+                                                         settings.seed))
+            if images is not None and simulator.squares is not None:
+                simulator.squares.load_state_dict(images.state_dict())
         self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = simulator
         compute.place(simulator)
         self._parameters = simulator.trainable_parameters()
+        if training.freeze_encoder:  # its parameters stay in the optimiser, without gradients
+            simulator.encoder.requires_grad_(False)
         is_graph = compute.device.type == "cuda" and not world.is_distributed
         # A CUDA graph reads the learning rate from GPU memory.
         lr = torch.tensor(training.lr, device=compute.device) if is_graph else training.lr
@@ -159,9 +182,13 @@ class SimulatorTraining:
         self._session_start = self._saved_at = time.monotonic()
 
     def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
-        """Fill in ``pixels_per_square`` from the recorded game."""
+        """Fill in ``pixels_per_square`` from the recorded game, and ``square_classes`` from the
+        run of the simulator to start from."""
         if not config.is_spatial:
             return config
+        first = run_of(Path(self.settings.model_file)) if self.settings.model_file else None
+        if config.world_squares and config.square_classes is None and first:
+            config = dataclasses.replace(config, square_classes=first.simulator.square_classes)
         scale = config.pixels_per_square
         if scale is None:
             game = recorded_game(self.dataset.folder)
@@ -174,15 +201,6 @@ class SimulatorTraining:
             raise UserError(f"{self.dataset.folder.path} has no positions of the player, from "
                             "which the camera's motion is learned; record it with --positions")
         return dataclasses.replace(config, pixels_per_square=scale)
-
-    def _some_frames(self, windows: np.ndarray) -> Tensor:
-        """Read the last initial frames (N, C, H, W) in [0, 1] of random windows, without black
-        frames."""
-        chosen = np.random.default_rng(self.settings.seed).permutation(windows)[:_BASIS_FRAMES]
-        frames = torch.cat([
-            self.dataset.batch(chosen[begin:begin + 100]).frames[self.dataset.num_init_steps - 1]
-            for begin in range(0, len(chosen), 100)])
-        return frames[frames.flatten(1).any(dim=1).bool()].float() / 255
 
     def _load_state(self, state: dict, path: Path) -> None:
         """Restore the optimiser, the random numbers and the counters from the checkpoint ``path``.
@@ -264,7 +282,7 @@ class SimulatorTraining:
         training, world = self.settings.training, self.world
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
                              world.local_slice(self._order.batch_size))
-        speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
+        speed = SpeedMeter(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch, stopped = -1, 0
         if self.batches and world.is_main and not self._video.exists():
             self._write_video()  # the run was killed between a checkpoint and its video
@@ -460,7 +478,8 @@ class SimulatorTraining:
         draw = LatentSampler("mode")
         with self._evaluation_mode(), self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
-            start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)
+            start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw,
+                                              world=batch.world)
             steps = self.simulator.imagine(start, draw, true_actions=batch.actions)
         columns = {"truth": batch.images, "reconstruction": reconstruction,
                    "imagination": stack(start, steps).images}
@@ -476,23 +495,3 @@ def _clone(parameters: Sequence[Tensor]) -> list[Tensor]:
 def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values):
         parameter.copy_(value)
-
-
-class _Speed:
-    """Meter of training speed: frames per second, and the share of time spent waiting for data."""
-
-    def __init__(self, reader: BatchReader, frames_per_batch: int):
-        self._reader, self._frames_per_batch = reader, frames_per_batch
-        self._restart()
-
-    def _restart(self) -> None:
-        self.batches = 0
-        self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
-
-    def since_last_call(self) -> dict[str, float]:
-        """Return the measurements since the last call, by column name."""
-        seconds = time.perf_counter() - self._start
-        speed = {"frames_per_second": self.batches * self._frames_per_batch / seconds,
-                 "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
-        self._restart()
-        return speed

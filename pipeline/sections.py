@@ -179,7 +179,7 @@ SECTIONS = (
                "Rollouts imagined from recorded frames. Arrow: action; blue box: probability that "
                "the episode ends; green box: reward.", 3),
          Files("simulate_at_random", ("samples/rand_init/videos/*.mp4",),
-               "Rollouts imagined from random vectors.", 3),
+               "Rollouts imagined from generated levels.", 3),
          Files("simulate_actions", ("samples/manual_actions/videos/start_*.mp4",),
                "One start, nine futures, each with another fixed action."),
          Files("loss_over_time", ("loss_over_time/fidelity_card.png", "loss_over_time/*plot.png"),

@@ -194,6 +194,7 @@ class _Builder:
                   ("--model_file", AGENT, *self._set, *self._game, "--param_name",
                    preset.recording_param_name, "--num_episodes", str(number), *self._seed,
                    "--positions",  # for remembered pixels in the fidelity card
+                   *(("--worlds",) if self._parameters.get(SimulatorConfig).world_squares else ()),
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),

@@ -40,6 +40,7 @@ from generative.loss_over_time import (
     SHIFTED_ACTIONS,
     SHUFFLED_ACTIONS,
     SIMULATOR,
+    Means,
     control_actions,
     loss_over_time,
 )
@@ -53,6 +54,7 @@ SCALE = CAMERA_FOLLOWS["coinrun"]
 MODE = LatentSampler("mode")
 STEPS, NUM_INIT = 12, 3
 GREY = torch.full((3, 64, 64), 0.5)
+MEANS = Means(GREY[None], torch.full((1, 15), 1 / 15))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def played(tmp_path_factory):
     writer = RolloutWriter(folder, {"env": vars(config), "positions": True})
     for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6,
                                  PlayOptions(greedy=True, keep_positions=True)):
-        record.write_episode(writer, episode, with_video=False)
+        record.write_episode(writer, episode, with_video=False, worlds={})
     writer.finish()
     return folder
 
@@ -91,7 +93,7 @@ def card_of(dataset, **more):
 
 @pytest.fixture(scope="module")
 def result(simulator, dataset, windows):
-    return loss_over_time(simulator, dataset, windows, 16, GREY, MODE, FLOAT32,
+    return loss_over_time(simulator, dataset, windows, 16, MEANS, MODE, FLOAT32,
                           card=card_of(dataset))
 
 

@@ -22,17 +22,20 @@ from common.files import sha256
 from generative.dataset import RolloutDataset
 from generative.fidelity import FidelityCard
 from generative.loss_over_time import (
+    CONSTANT_POLICY,
     LAST_FRAME,
     MEAN_FRAME,
+    PERSISTENCE,
     PREDICTORS,
     RECORDED,
     SHUFFLED_ACTIONS,
     SIMULATOR,
     VALUES,
     LossOverTime,
+    Means,
     choose_windows,
+    fit_means,
     loss_over_time,
-    mean_frame,
 )
 from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
@@ -40,6 +43,7 @@ from generative.runs import leakage_reason, open_simulator, run_of
 
 MODE = LatentSampler("mode")
 STEPS = 5
+BLACK = Means(torch.zeros(1, 3, 64, 64), torch.full((1, 15), 1 / 15))
 SPLIT_SEED = 4
 KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidden_state_cosine"]
 
@@ -73,16 +77,21 @@ def split(dataset):
 
 
 @pytest.fixture(scope="module")
-def mean(dataset, split):
-    return mean_frame(dataset, split.train, seed=0)
+def means(dataset, split, simulator):
+    return fit_means(dataset, split.train, simulator.agent.policy, seed=0)
 
 
 @pytest.fixture(scope="module")
-def result(simulator, dataset, split, mean):
+def mean(means):
+    return means.frames[0]
+
+
+@pytest.fixture(scope="module")
+def result(simulator, dataset, split, means):
     """Losses on seventy held-out windows, in batches of which the last is not full."""
     windows = choose_windows(split.held_out, 70, seed=0)
     assert len(windows) == 70
-    return loss_over_time(simulator, dataset, windows, 16, mean, MODE, FLOAT32)
+    return loss_over_time(simulator, dataset, windows, 16, means, MODE, FLOAT32)
 
 
 def first_end(window):
@@ -168,9 +177,11 @@ def test_last_frame_is_perfect_at_step_0_and_stays_as_it_is(result, dataset):
     np.testing.assert_allclose(loss[:, n], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_mean_frame_is_that_of_the_training_episodes_only(result, recording, dataset, split, mean):
+def test_mean_frame_is_that_of_the_training_episodes_only(result, recording, dataset, split, means,
+                                                          mean):
     training = np.unique(dataset.episodes_of(split.train))
     assert len(training) == 12 - 4
+    assert means.folds == {}
     frames = np.concatenate([np.load(recording / "data" / f"episode_{number:05}" / "ob.npy")
                              for number in training])
     np.testing.assert_allclose(mean.numpy(), frames.mean(axis=0) / 255, atol=1e-6)
@@ -256,6 +267,53 @@ def test_agent_is_shown_the_frames_of_each_predictor_from_the_recorded_state_on(
                                                                      abs=1e-4)
 
 
+@torch.no_grad()
+def test_agent_baselines_are_the_mean_policy_and_the_outputs_at_step_0(
+        result, simulator, dataset, recording, split, means):
+    policy, n = simulator.agent.policy, some_windows(result)[3]
+    states = np.concatenate([np.load(recording / "data" / f"episode_{number:05}" / "hx.npy")[1:-1]
+                             for number in np.unique(dataset.episodes_of(split.train))])
+    expected = torch.softmax(policy.fc_policy(torch.from_numpy(states)), dim=-1).mean(dim=0)
+    torch.testing.assert_close(means.policies[0], expected, atol=1e-5, rtol=1e-4)
+    window, hidden, outputs = dataset[result.windows[n]], None, []
+    hidden = window.hidden_states[2:3]
+    for frame in window.frames[2:].float() / 255:
+        outputs.append(policy.step(policy.embed(frame[None]), hidden))
+        hidden = outputs[-1].hidden_states
+    for t, output in enumerate(outputs):
+        gains = {CONSTANT_POLICY: output.log_probs - expected.log(),
+                 PERSISTENCE: output.log_probs - outputs[0].log_probs}
+        for name, gain in gains.items():
+            assert result.losses[name, "policy_kl"][t, n] == pytest.approx(
+                float((output.log_probs.exp() * gain).sum()), rel=1e-2, abs=1e-5)
+        assert result.losses[PERSISTENCE, VALUES][t, n] == pytest.approx(float(outputs[0].values),
+                                                                        abs=1e-4)
+    table = table_of(result, seed=0).set_index(["predictor", "kind", "step"])
+    assert table.loc[(PERSISTENCE, "policy_kl", 0), "mean"] == pytest.approx(0, abs=1e-6)
+    assert table.loc[(PERSISTENCE, "value_correlation", 0), "mean"] == pytest.approx(1, abs=1e-5)
+    row = table.loc[(CONSTANT_POLICY, "policy_kl", STEPS - 1)]
+    assert 0 < row["low_95"] < row["mean"] < row["high_95"]
+    assert (CONSTANT_POLICY, "value_correlation", 0) not in table.index
+
+
+def test_no_window_is_predicted_by_the_means_of_its_own_episode(dataset, simulator, recording):
+    means = fit_means(dataset, np.arange(len(dataset)), simulator.agent.policy, 0, crossed=True)
+    episodes = np.unique(dataset.episodes_of(np.arange(len(dataset))))
+    assert set(means.folds) == set(episodes.tolist()) and set(means.folds.values()) == {0, 1}
+    for episode in episodes[:3]:
+        others = [number for number in episodes.tolist()
+                  if means.folds[number] != means.folds[episode]]
+        assert 4 <= len(others) <= 8
+        frames = np.concatenate([np.load(recording / "data" / f"episode_{number:05}" / "ob.npy")
+                                 for number in others])
+        frame, policy = means.of(np.array([episode]), torch.device("cpu"))
+        np.testing.assert_allclose(frame[0], frames.mean(axis=0) / 255, atol=1e-6)
+        assert float(policy.sum()) == pytest.approx(1, abs=1e-5)
+    one = np.flatnonzero(dataset.episodes_of(np.arange(len(dataset))) == episodes[0])
+    with pytest.raises(UserError, match="give --train_data_dir"):
+        fit_means(dataset, one, simulator.agent.policy, 0, crossed=True)
+
+
 def test_correlation_of_values_is_over_the_windows_that_reach_a_step():
     rng = np.random.default_rng(0)
     recorded = rng.normal(size=(2, 40)).astype(np.float32)
@@ -291,7 +349,7 @@ def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper)
     objects = loss_over_time_experiment.frames_without_objects(dataset)
     assert "car" in objects.kinds
     windows = np.random.default_rng(0).permutation(len(dataset))[:24]
-    found = loss_over_time(simulator, dataset, windows, 10, torch.zeros(3, 64, 64), MODE, FLOAT32,
+    found = loss_over_time(simulator, dataset, windows, 10, BLACK, MODE, FLOAT32,
                            FidelityCard(objects=objects))
     without = objects.of(windows)  # (T, N, K, C, H, W)
     labels = dataset.batch(windows).frames[2:].numpy()
@@ -335,7 +393,9 @@ def test_script_writes_losses_table_plot_and_settings(
     expected |= {f"loss_{kind}_shuffled_actions.npy" for kind in KINDS}
     expected |= {f"loss_{kind}_{name}.npy" for name in ("last_frame", "mean_frame")
                  for kind in ("image", "policy_kl", "hidden_state_cosine")}
-    expected |= {f"agent_values_{name}.npy" for name in ("recorded", *PREDICTORS)}
+    expected |= {f"loss_{name}.npy" for name in (
+        "policy_kl_constant_policy", "policy_kl_persistence", "hidden_state_cosine_persistence")}
+    expected |= {f"agent_values_{name}.npy" for name in ("recorded", "persistence", *PREDICTORS)}
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
     assert {path.name for path in folder.iterdir()} == expected | {
         "loss_over_time_plot.png", "loss_over_time.csv", "settings.json", "fidelity.npz",
@@ -365,6 +425,8 @@ def test_script_writes_losses_table_plot_and_settings(
     assert np.isin(settings["windows"], split.held_out).all()
     printed = capsys.readouterr().out
     assert f"12 of {len(split.held_out)} held-out windows" in printed
+    assert "recorded episodes: with action noise" in printed
+    assert settings["action_noise"] == "with action noise" and settings["train_data_dir"] == ""
     assert "beats mean_frame at" in printed and "of the 9 steps from 2 to 10" in printed
 
 
@@ -380,6 +442,24 @@ def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recordin
         assert words in leakage_reason(run, folder, number)
 
 
+def test_means_come_from_a_training_recording(agent_path, model_file, recording, leaper, tmp_path,
+                                             simulator, capsys):
+    """Another game's frames are easily told from those of the evaluated recording."""
+    assert run(agent_path, model_file, recording, "--output_dir", tmp_path / "out", "--num_batches",
+               1, "--num_sim_steps", 3, "--train_data_dir", leaper / "data") == 0
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings["train_data_dir"] == str(leaper / "data")
+    other = RolloutDataset(leaper / "data", 3, 1)
+    means = fit_means(other, np.arange(len(other)), simulator.agent.policy, 0)
+    data = RolloutDataset(recording / "data", 3, 3)
+    errors = data.batch(settings["windows"]).frames[2] / 255 - means.frames[0]
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "loss_image_mean_frame.npy")[0],
+                               0.5 * errors.square().sum(dim=(1, 2, 3)), rtol=1e-4)
+    assert "is the evaluated recording" in refusal(
+        lambda argv: run(agent_path, model_file, recording, *argv),
+        ["--output_dir", tmp_path / "other", "--train_data_dir", recording / "data"], capsys)
+
+
 def test_a_wrong_number_of_initial_frames_is_refused(agent_path, model_file, recording, tmp_path,
                                                      capsys):
     assert "--num_initializing_steps is 4, but this simulator was trained with 3" in refusal(
@@ -388,9 +468,9 @@ def test_a_wrong_number_of_initial_frames_is_refused(agent_path, model_file, rec
     assert not (tmp_path / "out").exists()
 
 
-def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, mean):
+def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, means):
     broken = copy.deepcopy(simulator)
     with torch.no_grad():
         broken.decoder.reward[-1].bias.fill_(torch.inf)
     with pytest.raises(UserError, match=r"reward loss .* is not finite"):
-        loss_over_time(broken, dataset, split.held_out[:3], 3, mean, MODE, FLOAT32)
+        loss_over_time(broken, dataset, split.held_out[:3], 3, means, MODE, FLOAT32)

@@ -83,9 +83,9 @@ def recordings(agent_path, tmp_path_factory):
 def test_a_recording_has_columns_of_positions_if_it_is_told(recordings):
     plain, with_them = recordings
     assert "positions" not in plain.description() and with_them.description()["positions"] is True
-    levels = [(0, 0), (1, 0)]
+    levels, noise = [(0, 0), (1, 0)], load_action_noise("maze")
     episodes = play_episodes(tiny_policy(), FLOAT32, EnvConfig("maze", "easy"), levels, 3, 8,
-                             PlayOptions(alter_logits=load_action_noise("maze"),
+                             PlayOptions(alter_logits=lambda logits, info: noise(logits),
                                          keep_positions=True))
     for episode in episodes:
         ours, theirs = with_them.steps(episode.number), plain.steps(episode.number)

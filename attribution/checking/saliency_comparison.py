@@ -64,6 +64,7 @@ from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from generative.dataset import RolloutDataset
 from generative.saliency.gradients import SaliencyFunction, SaliencyPass, saliency_maps
 from generative.simulator import Simulator
+from generative.start_worlds import sampled_world
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, compare_conditions
 from stats.forest_plot import forest_plot
@@ -139,9 +140,13 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         images = batch.frames[:dataset.num_init_steps].to(compute.device).float() / 255
         with torch.no_grad(), compute.autocast():
             vectors = simulator.encode(images)
+        world = None
+        if simulator.squares is not None:
+            numbers = torch.from_numpy(windows[begin:begin + _WINDOWS_PER_BATCH])
+            world = sampled_world(simulator, vectors, images[-1], numbers)
         for lag in lags:
-            saliency = SaliencyPass(simulator, compute, vectors[:, None], [function], (lag,),
-                                    lag + 1)
+            saliency = SaliencyPass(simulator, compute, (vectors[:, None], world), [function],
+                                    (lag,), lag + 1)
             gradients = saliency.gradients(function).images[:, 0].numpy()  # (B, C, H, W)
             image = saliency.unperturbed_images()[:, 0].numpy()
             values[lag, SALIENCY].append(saliency_maps(gradients, kernel_size, sigma))

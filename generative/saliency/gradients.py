@@ -1,10 +1,10 @@
 """Saliency: gradients of the agent's value, actions and hidden state, through the simulator.
 
-A sample is simulated again from its bottleneck vector and from perturbed copies of it, with the
-agent's own actions and the most likely latents. The gradients of a scalar with respect to the
-images and states of every step are averaged over the copies (SmoothGrad over the start vector). As
-published, the scalar is also divided by the number of copies, so that gradients computed with
-different numbers of copies have different scales.
+A sample is simulated again from its bottleneck vector and from perturbed copies of it, in its world
+if it has one, with the agent's own actions and the most likely latents. The gradients of a scalar
+with respect to the images and states of every step are averaged over the copies (SmoothGrad over
+the start vector). As published, the scalar is also divided by the number of copies, so that
+gradients computed with different numbers of copies have different scales.
 
 Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
 D agent hidden state, E deterministic state of the environment, V bottleneck vector.
@@ -33,6 +33,8 @@ from generative.networks import LatentSampler, on_unit_sphere
 from generative.simulator import Simulator, Step
 from generative.spatial import split_state
 from generative.spatial_layers import BLOCK
+from generative.squares import World
+from generative.start_worlds import on
 from interventions.projector import DirectionType, Projector
 
 Coordinates = Callable[[Tensor, DirectionType], Tensor]
@@ -199,7 +201,8 @@ class SaliencyPass:
 
     Args:
         simulator: simulator on the device of ``compute``; its weights need no gradients.
-        copies: bottleneck vectors of the samples' copies (G, N, V).
+        copies: bottleneck vectors of the samples' copies (G, N, V), or a pair of these and the
+            samples' worlds (G rows), which are the same for all copies.
         functions: functions whose gradients will be computed.
         common_timesteps: steps at which the functions are evaluated.
         num_steps: T, number of steps of the samples.
@@ -208,17 +211,22 @@ class SaliencyPass:
             function needs it.
     """
 
-    def __init__(self, simulator: Simulator, compute: Compute, copies: Tensor,
+    def __init__(self, simulator: Simulator, compute: Compute,
+                 copies: Tensor | tuple[Tensor, World | None],
                  functions: Sequence[SaliencyFunction], common_timesteps: Sequence[int],
                  num_steps: int, without_env_grads: bool = False,
                  coordinates: Coordinates | None = None):
+        copies, world = copies if isinstance(copies, tuple) else (copies, None)
         self._shape, self._num_steps = copies.shape[:2], num_steps
         self._common_timesteps, self._coordinates = common_timesteps, coordinates
         draw = LatentSampler("mode")
         simulated = max(function.num_steps(common_timesteps, num_steps) for function in functions)
+        if world is not None:
+            world = world.each(lambda tensor: tensor.repeat_interleave(copies.shape[1], dim=0))
         with compute.autocast(), torch.enable_grad():
             with torch.no_grad():
-                start = simulator.start_from(copies.flatten(0, 1).to(compute.device), draw)
+                start = simulator.start_from(copies.flatten(0, 1).to(compute.device), draw,
+                                             world=on(world, compute))
             # Without a leaf that requires a gradient there would be no graph.
             leaf = start.env_h.detach().clone().requires_grad_()
             self._steps = simulator.imagine(dataclasses.replace(start, env_h=leaf), draw,

@@ -1,9 +1,9 @@
 """Compute and store the saliency of many samples.
 
-The saliency of a sample depends only on the seed, the sample's number and its bottleneck vector.
-Only rounding depends on the other samples of the batch. Runs can therefore be resumed, and divided
-among shards. The requested samples are always divided into the same batches, so a resumed run is
-bit-identical to an uninterrupted one.
+The saliency of a sample depends only on the seed, the sample's number, its bottleneck vector and
+its world. Only rounding depends on the other samples of the batch. Runs can therefore be resumed,
+and divided among shards. The requested samples are always divided into the same batches, so a
+resumed run is bit-identical to an uninterrupted one.
 
 Letters in shape comments: G samples in a batch, T steps, C H W an image.
 """
@@ -158,8 +158,8 @@ class SampleSaliency:
                               plan.seed, number)
             for number, vector in zip(numbers, samples.bottleneck_vec)])
         forward_pass = SaliencyPass(
-            self._simulator, self._compute, copies, functions, plan.common_timesteps,
-            samples.frames.shape[1], without_env_grads, self._coordinates)
+            self._simulator, self._compute, (copies, self.samples.worlds(numbers)), functions,
+            plan.common_timesteps, samples.frames.shape[1], without_env_grads, self._coordinates)
         self._compare(numbers, forward_pass.unperturbed_images().numpy(), samples.frames)
         for function in functions:
             gradients = forward_pass.gradients(function)
@@ -346,10 +346,11 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
     scale. The arguments, the result and the errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
-    # The samples are in another folder, so checksums identify their vectors.
+    # The samples are in another folder, so checksums identify their vectors and worlds.
     descriptions = {number: {DIFFERENCE: {
         **saliency.description(value), "bottleneck_vec_sha256": hashlib.sha256(
-            saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest()}}
+            saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest(),
+        **_world_digest(saliency.samples, number)}}
         for number in numbers}
 
     def write_batch(batch: Sequence[int], missing: Missing) -> Iterator[tuple[int, str]]:
@@ -380,9 +381,20 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
     return _write_missing(folder, descriptions, batch_size, with_videos, overwrite, write_batch)
 
 
+def _world_digest(samples: SampleFolder, number: int) -> dict[str, str]:
+    """Return a checksum of a sample's world, as ``world_sha256``; {} without a world."""
+    world = samples.worlds([number])
+    if world is None:
+        return {}
+    return {"world_sha256": hashlib.sha256(b"".join(
+        tensor.numpy().tobytes() for tensor in vars(world).values())).hexdigest()}
+
+
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,
                     numbers: Sequence[int], description: dict, overwrite: bool) -> SampleFolder:
     """Simulate one sample from the mean of the bottleneck vectors of several samples.
+
+    Worlds cannot be averaged: the new sample takes place in the world of the first sample.
 
     Args:
         samples: folder of the samples.
@@ -397,6 +409,7 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     """
     vectors = torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers))
     num_steps = len(samples.sample(numbers[0]).frames)
+    world = samples.worlds(numbers[:1])
     first, last = min(numbers), max(numbers)
     if len(numbers) > 1 and sorted(numbers) == list(range(first, last + 1)):
         chosen = f"{first}_to_{last}"
@@ -406,9 +419,10 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     name = f"{samples.path.name}_mean_of_{chosen}"
     folder = open_samples(samples.path.parent / name, {
         **description, "num_steps": num_steps, "combined_from": samples.description(),
-        "combined_samples": list(numbers)}, overwrite)
+        "combined_samples": list(numbers),
+        **({} if world is None else {"world_of_sample": numbers[0]})}, overwrite)
     if not folder.has("sample", 0):
         (arrays,) = imagined_from(simulator, compute, combined_vector(vectors).unsqueeze(0),
-                                  num_steps)
-        folder.add(0, arrays, SampleOrigin(0))
+                                  num_steps, world)
+        folder.add(0, arrays, SampleOrigin(0), None if world is None else world[0])
     return folder

@@ -16,12 +16,12 @@ comparison (an *arm*). There are two outcomes:
   in the start of objective i + j. There is a control for every shift j that gives each objective
   the start of another target.
 
-Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B vectors
-of size V.
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +85,8 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     for penalty, folder in folders.items():
         arm, table = f"penalty {penalty:g}", _table_of(context, folder, penalty, batch_size)
         is_best = table["best"]
-        vectors = folder.stacked_field("bottleneck_vec")[table["sample"][is_best]]  # (O, V)
-        scores[arm] = context.scores(_targets(context, vectors, batch_size))  # (O, O)
+        best_samples = table["sample"][is_best].tolist()
+        scores[arm] = context.scores(_targets(context, folder, best_samples, batch_size))  # (O, O)
         if recording is not None:
             rows = pd.Index(context.starts.windows).get_indexer(table["nearest_window"][is_best])
             percentiles[arm], ended = _real_percentiles(context, rows, recording)
@@ -114,7 +114,7 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
     samples = np.arange(len(objectives) * context.num_starts)
     order = samples // context.num_starts  # objective of each sample (O K,)
     vectors = folder.stacked_field("bottleneck_vec", samples.tolist())
-    values = _targets(context, vectors, batch_size)  # (O K, G)
+    values = _targets(context, folder, samples.tolist(), batch_size)  # (O K, G)
     excess = context.density.excess(torch.from_numpy(vectors)).numpy()  # (O K,)
     terminals = folder.stacked_field("terminals", samples.tolist())[:, :context.plan.step + 1]
     away = excess + -np.log1p(-np.minimum(terminals.astype(np.float64), 1 - 1e-7)).sum(axis=1)
@@ -143,13 +143,15 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
 
 
 @torch.no_grad()
-def _targets(context: SearchContext, vectors: np.ndarray, batch_size: int) -> np.ndarray:
-    """Simulate rollouts from vectors (B, V) and read all targets (B, G)."""
+def _targets(context: SearchContext, folder: SampleFolder, samples: Sequence[int],
+             batch_size: int) -> np.ndarray:
+    """Simulate B samples again and read all targets (B, G)."""
     targets, step, values = context.targets, context.plan.step, []
-    for batch in divide(vectors, batch_size):
+    for batch in divide(samples, batch_size):
+        vectors = torch.from_numpy(folder.stacked_field("bottleneck_vec", batch))
         _, rollouts = rollout(context.simulator, context.compute,
-                              torch.from_numpy(batch).to(context.compute.device), step + 1,
-                              layers_of(targets))
+                              vectors.to(context.compute.device), step + 1, layers_of(targets),
+                              folder.worlds(batch))
         values.append(read(targets, rollouts, step))
     return np.concatenate(values)
 

@@ -43,6 +43,8 @@ from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
 from generative.saliency.gradients import DIRECTION, checked_directions, saliency_functions
 from generative.simulator import Simulator, Step
+from generative.squares import World
+from generative.start_worlds import check_prior, on, sampled_world
 from interventions.projector import DirectionType, Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
@@ -93,7 +95,8 @@ class Rollouts:
 
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
-            layers: tuple[str, ...] = ()) -> tuple[list[Step], Rollouts]:
+            layers: tuple[str, ...] = (), world: World | None = None,
+            ) -> tuple[list[Step], Rollouts]:
     """Simulate from bottleneck vectors with the most likely latents.
 
     All outputs have gradients with respect to the vectors.
@@ -104,14 +107,15 @@ def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: 
         vectors: bottleneck vectors (B, V).
         num_steps: T, number of steps.
         layers: names of the layers whose units are read.
+        world: worlds of the rollouts; None without worlds.
 
     Returns:
         The simulated steps, and the agent's outputs.
     """
     draw, policy = LatentSampler("mode"), simulator.agent.policy
     with compute.autocast(), cached(policy, layers, graph=True) as activations:
-        steps = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
-                                  num_steps)
+        start = simulator.start_from(vectors, draw, detached=False, world=on(world, compute))
+        steps = simulator.imagine(start, draw, num_steps)
     return steps, Rollouts.of(steps, activations, policy)
 
 
@@ -321,7 +325,8 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
         with torch.no_grad():
             with compute.autocast():
                 vectors = simulator.encode(batch.initial_images)  # (B, V)
-            _, rollouts = rollout(simulator, compute, vectors, step + 1, layers)
+            world = recorded_worlds(simulator, dataset, numbers, vectors)
+            _, rollouts = rollout(simulator, compute, vectors, step + 1, layers, world)
             entering = [batch.first_hidden, *batch.hidden_states]  # before each step (B, D)
             with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
                 outputs = [agent.step(batch.images[t], entering[t])
@@ -333,6 +338,28 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
     return RecordedStarts(
         windows.astype(np.int64), np.array([place.episode for place in places]),
         np.array([place.frame for place in places]), *map(np.concatenate, zip(*columns)))
+
+
+def recorded_worlds(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
+                    vectors: Tensor) -> World | None:
+    """Sample the worlds of recorded starts; the seed is the number of the window.
+
+    Args:
+        windows: numbers of the windows (B,).
+        vectors: bottleneck vectors of the windows, on the simulator's device (B, V).
+
+    Returns:
+        The worlds; None if the simulator has none.
+
+    Raises:
+        UserError: if the simulator's prior is not trained.
+    """
+    if simulator.squares is None:
+        return None
+    check_prior(simulator)
+    frames = dataset.batch(windows).frames[dataset.num_init_steps - 1]
+    return sampled_world(simulator, vectors, frames.to(vectors.device).float() / 255,
+                         torch.from_numpy(np.asarray(windows, np.int64)))
 
 
 def layers_of(targets: Sequence[Target]) -> tuple[str, ...]:

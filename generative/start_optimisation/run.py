@@ -161,7 +161,7 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
     settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
-        "simulator": dataclasses.asdict(simulator.config), "data_dir": common.data_dir,
+        "simulator": simulator.config.described(), "data_dir": common.data_dir,
         "recording_sha256": dataset.folder.sha256(args.check_contents), "targets": names,
         "step": step,
         **target_settings, "num_recorded": len(windows), "num_steps": num_steps,

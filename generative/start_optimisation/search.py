@@ -14,6 +14,9 @@ likely class, the agent takes its most likely actions, and both pass straight-th
 These gradients are biased, so the vector with the best score minus penalty is kept, not the last
 vector.
 
+In simulators with worlds, a start stays in the world in which its search begins: the sampled
+surroundings of the recorded start.
+
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was
 started.
@@ -61,12 +64,14 @@ from generative.networks import on_unit_sphere
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
+from generative.squares import World
 from generative.start_optimisation.objectives import (
     AIMS,
     Objective,
     RecordedDensity,
     RecordedStarts,
     Target,
+    recorded_worlds,
     rollout,
 )
 
@@ -111,16 +116,17 @@ class SearchPlan:
         positive(self, "learning_rate")
 
 
-def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
-           scale: Sequence[float], density: RecordedDensity, penalty: float,
-           plan: SearchPlan) -> Tensor:
+def search(simulator: Simulator, compute: Compute, objective: Objective,
+           begin: Tensor | tuple[Tensor, World | None], scale: Sequence[float],
+           density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
     """Optimise start vectors for one objective by gradient ascent.
 
     Args:
         simulator: simulator on the device of ``compute``.
         compute: device and precision.
         objective: objective to optimise.
-        begin: initial vectors (K, V).
+        begin: initial vectors (K, V), or a pair of these and their worlds (K rows), which stay the
+            same.
         scale: mean and standard deviation of the target over recorded starts.
         density: density of recorded start vectors, which defines the excess term.
         penalty: weight of the excess and end terms.
@@ -132,6 +138,7 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
     Raises:
         UserError: if the target or its gradient is not finite.
     """
+    begin, world = begin if isinstance(begin, tuple) else (begin, None)
     free = begin.clone().to(compute.device).requires_grad_()
     adam = torch.optim.Adam([free], lr=plan.learning_rate)
     kept = on_unit_sphere(begin.to(compute.device))  # (K, V)
@@ -140,7 +147,7 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
         vectors = on_unit_sphere(free)  # (K, V)
         with torch.set_grad_enabled(iteration < plan.iterations):
             steps, rollouts = rollout(simulator, compute, vectors, plan.step + 1,
-                                      objective.target.layers)
+                                      objective.target.layers, world)
             values = objective.target.read(rollouts, plan.step)
             score = AIMS[objective.aim] * (values - scale[0]) / scale[1]  # (K,)
             ends = torch.stack([functional.softplus(step.terminal_logits.float())
@@ -240,6 +247,15 @@ class SearchContext:
         remaining = np.setdiff1d(np.arange(pool), apart)
         return ranked[np.concatenate([apart, remaining])[:self.num_starts]]
 
+    def worlds(self, rows: np.ndarray) -> World | None:
+        """Return the worlds of recorded starts, the same in each call; None without worlds.
+
+        Args:
+            rows: rows of the recorded starts (B,).
+        """
+        return recorded_worlds(self.simulator, self.dataset, self.starts.windows[rows],
+                               torch.from_numpy(self.starts.vectors[rows]).to(self.compute.device))
+
     def numbers(self, number: int) -> range:
         """Return the numbers of the samples that belong to the ``number``-th objective."""
         return range(number * self.num_starts, (number + 1) * self.num_starts)
@@ -267,15 +283,17 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                 return 128 + received[0]
             numbers = context.numbers(number)
             if not all(folder.has("sample", sample) for sample in numbers):
-                begin = torch.from_numpy(context.starts.vectors[context.begins(number)])
-                vectors = search(context.simulator, context.compute, objective, begin,
+                rows = context.begins(number)
+                begin, world = torch.from_numpy(context.starts.vectors[rows]), context.worlds(rows)
+                vectors = search(context.simulator, context.compute, objective, (begin, world),
                                  context.scales[:, context.columns[number]].tolist(),
                                  context.density, penalty, context.plan)
                 samples = imagined_from(context.simulator, context.compute, vectors,
-                                        context.num_steps)
-                for sample, arrays in zip(numbers, samples):
+                                        context.num_steps, world)
+                for row, (sample, arrays) in enumerate(zip(numbers, samples)):
                     if not folder.has("sample", sample):
-                        folder.add(sample, arrays, SampleOrigin(sample))
+                        folder.add(sample, arrays, SampleOrigin(sample),
+                                   None if world is None else world[row])
             if with_videos:
                 _write_videos(context, folder, numbers)
             progress.update(number + 1)
@@ -289,7 +307,8 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
     samples = folder.stacked(missing)
     rows = context.density.nearest(torch.from_numpy(samples.bottleneck_vec), 1)[0][:, 0]
     nearest = imagined_from(context.simulator, context.compute,
-                            torch.from_numpy(context.starts.vectors[rows]), context.num_steps)
+                            torch.from_numpy(context.starts.vectors[rows]), context.num_steps,
+                            context.worlds(rows))
     recorded, actions = _recorded_frames(context, rows)
     for row, number in enumerate(missing):
         films = {"optimised": film(samples[row]), "nearest, simulated": film(nearest[row]),

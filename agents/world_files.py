@@ -1,0 +1,84 @@
+"""Files of the rendered worlds in an episode's folder, see ``agents.rollout_files``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image, UnidentifiedImageError
+
+from common.errors import UserError
+from common.game_constants import WORLD_SIZE
+from common.tables import read_table
+from envs.objects import MovingObject
+
+MOVING_COLUMNS = ("row", *(field.name for field in dataclasses.fields(MovingObject)))
+_MOVING_KINDS = {name: {"kind": str, "row": int, "image_type": int, "image_theme": int}.get(
+    name, float) for name in MOVING_COLUMNS}
+_MOVING = "moving.csv"
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderedWorld:
+    """World of a row of an episode, see ``envs.wide_view``.
+
+    Attributes:
+        image: static objects in and around the view, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+        moving: all moving objects of the level except the player.
+    """
+
+    image: np.ndarray
+    moving: list[MovingObject]
+
+
+def rows_of(folder: Path) -> list[int]:
+    """Return the rows whose worlds are in an episode's folder, in ascending order."""
+    return sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob("world_*.png"))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the paths of all files of worlds in an episode's folder."""
+    files = [_world_file(folder, row) for row in rows_of(folder)]
+    return [*files, folder / _MOVING] if files else []
+
+
+def read_world(folder: Path, row: int) -> np.ndarray:
+    """Read the image of the world of a row, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+
+    Raises:
+        UserError: if the file is missing or damaged, or the image has another size.
+    """
+    path = _world_file(folder, row)
+    try:
+        with Image.open(path) as image:
+            world = np.asarray(image)
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as an image: {error}") from None
+    if world.shape != (WORLD_SIZE, WORLD_SIZE, 3):
+        raise UserError(f"{path} has the shape {world.shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}")
+    return world
+
+
+def read_moving(folder: Path) -> pd.DataFrame:
+    """Read the moving objects of all worlds in an episode's folder, with columns MOVING_COLUMNS.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
+    return read_table(folder / _MOVING, _MOVING_KINDS)
+
+
+def write_worlds(folder: Path, worlds: Mapping[int, RenderedWorld]) -> None:
+    """Write worlds, by row, and their moving objects to an episode's folder."""
+    for row, world in worlds.items():
+        Image.fromarray(world.image).save(_world_file(folder, row))
+    pd.DataFrame([(row, *dataclasses.astuple(entity)) for row, world in worlds.items()
+                  for entity in world.moving], columns=MOVING_COLUMNS).to_csv(
+                      folder / _MOVING, index=False)
+
+
+def _world_file(folder: Path, row: int) -> Path:
+    return folder / f"world_{row:05d}.png"

@@ -1,0 +1,370 @@
+"""Classes of squares, and images of worlds that consist of them.
+
+In Procgen, a level is a grid of squares, and all squares of a class are drawn from one sprite. A
+*world* is therefore a grid of class probabilities, and its image follows from a *template* per
+class: the colours within a square, at ``RESOLUTION`` positions per side. Colours are interpolated
+between these positions, so images are differentiable with respect to the probabilities and to the
+camera's position. Because the camera's position is continuous, templates are sharper than pixels.
+
+Letters in shape comments: B batch, n squares per side, K classes, R positions per side of a
+template, S pixels per side of an image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.ndimage import distance_transform_edt
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import UserError
+from common.game_constants import FRAME_SIZE, WORLD_SIZE
+
+RESOLUTION = 16
+_SAME = 14.0  # root mean squared difference, of 255, of templates that belong to one class
+_CLIP = 60.0  # difference at which single positions stop counting, because borders overlap
+_FEWEST_SHARED = 10  # positions that two templates must share to be compared
+_SMALLEST_SHARE = 0.08  # share of a key's levels that a class of the key must have
+_UNREADABLE = 0.1  # root mean squared error above which a square is not recognised
+_VISIBLE = 0.35  # share of a square that must be in view for it to be recognised
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Static surroundings of the views in a simulation.
+
+    Attributes:
+        squares: probabilities of the classes (B, n, n, K), row 0 at the top.
+            Class numbers, int64 (B, n, n), stand for certain classes.
+        corner: position of the world's top left corner in the last initial frame, in pixels to the
+            right and down from the frame's top left corner (B, 2).
+        seeds: seeds of what lies beyond the world, int64 (B,).
+        origin: number of squares to the right and down by which the world has moved on since the
+            start, int64 (B, 2).
+    """
+
+    squares: Tensor
+    corner: Tensor
+    seeds: Tensor
+    origin: Tensor
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> World:
+        """Apply a function to every tensor, and return the results."""
+        return World(*map(function, vars(self).values()))
+
+    def __getitem__(self, rows) -> World:
+        """Select rows of the batch."""
+        return self.each(lambda tensor: tensor[rows])
+
+    def repeat(self, times: int) -> World:
+        """Repeat the batch."""
+        return self.each(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1)))
+
+
+def world_corner(phase: Tensor, num_squares: int, pixels_per_square: float) -> Tensor:
+    """Compute the corner of a world whose middle square contains the centre of the view.
+
+    Args:
+        phase: cosine and sine of the camera's phase to the right and down, see
+            ``generative.camera`` (B, 4).
+        num_squares: n.
+        pixels_per_square: size of a square in pixels.
+
+    Returns:
+        Corner (B, 2), see ``World``.
+    """
+    cosine, sine = phase.unflatten(-1, (2, 2)).unbind(dim=-1)
+    within = (torch.atan2(sine, cosine) / (2 * torch.pi)) % 1  # (B, 2), in squares
+    return FRAME_SIZE / 2 - pixels_per_square * (num_squares // 2 + within)
+
+
+def world_phase(world: World, pixels_per_square: float) -> Tensor:
+    """Compute the camera's phase in the last initial frame (B, 4), the inverse of
+    ``world_corner``."""
+    angle = 2 * torch.pi / pixels_per_square * (FRAME_SIZE / 2 - world.corner)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenery:
+    """Drawn worlds.
+
+    Attributes:
+        image: colours at the resolution of the templates (B, R · n, 3, R · n); the first axis after
+            the batch points down, the last one to the right.
+        corner: see ``World`` (B, 2).
+        first: coefficients of the view at the start (B, coefficients, 8, 8), from
+            ``Simulator.scenery``; empty before.
+    """
+
+    image: Tensor
+    corner: Tensor
+    first: Tensor
+
+
+def full_precision(method: Callable) -> Callable:
+    """Decorate a method of a module to run without autocast: colours and positions are exact."""
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        with torch.autocast(self.templates.device.type, enabled=False):
+            return method(self, *args, **kwargs)
+    return wrapped
+
+
+class SquareImages(nn.Module):
+    """Templates of K classes, and the images that they form.
+
+    Args:
+        num_classes: K.
+        pixels_per_square: size of a square in pixels.
+    """
+
+    templates: Tensor
+
+    def __init__(self, num_classes: int, pixels_per_square: float):
+        super().__init__()
+        self.pixels_per_square = pixels_per_square
+        self.register_buffer("templates", torch.zeros(num_classes, RESOLUTION, RESOLUTION, 3))
+
+    @full_precision
+    def paint(self, world: World) -> Scenery:
+        """Draw whole worlds at the resolution of the templates.
+
+        Args:
+            world: squares, as probabilities or as class numbers, int64 (B, n, n).
+        """
+        num = world.squares.shape[1]
+        templates = self.templates.permute(0, 1, 3, 2).flatten(1)  # (K, R·3·R)
+        if world.squares.ndim == 3:
+            painted = templates[world.squares]
+        else:
+            painted = world.squares.to(templates) @ templates
+        image = painted.reshape(-1, num, num, RESOLUTION, 3, RESOLUTION).permute(0, 1, 3, 4, 2, 5)
+        image = image.reshape(-1, num * RESOLUTION, 3, num * RESOLUTION)
+        return Scenery(image, world.corner, image.new_empty(0))
+
+    @full_precision
+    def forward(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
+        """Draw the part of the scenery in view, (N, 3, S, S) in [0, 1].
+
+        Args:
+            scenery: B worlds; if N is larger, they are repeated.
+            displacement: displacement of the camera in pixels to the right and down (N, 2).
+            size: S, pixels per side of the central part of the view that is drawn.
+        """
+        image = scenery.image
+        batch = torch.arange(len(displacement), device=image.device) % len(image)
+        first, weight = self._positions(displacement - scenery.corner[batch], size, len(image[0]))
+        rows, row_weight = first[:, 1], weight[:, 1, :, None, None]
+        above, below = (image[batch[:, None], rows + more] for more in (0, 1))  # (N, S, 3, R·n)
+        lines = above + row_weight * (below - above)
+        columns = first[:, 0, None, None].expand(-1, size, 3, -1)
+        left, right = (lines.gather(3, columns + more) for more in (0, 1))  # (N, S, 3, S)
+        return (left + weight[:, 0, None, None] * (right - left)).permute(0, 2, 1, 3)
+
+    @full_precision
+    def crop(self, world: World, displacement: Tensor, size: int) -> Tensor:
+        """Draw a small part of worlds with certain classes; see ``forward``, which needs more
+        memory."""
+        num = world.squares.shape[1]
+        first, weight = self._positions(displacement - world.corner, size, RESOLUTION * num)
+        batch = torch.arange(len(displacement), device=displacement.device)[:, None, None]
+        parts = []
+        for down in (0, 1):
+            for right in (0, 1):
+                row, column = first[:, 1, :, None] + down, first[:, 0, None] + right
+                classes = world.squares[batch, row // RESOLUTION, column // RESOLUTION].long()
+                colours = self.templates[classes, row % RESOLUTION, column % RESOLUTION]
+                shares = [part if more else 1 - part for part, more in (
+                    (weight[:, 1, :, None], down), (weight[:, 0, None], right))]
+                parts.append(colours * (shares[0] * shares[1])[..., None])
+        return sum(parts[1:], parts[0]).permute(0, 3, 1, 2)
+
+    def _positions(self, offset: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return the template positions between which pixels lie, and the weight of the second.
+
+        Args:
+            offset: position of the view in the world, in pixels to the right and down (N, 2).
+            size: S.
+            length: number of template positions per side of the world.
+
+        Returns:
+            First position, int64 (N, 2, S), and weight of the next one (N, 2, S).
+        """
+        pixels = torch.arange(size, device=offset.device) + (FRAME_SIZE - size) / 2 + 0.5
+        at = (pixels + offset[:, :, None].float()) * (RESOLUTION / self.pixels_per_square) - 0.5
+        at = at.clamp(0, length - 1)
+        first = at.detach().floor().clamp(max=length - 2)
+        return first.long(), at - first
+
+    @full_precision
+    def errors(self, images: Tensor, corner: Tensor, num_squares: int) -> tuple[Tensor, Tensor]:
+        """Compare each square in images with the templates of all classes.
+
+        Args:
+            images: images (B, 3, S, S) in [0, 1], centred on the view.
+            corner: corner of a world, see ``World`` (B, 2).
+            num_squares: n.
+
+        Returns:
+            Mean squared error of each class (B, n, n, K), 0 where no pixel is visible; and the
+            visible share of each square (B, n, n).
+        """
+        size, num = images.shape[-1], RESOLUTION * num_squares
+        pixels = torch.arange(size, device=images.device) + (FRAME_SIZE - size) / 2 + 0.5
+        visible, looks = [], []
+        for axis in (1, 0):
+            at = (pixels - corner[:, axis, None]) * (RESOLUTION / self.pixels_per_square)
+            place = at.floor().long()  # (B, S)
+            inside = (place >= 0) & (place < num)
+            place = place.clamp(0, num - 1)
+            of_square = functional.one_hot(place // RESOLUTION, num_squares) * inside[..., None]
+            visible.append(of_square.to(images.dtype).transpose(1, 2))  # (B, n, S)
+            looks.append(place % RESOLUTION)
+        results = []
+        for image, rows, columns, y, x in zip(images, *visible, *looks):
+            colours = self.templates[:, y][:, :, x]  # (K, S, S, 3)
+            errors = (colours - image.permute(1, 2, 0)).square().mean(dim=-1)  # (K, S, S)
+            results.append((rows @ errors @ columns.T).permute(1, 2, 0))
+        counts = visible[0].sum(dim=-1)[:, :, None] * visible[1].sum(dim=-1)[:, None]  # (B, n, n)
+        mean = torch.stack(results) / counts.clamp(min=1)[..., None]
+        return mean, (counts / self.pixels_per_square ** 2).clamp(max=1)
+
+    def read(self, images: Tensor, corner: Tensor, num_squares: int) -> tuple[Tensor, Tensor]:
+        """Recognise the squares in images.
+
+        Args:
+            images, corner, num_squares: see ``errors``.
+
+        Returns:
+            Most similar class of each square, int64 (B, n, n); and whether it is recognised, bool
+            (B, n, n): at least a third of it is in view, and it looks like the class.
+        """
+        errors, visible = self.errors(images, corner, num_squares)
+        smallest, classes = errors.min(dim=-1)
+        return classes, (visible >= _VISIBLE) & (smallest < _UNREADABLE ** 2)
+
+
+class TemplateFit:
+    """Fit of classes and templates to worlds whose squares have known keys, level by level.
+
+    Squares with equal keys of one level belong to one class. Levels in which a key looks alike
+    share the class, so that the themes of a level become classes of their own. Add the worlds of
+    all levels, then call ``finish``.
+
+    Args:
+        pixels_per_square: size of a square in pixels.
+        num_squares: n, squares per side of a world.
+    """
+
+    def __init__(self, pixels_per_square: float, num_squares: int):
+        self.pixels_per_square, self.num_squares = pixels_per_square, num_squares
+        self._sums: dict[tuple[int, int], np.ndarray] = {}  # by key and level, (R, R, 4)
+
+    def add(self, level: int, world: np.ndarray, keys: np.ndarray, x: float, y: float) -> None:
+        """Add a world.
+
+        Args:
+            level: number of the level.
+            world: image, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+            keys: keys of its squares (n, n), see ``envs.squares``.
+            x, y: the player's position in squares.
+        """
+        if world.shape != (WORLD_SIZE, WORLD_SIZE, 3):
+            raise UserError(f"a world must have the shape {(WORLD_SIZE, WORLD_SIZE, 3)}, not "
+                            f"{world.shape}")
+        offsets = (np.arange(WORLD_SIZE) + 0.5 - WORLD_SIZE / 2) / self.pixels_per_square
+        places = []
+        for position in (-y, x):
+            at = position % 1 + self.num_squares // 2 + offsets
+            inside = (at >= 0) & (at < self.num_squares)
+            at = at[inside]
+            places.append((inside, at.astype(np.int64), (at % 1 * RESOLUTION).astype(np.int64)))
+        (rows, row, down), (columns, column, right) = places
+        names, numbers = np.unique(keys, return_inverse=True)
+        numbers = numbers.reshape(keys.shape)[row][:, column]
+        flat = ((numbers * RESOLUTION + down[:, None]) * RESOLUTION + right).ravel()
+        pixels = world[rows][:, columns].reshape(-1, 3)
+        size = len(names) * RESOLUTION ** 2
+        sums = np.stack([np.bincount(flat, pixels[:, c], size) for c in range(3)]
+                        + [np.bincount(flat, minlength=size)], axis=-1)
+        for name, part in zip(names.tolist(), sums.reshape(-1, RESOLUTION, RESOLUTION, 4)):
+            self._sums[name, level] = self._sums.get((name, level), 0) + part
+
+    def finish(self, images: SquareImages | None = None
+               ) -> tuple[SquareImages, dict[tuple[int, int], int]]:
+        """Return the images of all classes, and the class of each key of a level, by key and level.
+
+        Args:
+            images: images of given classes; None to fit them.
+        """
+        templates: list[np.ndarray] = []
+        classes: dict[tuple[int, int], int] = {}
+        if images is not None:
+            given = [np.concatenate([255 * template, np.ones_like(template[..., :1])], axis=-1)
+                     for template in images.templates.cpu().numpy()]
+            return images, {key: int(np.argmin([_distance(sums, template) for template in given]))
+                            for key, sums in self._sums.items()}
+        for name in sorted({name for name, _ in self._sums}):
+            levels = {level: sums for (other, level), sums in self._sums.items() if other == name}
+            clusters, numbers = _clusters(levels)
+            classes |= {(name, level): len(templates) + number for level, number in numbers.items()}
+            templates += [_filled(sums) for sums in clusters]
+        images = SquareImages(len(templates), self.pixels_per_square)
+        images.templates.copy_(torch.from_numpy(np.stack(templates) / 255))
+        return images, classes
+
+
+def _clusters(levels: dict[int, np.ndarray]) -> tuple[list[np.ndarray], dict[int, int]]:
+    """Cluster levels by the mean colours of their sums (R, R, 4), the fullest levels first.
+
+    Clusters of few levels are dissolved.
+
+    Returns:
+        Sum of each cluster, and the number of each level's cluster.
+    """
+    members: list[list[int]] = []
+    sums: list[np.ndarray] = []
+    for level in sorted(levels, key=lambda level: -int((levels[level][..., 3] > 0).sum())):
+        distances = [_distance(levels[level], other) for other in sums]
+        best = int(np.argmin(distances)) if distances else -1
+        if best >= 0 and (distances[best] <= _SAME or not np.isfinite(distances[best])):
+            sums[best] = sums[best] + levels[level]
+            members[best].append(level)
+        else:
+            sums.append(levels[level])
+            members.append([level])
+    fewest = min(_SMALLEST_SHARE * len(levels), max(map(len, members)))
+    large = [number for number, group in enumerate(members) if len(group) >= fewest]
+    kept = [sums[number] for number in large]
+    numbers = {level: at for at, number in enumerate(large) for level in members[number]}
+    for number, group in enumerate(members):
+        if number not in large:
+            best = int(np.argmin([_distance(sums[number], other) for other in kept]))
+            kept[best] = kept[best] + sums[number]
+            numbers |= dict.fromkeys(group, best)
+    return kept, numbers
+
+
+def _distance(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the root mean squared difference of two sums' mean colours; inf if they share fewer
+    than _FEWEST_SHARED positions."""
+    both = (first[..., 3] > 0) & (second[..., 3] > 0)
+    if both.sum() < _FEWEST_SHARED:
+        return np.inf
+    means = (sums[both][:, :3] / sums[both][:, 3:] for sums in (first, second))
+    squared = np.square(np.subtract(*means)).mean(axis=-1)
+    return float(np.sqrt(np.minimum(squared, _CLIP ** 2).mean()))
+
+
+def _filled(sums: np.ndarray) -> np.ndarray:
+    """Return mean colours (R, R, 3); positions without data take those of the nearest one."""
+    known = sums[..., 3] > 0
+    nearest = distance_transform_edt(~known, return_distances=False, return_indices=True)
+    means = sums[..., :3] / np.maximum(sums[..., 3:], 1)
+    return means[tuple(nearest)]

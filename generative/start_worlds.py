@@ -1,0 +1,77 @@
+"""Worlds around starts: seeds, and surroundings that the prior samples.
+
+The probabilities of worlds are rounded to the precision of sample files, so that a simulation from
+the files equals the one that was recorded. ``generative.rendered_worlds`` takes surroundings from
+the game.
+
+Letters in shape comments: B starts, V bottleneck vector, C H W an image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.devices import Compute
+from common.errors import UserError
+from generative.networks import LatentSampler
+from generative.prior import Prior
+from generative.simulator import Simulator
+from generative.squares import World
+
+
+def world_seeds(keys: Sequence[Sequence[int]]) -> Tensor:
+    """Return a seed, int64 (B,), for each sequence of whole numbers."""
+    return torch.tensor([int(np.random.SeedSequence(list(key)).generate_state(1)[0])
+                         for key in keys], dtype=torch.int64)
+
+
+def rounded(world: World) -> World:
+    """Round the probabilities of a world to half precision, as in sample files."""
+    return dataclasses.replace(world, squares=world.squares.half().float())
+
+
+def on(world: World | None, compute: Compute) -> World | None:
+    """Return worlds on the device of ``compute``."""
+    return None if world is None else world.each(lambda tensor: tensor.to(compute.device))
+
+
+def prior_sha256(prior: Prior) -> str:
+    """Return the SHA-256 digest of the prior's tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(prior.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_prior(simulator: Simulator, way_out: str = "") -> None:
+    """Raise UserError if the prior of a simulator with worlds is not trained.
+
+    Args:
+        way_out: further advice, for the end of the message.
+    """
+    if not simulator.prior.is_trained:
+        raise UserError("the prior of this simulator has not been trained, so it cannot generate "
+                        f"surroundings; train it with python -m generative.train_prior{way_out}")
+
+
+@torch.no_grad()
+def sampled_world(simulator: Simulator, vectors: Tensor, images: Tensor, seeds: Tensor) -> World:
+    """Sample the surroundings of recorded frames, whose own squares are read off the frames.
+
+    Args:
+        simulator: simulator with worlds and a trained prior.
+        vectors: bottleneck vectors (B, V).
+        images: last initial frames (B, C, H, W) in [0, 1].
+        seeds: seeds of the surroundings, int64 (B,).
+    """
+    world = simulator.start_from(vectors, LatentSampler("mode"), images=images,
+                                 seeds=seeds.to(vectors.device)).world
+    assert world is not None
+    return rounded(world)

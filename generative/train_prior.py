@@ -1,0 +1,255 @@
+"""Train the prior of a simulator with worlds, which generates starts and what lies beyond views.
+
+    python -m generative.train_prior --agent_file <agent> --model_file <simulator> \
+        --data_dir <recording with --worlds> --output <folder>/model.pt
+
+The simulator's other weights do not change. If the encoder is trained again, start vectors change:
+then train the prior over start vectors again, with ``--num_world_batches 0``. A stopped run resumes
+from the checkpoint next to ``--output``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_output_file_flag,
+    check_output,
+    from_zero,
+    seed,
+)
+from common.devices import Compute, resolve_compute
+from common.errors import UserError, script_main
+from common.files import load_tensors, save_tensors
+from common.game_constants import FRAME_SIZE
+from common.progress import Progress
+from common.signals import deferred_signals
+from generative.batches import align, in_batches, true_phase
+from generative.camera import FASTEST
+from generative.config import GRID
+from generative.dataset import RecordedWorlds, RolloutDataset
+from generative.prior_losses import start_loss, world_loss
+from generative.published import save_published
+from generative.runs import check_export, copy_settings, open_simulator, run_of
+from generative.simulator import Simulator
+from generative.world_data import WORLDS_NAME, attach_worlds
+
+_BATCH_SIZE = 32
+_AVERAGE_DECAY = 0.999
+_WARM_UP = 200  # batches in which the learning rate rises
+_TAIL = 0.15  # last share of the batches, in which it falls to 0
+_SECONDS_BETWEEN_SAVES = 300
+_AT_A_TIME = 100
+_LOG_INTERVAL = 100
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__.partition("\n")[0])
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
+    flags.add_argument("--model_file", type=Path, required=True, help="simulator with worlds")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="recording with worlds, from record.py --worlds")
+    flags.add_argument("--num_world_batches", type=from_zero, default=20000,
+                       help=f"batches of {_BATCH_SIZE} worlds; 0 to keep the prior over worlds")
+    flags.add_argument("--num_start_batches", type=from_zero, default=8000,
+                       help=f"batches of {_BATCH_SIZE} start vectors; 0 to keep their prior")
+    flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
+    add_compute_flags(flags)
+    add_output_file_flag(flags, required=True, help="simulator file to write")
+    return flags
+
+
+def world_cameras(worlds: RecordedWorlds, pixels_per_square: float) -> Tensor:
+    """Return phase and velocity of the camera in recorded worlds (N, NUM_GLOBALS)."""
+    down = np.array([1, -1], np.float32)
+    moved = torch.from_numpy(worlds.velocities * down) * (pixels_per_square / FASTEST)
+    angles = 2 * math.pi * torch.from_numpy(worlds.positions * down)
+    return torch.cat([torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(1), moved], dim=-1)
+
+
+@torch.no_grad()
+def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDataset
+                   ) -> tuple[Tensor, Tensor, Tensor]:
+    """Encode all windows whose last initial frame has a world.
+
+    Returns:
+        Standardised codes, after the prior's mean and scale have been set to theirs
+        (N, V / 64, 8, 8); coefficients of the views of the worlds (N, patch_components, 8, 8); and
+        phase and velocity of the camera (N, NUM_GLOBALS).
+    """
+    config, prior, squares = simulator.config, simulator.prior.starts, simulator.squares
+    assert squares is not None
+    vectors, views, cameras = [], [], []
+    for numbers in in_batches(dataset.windows_with_worlds, _AT_A_TIME):
+        batch = align(dataset.batch(numbers).to(compute.device), config)
+        assert batch.world is not None and batch.positions is not None
+        with compute.autocast():
+            vectors.append(simulator.encode(batch.initial_images).float())
+            view = squares.crop(batch.world, torch.zeros_like(batch.world.corner), FRAME_SIZE)
+            views.append(simulator.basis.coefficients(view).float())
+        scale = (config.pixels_per_square or 0.0) / FASTEST
+        moved = (batch.positions[1] - batch.positions[0]).nan_to_num()
+        cameras.append(torch.cat([true_phase(batch), moved * moved.new_tensor([scale, -scale])],
+                                 dim=-1))
+    codes = torch.cat(vectors).unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
+    prior.mean.copy_(codes.mean(dim=0))
+    prior.scale.copy_((codes - prior.mean).square().mean(dim=(0, 2, 3)).sqrt()[:, None, None])
+    return (codes - prior.mean) / prior.scale, torch.cat(views), torch.cat(cameras)
+
+
+class PriorTraining:
+    """Training of one network of the prior, with a moving average of its weights.
+
+    Args:
+        network: network to train in place.
+        loss: function of row numbers (B,) and a generator that returns the loss ().
+        num_rows: number of rows of the data.
+        num_batches: number of batches.
+        lr: learning rate, which rises at the beginning and falls to 0 at the end.
+        seed: seed of every random choice.
+    """
+
+    def __init__(self, network: nn.Module, loss: Callable[[Tensor, torch.Generator], Tensor],
+                 num_rows: int, num_batches: int, lr: float, seed: int):
+        self.network, self._loss = network, loss
+        self._num_rows, self._num_batches, self._lr = num_rows, num_batches, lr
+        self._seed, self.batches = seed, 0
+        self._optimizer = torch.optim.AdamW(network.parameters(), lr, betas=(0.9, 0.99),
+                                            weight_decay=0.01)
+        self._average = [parameter.detach().clone() for parameter in network.parameters()]
+
+    def state(self) -> dict:
+        """Return everything that a resumed run needs."""
+        return {"batches": self.batches, "average": self._average,
+                "weights": [parameter.detach() for parameter in self.network.parameters()],
+                "optimizer": self._optimizer.state_dict()}
+
+    def load(self, state: dict) -> None:
+        """Restore the result of ``state``."""
+        self.batches, self._average = state["batches"], state["average"]
+        self._copy(state["weights"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def train(self, save: Callable[[], None]) -> int:
+        """Train until the end or a stop signal; the network then has the averaged weights.
+
+        Args:
+            save: writes a checkpoint.
+
+        Returns:
+            0, or 128 + the signal's number.
+        """
+        self.network.requires_grad_(True).train()
+        losses: list[float] = []
+        saved_at, status = time.monotonic(), 0
+        with (deferred_signals("batch") as received,
+              Progress(self._num_batches, "batch", self.batches) as progress):
+            while self.batches < self._num_batches and not received:
+                losses.append(self._one_batch())
+                if self.batches % _LOG_INTERVAL == 0:
+                    progress.update(self.batches, f"loss {np.mean(losses):.4g}")
+                    losses = []
+                if time.monotonic() - saved_at > _SECONDS_BETWEEN_SAVES:
+                    save()
+                    saved_at = time.monotonic()
+            status = 128 + received[0] if received else 0
+        save()
+        self._copy(self._average)
+        self.network.requires_grad_(False).eval()
+        return status
+
+    def _one_batch(self) -> float:
+        generator = torch.Generator().manual_seed(hash((self._seed, self.batches)) % 2 ** 62)
+        rows = torch.randint(self._num_rows, (_BATCH_SIZE,), generator=generator)
+        left = (self._num_batches - self.batches) / (_TAIL * self._num_batches)
+        rate = self._lr * min(1.0, (self.batches + 1) / _WARM_UP, left)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        loss = self._loss(rows, generator)
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self._optimizer.step()
+        self.batches += 1
+        decay = min(_AVERAGE_DECAY, (1 + self.batches) / (10 + self.batches))
+        torch._foreach_lerp_(self._average, [weight.detach() for weight
+                                             in self.network.parameters()], 1 - decay)
+        return loss.item()
+
+    @torch.no_grad()
+    def _copy(self, weights: list[Tensor]) -> None:
+        for parameter, weight in zip(self.network.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    check_export(args.model_file, args.output)
+    check_output(args.output, lambda path: False, args.overwrite)
+    run = run_of(args.model_file)
+    assert run is not None  # check_export has found its settings
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, run.simulator, compute)
+    config, squares = simulator.config, simulator.squares
+    if squares is None or not config.world_squares:
+        raise UserError(f"{args.model_file} has no worlds; train a simulator with worlds first")
+    dataset = RolloutDataset(args.data_dir, config.num_init_steps, config.num_sim_steps)
+    dataset.check_agent(args.agent_file, simulator.agent.policy)
+    attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
+    worlds = dataset.worlds
+    codes, views, cameras = encoded_worlds(simulator, compute, dataset)
+    known = torch.from_numpy(worlds.squares).to(compute.device)
+    world_camera = world_cameras(worlds, squares.pixels_per_square).to(compute.device)
+
+    def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
+        with compute.autocast():
+            squares, camera = world_loss(prior.worlds, known[rows].long(), world_camera[rows],
+                                         generator)
+            return squares + camera
+
+    def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
+        with compute.autocast():
+            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator)
+
+    prior = simulator.prior
+    trainings = {
+        "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), args.num_world_batches,
+                                args.lr, args.seed),
+        "starts": PriorTraining(prior.starts, loss_of_starts, len(codes), args.num_start_batches,
+                                args.lr, args.seed)}
+    checkpoint = args.output.with_suffix(".training.pt")
+    if checkpoint.exists():
+        saved = load_tensors(checkpoint, "checkpoint of the prior")
+        for name, training in trainings.items():
+            training.load(saved[name])
+
+    def save() -> None:
+        save_tensors(checkpoint, {name: training.state() for name, training in trainings.items()})
+
+    for name, training in trainings.items():
+        status = training.train(save)
+        print(f"{name}: {training.batches} batches", flush=True)
+        if status:
+            print("stopped; run the same command again to resume")
+            return status
+    prior.trained.fill_(1)
+    save_published(args.output, simulator)
+    copy_settings(args.model_file, args.output)
+    checkpoint.unlink()
+    print(f"wrote {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
