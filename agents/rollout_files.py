@@ -68,8 +68,7 @@ STEP_COLUMNS = tuple(_STEP_KINDS)
 POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Patterns of the files that are read from a data folder; videos are never read.
-PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy",
-            "episode_*/world_*.png", "episode_*/moving.csv")
+PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.*")
 RECORDING = Schema("a recording", "record.py", {
     "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
     "steps": Entry("data_gen_model_{:0>5}.csv", File()),

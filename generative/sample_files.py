@@ -84,8 +84,7 @@ SAMPLES = Schema(
     informative=("versions", PARAMETER_SET, "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
 # Files in a sample folder that later stages read.
-PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
-            *(f"sample_*/{name}.npy" for name in (*_NAMES.values(), *_WORLD)))
+PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}", "sample_*/*.npy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -285,21 +285,21 @@ class NoEmbedding(nn.Module):
 def looking_at(canvas: Tensor, world: Scenery | None, basis: PatchBasis,
                squares: SquareImages | None) -> tuple[Look, Tensor]:
     """Return a function that draws static surroundings at a displacement, see ``camera.Look``, and
-    the image of the canvas (B, C, 64, 64).
+    the image of the canvas (B, C, 64, 64), which is empty if there is a world.
 
     Args:
         canvas: canvas of the state (B, canvas_channels, 8, 8).
         world: static surroundings; None to draw the canvas.
     """
-    image = basis.images(canvas)
     if world is None:
+        image = basis.images(canvas)
         return functools.partial(shift, image), image
     assert squares is not None
 
     def look(displacement: Tensor, size: int) -> tuple[Tensor, Tensor]:
         view = squares(world, displacement, size)
         return view, torch.ones_like(view[:, :1])
-    return look, image
+    return look, canvas.new_empty(0)
 
 
 class SceneFeatures(nn.Module):

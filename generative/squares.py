@@ -95,8 +95,7 @@ class Scenery:
     """Drawn worlds.
 
     Attributes:
-        image: colours at the resolution of the templates (B, R · n, 3, R · n); the first axis after
-            the batch points down, the last one to the right.
+        image: colours at the resolution of the templates (B, 3, R · n, R · n).
         corner: see ``World`` (B, 2).
         first: coefficients of the view at the start (B, coefficients, 8, 8), from
             ``Simulator.scenery``; empty before.
@@ -139,13 +138,13 @@ class SquareImages(nn.Module):
             world: squares, as probabilities or as class numbers, int64 (B, n, n).
         """
         num = world.squares.shape[1]
-        templates = self.templates.permute(0, 1, 3, 2).flatten(1)  # (K, R·3·R)
+        templates = self.templates.permute(0, 3, 1, 2).flatten(1)  # (K, 3·R·R)
         if world.squares.ndim == 3:
             painted = templates[world.squares]
         else:
             painted = world.squares.to(templates) @ templates
-        image = painted.reshape(-1, num, num, RESOLUTION, 3, RESOLUTION).permute(0, 1, 3, 4, 2, 5)
-        image = image.reshape(-1, num * RESOLUTION, 3, num * RESOLUTION)
+        image = painted.reshape(-1, num, num, 3, RESOLUTION, RESOLUTION).permute(0, 3, 1, 4, 2, 5)
+        image = image.reshape(-1, 3, num * RESOLUTION, num * RESOLUTION)
         return Scenery(image, world.corner, image.new_empty(0))
 
     @full_precision
@@ -158,21 +157,24 @@ class SquareImages(nn.Module):
             size: S, pixels per side of the central part of the view that is drawn.
         """
         image = scenery.image
-        batch = torch.arange(len(displacement), device=image.device) % len(image)
-        first, weight = self._positions(displacement - scenery.corner[batch], size, len(image[0]))
-        rows, row_weight = first[:, 1], weight[:, 1, :, None, None]
-        above, below = (image[batch[:, None], rows + more] for more in (0, 1))  # (N, S, 3, R·n)
-        lines = above + row_weight * (below - above)
-        columns = first[:, 0, None, None].expand(-1, size, 3, -1)
-        left, right = (lines.gather(3, columns + more) for more in (0, 1))  # (N, S, 3, S)
-        return (left + weight[:, 0, None, None] * (right - left)).permute(0, 2, 1, 3)
+        batch, length = len(image), image.shape[-1]
+        offset = displacement.unflatten(0, (-1, batch)) - scenery.corner  # (N / B, B, 2)
+        at = self._positions(offset, size) * (2 / (length - 1)) - 1  # (N / B, B, 2, S)
+        right, down = at.to(image).transpose(0, 1).unbind(dim=2)  # (B, N / B, S)
+        grid = torch.stack(torch.broadcast_tensors(right[:, :, None], down[..., None]), dim=-1)
+        view = functional.grid_sample(image, grid.flatten(1, 2), padding_mode="border",
+                                      align_corners=True)  # (B, 3, N / B · S, S)
+        return view.unflatten(2, (-1, size)).permute(2, 0, 1, 3, 4).flatten(0, 1)
 
     @full_precision
     def crop(self, world: World, displacement: Tensor, size: int) -> Tensor:
         """Draw a small part of worlds with certain classes; see ``forward``, which needs more
         memory."""
         num = world.squares.shape[1]
-        first, weight = self._positions(displacement - world.corner, size, RESOLUTION * num)
+        last = RESOLUTION * num - 1
+        at = self._positions(displacement - world.corner, size).clamp(0, last)
+        first = at.detach().floor().clamp(max=last - 1)
+        weight, first = at - first, first.long()
         batch = torch.arange(len(displacement), device=displacement.device)[:, None, None]
         parts = []
         for down in (0, 1):
@@ -185,22 +187,18 @@ class SquareImages(nn.Module):
                 parts.append(colours * (shares[0] * shares[1])[..., None])
         return sum(parts[1:], parts[0]).permute(0, 3, 1, 2)
 
-    def _positions(self, offset: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the template positions between which pixels lie, and the weight of the second.
+    def _positions(self, offset: Tensor, size: int) -> Tensor:
+        """Return the positions of pixels in the world, in units of template positions.
 
         Args:
-            offset: position of the view in the world, in pixels to the right and down (N, 2).
+            offset: position of the view in the world, in pixels to the right and down (…, 2).
             size: S.
-            length: number of template positions per side of the world.
 
         Returns:
-            First position, int64 (N, 2, S), and weight of the next one (N, 2, S).
+            Positions to the right and down (…, 2, S).
         """
         pixels = torch.arange(size, device=offset.device) + (FRAME_SIZE - size) / 2 + 0.5
-        at = (pixels + offset[:, :, None].float()) * (RESOLUTION / self.pixels_per_square) - 0.5
-        at = at.clamp(0, length - 1)
-        first = at.detach().floor().clamp(max=length - 2)
-        return first.long(), at - first
+        return (pixels + offset[..., None].float()) * (RESOLUTION / self.pixels_per_square) - 0.5
 
     @full_precision
     def errors(self, images: Tensor, corner: Tensor, num_squares: int) -> tuple[Tensor, Tensor]:
