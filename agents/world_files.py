@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from common.errors import UserError
 from common.game_constants import WORLD_SIZE
 from common.tables import read_table
-from envs.objects import MovingObject
+from envs.level_state import MovingObject
 
 MOVING_COLUMNS = ("row", *(field.name for field in dataclasses.fields(MovingObject)))
 _MOVING_KINDS = {name: {"kind": str, "row": int, "image_type": int, "image_theme": int}.get(

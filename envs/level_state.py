@@ -271,6 +271,26 @@ class LevelState:
                 raise walk.error(f"{self.game} cannot draw the {name} {unknown[0]}")
 
 
+@dataclasses.dataclass(frozen=True)
+class MovingObject:
+    """An object that moves through the level.
+
+    Attributes:
+        kind: name of its kind.
+        x, y: its centre in squares, from the lower left corner of the level.
+        vx, vy: its velocity in squares per step.
+        image_type, image_theme: Procgen's numbers of its image.
+    """
+
+    kind: str
+    x: float
+    y: float
+    vx: float
+    vy: float
+    image_type: int
+    image_theme: int
+
+
 class _Walk:
     """Sequential reader of a serialised state; each method reads the next part.
 

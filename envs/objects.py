@@ -14,7 +14,7 @@ import numpy as np
 
 from common.config import read_yaml, typed
 from common.errors import UserError
-from envs.level_state import LevelState
+from envs.level_state import LevelState, MovingObject
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
 LEFT, RIGHT = "left", "right"
@@ -148,26 +148,6 @@ def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
     rows, columns = np.nonzero(np.isin(state.grid, kind.cells) & _cells_reach(state, *view))
     return np.concatenate([np.stack([seen["x"], seen["y"]], axis=1),
                            np.stack([columns, rows], axis=1) + 0.5])
-
-
-@dataclasses.dataclass(frozen=True)
-class MovingObject:
-    """An object that moves through the level.
-
-    Attributes:
-        kind: name of its kind.
-        x, y: its centre in squares, from the lower left corner of the level.
-        vx, vy: its velocity in squares per step.
-        image_type, image_theme: Procgen's numbers of its image.
-    """
-
-    kind: str
-    x: float
-    y: float
-    vx: float
-    vy: float
-    image_type: int
-    image_theme: int
 
 
 def moving_objects(state: LevelState) -> list[MovingObject]:

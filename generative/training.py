@@ -108,15 +108,15 @@ class SimulatorTraining:
                             f"started with {settings.num_episodes}, so other episodes would be "
                             "held out; restore the recording or start a new run")
         split = self.dataset.split(training.held_out_fraction, settings.seed)
-        config = self._resolved(config)
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.check_agent(Path(settings.agent_file), policy)
         lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
         saved = world.broadcast(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)
-        published = (load_published(start_file, config, policy)
-                     if saved or settings.model_file else None)
+        starts = bool(saved or settings.model_file)
+        config = self._resolved(config, run_of(start_file) if starts else None)
+        published = load_published(start_file, config, policy) if starts else None
         images: SquareImages | None = None
         if config.world_squares:
             images, numbers = attach_worlds(
@@ -181,12 +181,12 @@ class SimulatorTraining:
         self.folder = world.broadcast(self.folder)
         self._session_start = self._saved_at = time.monotonic()
 
-    def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
-        """Fill in ``pixels_per_square`` from the recorded game, and ``square_classes`` from the
-        run of the simulator to start from."""
+    def _resolved(self, config: SimulatorConfig, first: SimulatorRunSettings | None
+                  ) -> SimulatorConfig:
+        """Fill in ``pixels_per_square`` from the recorded game, and ``square_classes`` from
+        ``first``, the settings of the simulator to start from."""
         if not config.is_spatial:
             return config
-        first = run_of(Path(self.settings.model_file)) if self.settings.model_file else None
         if config.world_squares and config.square_classes is None and first:
             config = dataclasses.replace(config, square_classes=first.simulator.square_classes)
         scale = config.pixels_per_square

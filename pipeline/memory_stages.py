@@ -79,10 +79,10 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
 
     def study(name: str, script: str, argv: tuple[str, ...], folder: str,
               result: Callable[[Path], str], needs: Mapping[str, tuple[str, ...]],
-              files: tuple[str, ...] = (AGENT,), reads: dict[str, object] = objects) -> Stage:
+              files: tuple[str, ...] = (AGENT,)) -> Stage:
         return Stage(name, script, (*argv, *seed, "--output_dir", f"{OUTPUT}/{folder}"),
                      (f"{folder}/**/*.*",), result, needs=needs, files=files,
-                     parameters=reads, clears=(folder,))
+                     parameters=objects, clears=(folder,))
 
     lesions = study(
         "memory_lesions", "analysis.memory_lesions",
@@ -104,7 +104,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
               ("--agent_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
                preset.distribution_mode, "--interpreting_params_name", preset.parameters, "--scan",
                f"interchange@all={unit},outcome=value", "--num_episodes", str(levels)),
-              f"{PATCHING}/{unit}s", functools.partial(_estimated, unit), {}, reads={})
+              f"{PATCHING}/{unit}s", functools.partial(_estimated, unit), {})
         for unit, levels in (("channel", studies.played_levels), ("cell", CELL_LEVELS)))
     tables = tuple(f"{folder}/**/*.csv" for folder in (LESIONED, ATLAS, PUSHES, FEATURES, DREAMS))
     return (

@@ -176,10 +176,11 @@ def object_parameters(game: str) -> dict[str, object]:
 def recording_parameters(preset: Preset | AttributionPreset | MemoryPreset) -> dict[str, object]:
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
-    They are the action noise of the game, the swap of directions in the agent's hidden state, and
-    the number of episodes played in parallel.
+    They are the action noise of the game, the kinds of object in it, the swap of directions in the
+    agent's hidden state, and the number of episodes played in parallel.
     """
     return {**flattened(vars(load_action_noise(preset.env_name)), "action_noise."),
+            **object_parameters(preset.env_name),
             **ParameterSet(preset.parameters).named(SwapConfig),
             "agent.n_envs": load_agent_config(preset.recording_param_name).n_envs}
 

@@ -216,7 +216,8 @@ class _Builder:
                    "--gen_mod_exp_name", self._exp_name),
                   ("simulator/**/*.*",), _held_out_loss, needs=ROLLOUTS, files=(AGENT, *start),
                   parameters={**self._parameters.named(SimulatorConfig),
-                              **self._parameters.named(TrainingConfig)}, clears=("simulator",),
+                              **self._parameters.named(TrainingConfig),
+                              **object_parameters(self._preset.env_name)}, clears=("simulator",),
                   continued=resumed_simulator),
             Stage("plot_simulator", "plot_training_csv",
                   ("--datapath", f"{OUTPUT}/simulator/results/{self._exp_name}"),
@@ -238,7 +239,8 @@ class _Builder:
                 (f"samples/{folder}/**/*.*",), number_of(f"samples/{folder}/sample_*", "samples"),
                 needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
                 parameters={**self._of(size, "analysis.saliency.num_sim_steps"),
-                            **self._parameters.named(SwapConfig), **self._sizes},
+                            **self._parameters.named(SwapConfig), **self._sizes,
+                            **object_parameters(self._preset.env_name)},
                 clears=(f"samples/{folder}",),
                 max_shards=1 if folder == "manual_actions" else number))
         return [*stages, Stage(
@@ -321,7 +323,7 @@ class _Builder:
                 _maps_and_specificity(maps),
                 needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
                 parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
-                            **self._sizes},
+                            **self._sizes, **object_parameters(self._preset.env_name)},
                 clears=(*maps, *folders), max_shards=max_shards))
         return [*stages, *self._map(
             "jacobians", "jacobian_analysis", FOLDERS.jacobians, FOLDERS.jacobian_plots,
@@ -375,7 +377,8 @@ class _Builder:
             parameters={**self._of("analysis.saliency.num_sim_steps",
                                    "analysis.saliency.common_timesteps",
                                    "analysis.saliency.direction_",
-                                   "analysis.agent_h.num_episodes"), **self._sizes},
+                                   "analysis.agent_h.num_episodes"), **self._sizes,
+                        **object_parameters(self._preset.env_name)},
             clears=(folder,))]
 
     def interventions(self) -> list[Stage]:
@@ -391,8 +394,9 @@ class _Builder:
             lambda output: claims_summary(
                 comparison_store(output / FOLDERS.interventions).read("effects")),
             needs=DIRECTIONS, files=(AGENT,),
-            parameters=self._of("analysis.agent_h.num_episodes",
-                                "analysis.saliency.direction_ids"),
+            parameters={**self._of("analysis.agent_h.num_episodes",
+                                   "analysis.saliency.direction_ids"),
+                        **object_parameters(self._preset.env_name)},
             clears=(str(FOLDERS.interventions),), max_shards=preset.num_controls)]
 
     def panel(self) -> list[Stage]:

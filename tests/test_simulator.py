@@ -178,7 +178,7 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, h
         gradients.append({name: parameter.grad.clone() for name, parameter
                           in simulator.named_parameters() if parameter.requires_grad})
     for field in dataclasses.fields(simulations[0]):
-        if field.name not in ("start", "camera"):
+        if field.name not in ("start", "camera", "death_logits"):  # None, or not stored by both
             assert_state(getattr(simulations[0], field.name),
                          getattr(simulations[1], field.name), field.name)
     for name, gradient in gradients[0].items():
