@@ -58,7 +58,8 @@ FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
 LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
-                 "test_training", "test_gen_model_training", "test_spatial", "test_maze_page",
+                 "test_training", "test_world_card", "test_gen_model_training", "test_spatial",
+                 "test_world_samples", "test_world_training", "test_maze_page",
                  "test_probe_atlas", "test_interventions", "test_commands", "test_maze_channels",
                  "test_memory_lesions", "test_sparse_features", "test_state_analyses",
                  "test_loss_over_time", "test_attribution_page", "test_panel_page",
