@@ -98,7 +98,7 @@ def start_layouts(config: EnvConfig, levels: Sequence[int], squares: int = NEAR_
             state = LevelState.parse(slots.state(0) or b"", config.env_name)
             keys.append(layout_key(state))
             found.append(contents_beyond(state, squares))
-    return keys, {content: np.array([each[content] for each in found], bool)
+    return keys, {content: np.array([level[content] for level in found], bool)
                   for content in contents}
 
 
