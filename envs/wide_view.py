@@ -22,7 +22,7 @@ LARGEST_MISMATCH = 0.005  # share of pixels in which shifted views may differ
 class WorldView:
     """Renderer of worlds: static objects within one view of the agent's view, on all sides.
 
-    The player and other moving objects are not drawn; ``moving_objects`` lists them.
+    The player and other moving or animated objects are not drawn; ``moving_objects`` lists them.
 
     Args:
         config: the game.
@@ -37,7 +37,7 @@ class WorldView:
                             "so nothing beyond its views can be rendered; such games are "
                             f"{', '.join(CAMERA_FOLLOWS)}")
         self._view = StateView(config)
-        self._moving = [kind for kind in objects_of(config.env_name) if kind.changes_place]
+        self._moving = [kind for kind in objects_of(config.env_name) if not kind.is_static]
 
     def draw(self, state: LevelState) -> np.ndarray:
         """Render the world of a level state, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
@@ -74,7 +74,7 @@ class WorldView:
         self._view.close()
 
     def _static(self, state: LevelState) -> LevelState:
-        """Return the state without moving objects."""
+        """Return the state without moving and animated objects."""
         for kind in self._moving:
             state = invisible(state, kind)
         return state

@@ -84,10 +84,12 @@ class SimulatorConfig:
             for a static camera; None takes it from the recorded game when training starts.
         camera_loss_weight: weight of the camera's loss.
         world_squares: number of squares per side of the world, see ``generative.squares``; None for
-            a simulator that knows nothing beyond its canvas. The two fields below apply to worlds
+            a simulator that knows nothing beyond its canvas. The three fields below apply to worlds
             only.
         square_classes: number of classes of squares; None takes it from the recording when training
             starts.
+        object_looks: numbers of looks of the last classes, which stand for objects that move or
+            change their look, see ``generative.sprites``; None takes them from the recording.
         prior_widths: channels of the prior over worlds at full, half and quarter resolution, and of
             the prior over start vectors, see ``generative.prior``.
     """
@@ -127,6 +129,7 @@ class SimulatorConfig:
     camera_loss_weight: float = 120.0
     world_squares: int | None = None
     square_classes: int | None = None
+    object_looks: tuple[int, ...] | None = None
     prior_widths: tuple[int, ...] = (64, 120, 160, 96)
 
     def __post_init__(self):
@@ -184,7 +187,7 @@ class SimulatorConfig:
         saved before there were worlds compare equal."""
         fields = dataclasses.asdict(self)
         if self.world_squares is None:
-            for name in ("world_squares", "square_classes", "prior_widths"):
+            for name in ("world_squares", "square_classes", "object_looks", "prior_widths"):
                 del fields[name]
         return fields
 

@@ -190,8 +190,7 @@ class CameraTraining:
         squares = self.simulator.squares
         look: Look = functools.partial(shift, windows.world)
         if squares is not None:
-            nothing = torch.zeros_like(windows.corner, dtype=torch.int64)
-            world = World(windows.world, windows.corner, nothing[:, 0], nothing)
+            world = World.of(windows.world, windows.corner)
 
             def look_at_squares(displacement: Tensor, size: int) -> tuple[Tensor, Tensor]:
                 view = squares.crop(world, displacement, size)

@@ -69,7 +69,11 @@ class SampleFormat(NpyFolder):
 
 
 _WORLD = {"world": Array(np.float16, "n n K", optional=True),
-          "world_corner": Array(np.float32, "2", optional=True)}
+          "world_corner": Array(np.float32, "2", optional=True),
+          "world_places": Array(np.float16, "n n", optional=True),
+          "world_velocities": Array(np.float16, "n n", optional=True),
+          "world_looks": Array(np.int16, "n n", optional=True),
+          "world_clock": Array(np.int64, "", optional=True)}
 _SAMPLE = SampleFormat({
     "ims": Array(np.uint8, "T H W C"), "rews": Array(np.float32, "T"),
     "dones": Array(np.float32, "T"), "agent_values": Array(np.float32, "T"),
@@ -83,8 +87,9 @@ SAMPLES = Schema(
         "start_video": Entry("videos/start_{:0>5}.mp4", File())},
     informative=("versions", PARAMETER_SET, "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
-# Files in a sample folder that later stages read.
-PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}", "sample_*/*.npy")
+# Files in a sample folder that later stages read. Saliency maps lie in the same folders.
+PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
+            *(f"sample_*/{name}.npy" for name in _SAMPLE.fields))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,11 +273,12 @@ class SampleFolder(ResultStore):
                                 f"world, unlike sample {numbers[0]}; record the samples again")
         if not found or not found[0]:
             return None
-        squares, corner = (
+        squares, corner, places, velocities, looks, clock = (
             torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays in zip(
-                numbers, found)}, name)).float() for name in _WORLD)
+                numbers, found)}, name)) for name in _WORLD)
         seeds = torch.tensor([self.origin(number).world_seed or 0 for number in numbers])
-        return World(squares, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+        return World.of(squares.float(), corner, seeds=seeds, places=places.float(),
+                        velocities=velocities.float(), looks=looks.long(), clock=clock)
 
     def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin,
             world: World | None = None) -> None:
@@ -287,7 +293,9 @@ class SampleFolder(ResultStore):
         """
         value = {name: getattr(arrays, field) for field, name in _NAMES.items()}
         if world is not None:
-            value |= zip(_WORLD, (world.squares.cpu().numpy(), world.corner.cpu().numpy()))
+            value |= zip(_WORLD, (part.cpu().numpy() for part in (
+                world.squares, world.corner, world.places, world.velocities, world.looks,
+                world.clock)))
             origin = dataclasses.replace(origin, world_seed=int(world.seeds))
         self.write("sample", number, value={**value, "origin": origin})
 

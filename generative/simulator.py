@@ -209,7 +209,8 @@ class Simulator(nn.Module):
             raise UserError("square_classes must be a number for a simulator with worlds")
         assert config.world_squares and config.pixels_per_square
         full, half, quarter, start_width = config.prior_widths
-        self.squares = SquareImages(config.square_classes, config.pixels_per_square)
+        self.squares = SquareImages(config.square_classes, config.pixels_per_square,
+                                    config.object_looks or ())
         self.prior = Prior(config.world_squares, config.square_classes, (full, half, quarter),
                            config.bottleneck_vec_size // GRID ** 2, config.patch_components,
                            start_width)
@@ -252,7 +253,7 @@ class Simulator(nn.Module):
         probabilities, camera = prior.worlds.sample(noise, prior.world_times)
         corner = world_corner(camera[:, :PHASE_DIM], probabilities.shape[1],
                               squares.pixels_per_square)
-        world = World(probabilities, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+        world = World.of(probabilities, corner, seeds=seeds, **prior.objects(noise, seeds))
         vectors = prior.starts.sample(noise.vector, self.scenery(world).first, camera,
                                       prior.start_times)
         return vectors, world
@@ -261,7 +262,7 @@ class Simulator(nn.Module):
         """Draw worlds, and compute the coefficients of the views at the start."""
         assert self.squares is not None
         scenery = self.squares.paint(world)
-        view = self.squares(scenery, torch.zeros_like(world.corner))
+        view = self.squares.view(scenery, torch.zeros_like(world.corner))
         return dataclasses.replace(scenery, first=self.basis.coefficients(view).float())
 
     def surroundings(self, images: Tensor, env_h: Tensor, seeds: Tensor | None = None) -> World:
@@ -280,11 +281,11 @@ class Simulator(nn.Module):
         camera = split_state(env_h, self.config).camera
         num = self.config.world_squares
         corner = world_corner(camera.phase, num, squares.pixels_per_square)
-        classes, known = squares.read(images, corner.detach(), num)
-        empty = torch.zeros_like(corner, dtype=torch.int64)
-        seeds = empty[:, 0] if seeds is None else seeds
-        world = World(functional.one_hot(classes, len(squares.templates)).to(corner), corner, seeds,
-                      empty)
+        world, known = squares.read(images, corner.detach(), num, seeds)
+        speeds = prior.objects(prior.noise(world.seeds), world.seeds)["velocities"].abs()
+        world = dataclasses.replace(world, corner=corner, velocities=world.velocities * speeds,
+                                    squares=functional.one_hot(
+                                        world.squares, len(squares.templates)).to(corner))
         return prior.completed(world, known, camera_globals(camera))
 
     def _moved_on(self, world: World, scenery: Scenery, h: Tensor) -> tuple[World, Scenery]:
@@ -298,7 +299,8 @@ class Simulator(nn.Module):
         camera = split_state(h, self.config).camera
         moved = self.prior.continued(world, camera, self.squares.pixels_per_square)
         if moved is not world:
-            scenery = dataclasses.replace(self.squares.paint(moved), first=scenery.first)
+            scenery = dataclasses.replace(self.squares.paint(moved), first=scenery.first,
+                                          step=scenery.step)
         return moved, scenery
 
     def _trained_prior(self) -> Prior:
@@ -379,7 +381,8 @@ class Simulator(nn.Module):
         all_h, all_z, all_posterior, all_camera = [], [], [], []
         given = () if start.world is None else (self.scenery(start.world),)
         for t in range(num_steps):
-            h = self.cell.advance(z, action_inputs[t], h, *given)  # (B, H)
+            now = [scenery.at_step(t) for scenery in given]
+            h = self.cell.advance(z, action_inputs[t], h, *now)  # (B, H)
             if isinstance(self.cell, SpatialCell):
                 all_camera.append(self.cell.camera_state(h))
                 if true_camera is not None:
@@ -456,6 +459,7 @@ class Simulator(nn.Module):
             if true_actions is not None:
                 action = self.one_hot_actions(true_actions[t])
             input_action = action.detach() if without_env_grads else action  # (B, A)
+            given = [scenery.at_step(t) for scenery in given]
             h = self.cell.advance(z, self.cell.action_input(input_action), h, *given)  # (B, H)
             if world is not None:
                 world, given[0] = self._moved_on(world, given[0], h)

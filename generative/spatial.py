@@ -373,7 +373,9 @@ class SpatialCell(nn.Module):
                 near = near_player(memory) if world is None else None
                 camera = self.camera(look, near, camera, action_input)
             displacement = camera.displacement.detach() if self.training else camera.displacement
-            shown = look(displacement, FRAME_SIZE)[0]
+            squares = self._squares[0]
+            shown = (look(displacement, FRAME_SIZE)[0] if world is None or squares is None
+                     else squares.view(world, displacement))
             view = basis.coefficients(shown)
         motion = camera.motion.detach() if self.training else camera.motion
         everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)

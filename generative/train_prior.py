@@ -30,7 +30,6 @@ from common.cli import (
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import load_tensors, save_tensors
-from common.game_constants import FRAME_SIZE
 from common.progress import Progress
 from common.signals import deferred_signals
 from generative.batches import align, in_batches, true_phase
@@ -72,7 +71,7 @@ def parser() -> Parser:
 def world_cameras(worlds: RecordedWorlds, pixels_per_square: float) -> Tensor:
     """Return phase and velocity of the camera in recorded worlds (N, NUM_GLOBALS)."""
     down = np.array([1, -1], np.float32)
-    moved = torch.from_numpy(worlds.velocities * down) * (pixels_per_square / FASTEST)
+    moved = torch.from_numpy(worlds.moved * down) * (pixels_per_square / FASTEST)
     angles = 2 * math.pi * torch.from_numpy(worlds.positions * down)
     return torch.cat([torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(1), moved], dim=-1)
 
@@ -87,16 +86,14 @@ def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         (N, V / 64, 8, 8); coefficients of the views of the worlds (N, patch_components, 8, 8); and
         phase and velocity of the camera (N, NUM_GLOBALS).
     """
-    config, prior, squares = simulator.config, simulator.prior.starts, simulator.squares
-    assert squares is not None
+    config, prior = simulator.config, simulator.prior.starts
     vectors, views, cameras = [], [], []
     for numbers in in_batches(dataset.windows_with_worlds, _AT_A_TIME):
         batch = align(dataset.batch(numbers).to(compute.device), config)
         assert batch.world is not None and batch.positions is not None
         with compute.autocast():
             vectors.append(simulator.encode(batch.initial_images).float())
-            view = squares.crop(batch.world, torch.zeros_like(batch.world.corner), FRAME_SIZE)
-            views.append(simulator.basis.coefficients(view).float())
+            views.append(simulator.scenery(batch.world).first)
         scale = (config.pixels_per_square or 0.0) / FASTEST
         moved = (batch.positions[1] - batch.positions[0]).nan_to_num()
         cameras.append(torch.cat([true_phase(batch), moved * moved.new_tensor([scale, -scale])],

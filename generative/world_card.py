@@ -224,9 +224,8 @@ def _named_classes(card: Simulations) -> Named | None:
     angle = 2 * np.pi * torch.from_numpy(worlds.positions[shown] * [1, -1])
     phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
     corner = world_corner(phase, worlds.squares.shape[-1], card.scale)
-    nothing = torch.zeros_like(corner, dtype=torch.int64)
-    world = World(torch.from_numpy(worlds.squares[shown]).long(), corner, nothing[:, 0], nothing)
-    return (name_classes(card.dataset, worlds, len(card.squares.templates)),
+    world = World.of(torch.from_numpy(worlds.squares[shown]).long(), corner)
+    return (name_classes(card.dataset, worlds, card.squares),
             squares_in_view(world, card.scale), worlds.episodes[shown])
 
 
@@ -241,8 +240,8 @@ def samples(card: Simulations) -> Image.Image:
         world = window_start(card.simulator, dataclasses.replace(batch, world=None), card.draw,
                              seeds).world
     assert world is not None
-    worlds = as_frames(card.squares(card.squares.paint(world),
-                                    torch.zeros_like(world.corner), WORLD_SIZE))
+    worlds = as_frames(card.squares.view(card.squares.paint(world),
+                                         torch.zeros_like(world.corner), WORLD_SIZE))
     views = as_frames(batch.initial_images[-1])[::_SHOWN_VIEWS]
     parts = (strip(frames, FRAME_SIZE), draw_continuations(
         views, worlds.reshape(_SHOWN_VIEWS, -1, *worlds.shape[1:]), _THUMB))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from agents.replay import recorded_game
@@ -19,12 +20,15 @@ from common.files import atomic_path
 from common.game_constants import CAMERA_FOLLOWS
 from common.progress import with_progress
 from envs.level_state import LevelState
+from envs.objects import object_groups
 from envs.procgen_env import LevelSlots
-from envs.squares import square_keys, squares_around
+from envs.squares import is_empty, is_solid, square_keys, squares_around
 from generative.dataset import RecordedWorlds, RolloutDataset
+from generative.sprites import SpriteFit
 from generative.squares import SquareImages, TemplateFit
 
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
+_IMAGES = "images."  # prefix of the tensors of ``SquareImages`` in this file
 NUM_SQUARES = 39  # per side of a world, as many as three views
 
 
@@ -45,7 +49,9 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
     game = recorded_game(folder)
     if game.env_name not in CAMERA_FOLLOWS:
         raise UserError(f"the camera of {game.env_name} does not follow the player")
+    groups = object_groups(game.env_name)
     fit = TemplateFit(CAMERA_FOLLOWS[game.env_name], num_squares)
+    sprites = SpriteFit(CAMERA_FOLLOWS[game.env_name], groups)
     found: list[tuple] = []
     with contextlib.closing(LevelSlots(game, 1)) as slots:
         for episode in with_progress(episodes, len(episodes), "episode"):
@@ -57,19 +63,83 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
             assert state is not None
             keys, outside = square_keys(LevelState.parse(state))
             places = steps[["player_x", "player_y"]].to_numpy(np.float32)
+            frames, table = folder.array_files(episode).frames, folder.moving(episode)
             for row in rows:
                 x, y = places[row]
                 squares = squares_around(keys, outside, float(x), float(y), num_squares)
-                fit.add(episode, folder.world(episode, row), squares, float(x), float(y))
-                found.append((episode, row, squares, places[row],
+                world, objects = folder.world(episode, row), table[table["row"] == row]
+                fit.add(episode, world, squares, float(x), float(y))
+                if given is None:
+                    sprites.add(frames.rows(row, row + 1)[0], world, objects, float(x), float(y))
+                found.append((episode, row, squares, objects, places[row],
                               places[row] - places[max(row - 1, 0)]))
     if not found:
         raise UserError(f"{folder.path} has no worlds; record it with --worlds")
     images, classes = fit.finish(given)
-    squares = np.stack([_classified(keys, classes, episode) for episode, _, keys, _, _ in found])
-    numbers, rows, _, positions, velocities = map(list, zip(*found))
-    return images, RecordedWorlds(np.array(numbers), np.array(rows), squares, np.array(positions),
-                                  np.array(velocities))
+    if given is None:
+        images = _with_objects(images, classes, sprites, game.env_name)
+    squares, at, moving, looks = map(np.stack, zip(*(
+        with_objects(_classified(keys, classes, episode), objects, groups, images, x, y)
+        for episode, _, keys, objects, (x, y), _ in found)))
+    numbers, rows, _, _, positions, velocities = map(list, zip(*found))
+    return images, RecordedWorlds(np.array(numbers), np.array(rows), squares, at, moving, looks,
+                                  np.array(positions), np.array(velocities))
+
+
+def with_objects(squares: np.ndarray, objects: pd.DataFrame, groups: Sequence[Sequence[str]],
+                 images: SquareImages, x: float, y: float) -> tuple[np.ndarray, ...]:
+    """Put moving and animated objects into the squares of a world.
+
+    Args:
+        squares: classes of static squares, uint8 (n, n).
+        objects: the objects, with the columns of ``MovingObject``.
+        groups: kinds in each class of objects, see ``envs.objects.object_groups``.
+        images: images of the classes; objects are left out if they have none for them.
+        x, y: the player's position in squares.
+
+    Returns:
+        Classes, places and velocities, float16, and looks, uint8, see ``squares.World`` (n, n).
+        If the square of an object is not empty, the object is put into the square to the left, with
+        a place beyond its edge.
+    """
+    num, squares = len(squares), squares.copy()
+    places, velocities = np.zeros((2, num, num), np.float16)
+    looks = np.zeros((num, num), np.uint8)
+    sprites, empty = images.sprites, images.empty_class
+    if sprites is None:
+        return squares, places, velocities, looks
+    speeds = sprites.speed.tolist()
+    for thing in objects.itertuples():
+        row = int(np.floor(-thing.y)) - int(np.floor(-y)) + num // 2
+        column = int(np.floor(thing.x)) - int(np.floor(x)) + num // 2
+        if 0 <= row < num and 0 <= column < num:
+            group = next(i for i, kinds in enumerate(groups) if thing.kind in kinds)
+            place = thing.x % 1
+            if squares[row, column] != empty and column and squares[row, column - 1] == empty:
+                column, place = column - 1, place + 1
+            squares[row, column] = sprites.first_class + group
+            places[row, column] = place
+            velocities[row, column] = thing.vx / speeds[group] if speeds[group] else 0
+            looks[row, column] = thing.image_theme
+    return squares, places, velocities, looks
+
+
+def _with_objects(images: SquareImages, classes: dict[tuple[int, int], int], sprites: SpriteFit,
+                  game: str) -> SquareImages:
+    """Append the classes of objects to the images of static classes."""
+    keys = np.array([key for key, _ in classes])
+    numbers = np.array(list(classes.values()))
+    empty = int(np.bincount(numbers[is_empty(keys)], minlength=1).argmax())
+    looks = sprites.looks
+    if not looks:
+        return images
+    result = SquareImages(len(images.templates) + len(looks), images.pixels_per_square, looks)
+    result.templates.copy_(torch.cat([images.templates,
+                                      images.templates[[empty]].repeat(len(looks), 1, 1, 1)]))
+    assert result.sprites is not None
+    sprites.finish(result.sprites)
+    result.sprites.solid[torch.from_numpy(np.unique(numbers[is_solid(keys, game)]))] = True
+    return result
 
 
 def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], episode: int) -> np.ndarray:
@@ -101,14 +171,19 @@ def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
     if path.is_file():
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
-        templates = torch.from_numpy(arrays.pop("templates"))
-        images = SquareImages(len(templates), float(arrays.pop("pixels_per_square")))
-        images.templates.copy_(templates)
+        state = {name.removeprefix(_IMAGES): torch.from_numpy(arrays.pop(name))
+                 for name in list(arrays) if name.startswith(_IMAGES)}
+        images = SquareImages(len(state["templates"]), float(arrays.pop("pixels_per_square")),
+                              arrays.pop("object_looks").tolist())
+        images.load_state_dict(state)
         worlds = RecordedWorlds(**arrays)
     else:
         images, worlds = fit_worlds(dataset.folder, dataset.episodes.tolist(), num_squares, given)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, templates=images.templates.numpy(),
-                                pixels_per_square=images.pixels_per_square, **vars(worlds))
+            np.savez_compressed(
+                file, pixels_per_square=images.pixels_per_square,
+                object_looks=np.array(images.looks, np.int64),
+                **{_IMAGES + name: tensor.cpu().numpy() for name, tensor in
+                   images.state_dict().items()}, **vars(worlds))
     return images, dataset.attach_worlds(worlds, death_copies, coin_copies)
