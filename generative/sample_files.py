@@ -87,9 +87,8 @@ SAMPLES = Schema(
         "start_video": Entry("videos/start_{:0>5}.mp4", File())},
     informative=("versions", PARAMETER_SET, "data_dir", "agent_file", "model_file"),
     settings_name="recording.json", flag="--data_save_dir")
-# Files in a sample folder that later stages read. Saliency maps lie in the same folders.
-PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
-            *(f"sample_*/{name}.npy" for name in _SAMPLE.fields))
+# Files in a sample folder that later stages read: all but the saliency maps, grad_*.npy.
+PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}", "sample_*/[!g]*.npy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,8 +95,8 @@ class Sprites(nn.Module):
         # Colours, multiplied by the opacity, and opacity; facing left.
         self.register_buffer("images", torch.zeros(sum(looks), 2, 4, RESOLUTION, RESOLUTION))
         self.register_buffer("speed", torch.zeros(len(looks)))  # squares per step
-        self.register_buffer("period", torch.ones(len(looks), dtype=torch.int64))
-        self.register_buffer("solid", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("period", torch.ones(len(looks)))  # steps
+        self.register_buffer("solid", torch.zeros(num_classes))  # 1 or 0
 
     def states(self, squares: Tensor, places: Tensor, velocities: Tensor, looks: Tensor,
                clock: Tensor) -> SpriteStates:
@@ -139,7 +139,7 @@ class Sprites(nn.Module):
         Returns:
             Columns, int64 (B, n, n); the first is larger than the last outside such ground.
         """
-        solid = self.solid[classes]
+        solid = self.solid[classes] > 0
         below = functional.pad(solid[:, 1:], (0, 0, 0, 1), value=True)
         ground, columns = ~solid & below, torch.arange(classes.shape[2], device=classes.device)
         first = torch.where(ground, 0, columns + 1).cummax(dim=-1).values
@@ -161,7 +161,7 @@ class Sprites(nn.Module):
         batch, size, device = len(states.clock), view.shape[-1], view.device
         times = step + torch.arange(len(view) // batch, device=device)  # (N / B,)
         right, velocities = states.after(times)  # (N / B, B, M)
-        images = (states.clock + times[:, None])[..., None] // self.period[states.groups] % 2
+        images = (states.clock + times[:, None])[..., None] // self.period[states.groups].long() % 2
         scale, centre = self.pixels_per_square, offset.unflatten(0, (-1, batch))
         at = torch.stack([right, states.rows.expand_as(right)], dim=-1)  # (N / B, B, M, 2)
         at = scale * at - centre[:, :, None]
@@ -210,7 +210,7 @@ class Sprites(nn.Module):
             images: numbers of their images, 0 or 1, int64 (B, n, n).
             counted: squares with a recognised object, bool (B, n, n).
         """
-        period = self.period[(classes - self.first_class).clamp(min=0)]
+        period = self.period[(classes - self.first_class).clamp(min=0)].long()
         times = torch.arange(CLOCK_PERIOD, device=classes.device)
         fits = times // period[..., None] % 2 == images[..., None]
         return (fits & counted[..., None]).flatten(1, 2).sum(dim=1)

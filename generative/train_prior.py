@@ -205,7 +205,8 @@ def main(argv: list[str] | None = None) -> int:
     dataset.check_agent(args.agent_file, simulator.agent.policy)
     attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
     worlds = dataset.worlds
-    codes, views, cameras = encoded_worlds(simulator, compute, dataset)
+    codes, views, cameras = (encoded_worlds(simulator, compute, dataset)
+                             if args.num_start_batches else [torch.empty(1)] * 3)
     known = torch.from_numpy(worlds.squares).to(compute.device)
     world_camera = world_cameras(worlds, squares.pixels_per_square).to(compute.device)
 

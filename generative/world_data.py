@@ -138,7 +138,7 @@ def _with_objects(images: SquareImages, classes: dict[tuple[int, int], int], spr
                                       images.templates[[empty]].repeat(len(looks), 1, 1, 1)]))
     assert result.sprites is not None
     sprites.finish(result.sprites)
-    result.sprites.solid[torch.from_numpy(np.unique(numbers[is_solid(keys, game)]))] = True
+    result.sprites.solid[torch.from_numpy(np.unique(numbers[is_solid(keys, game)]))] = 1
     return result
 
 
