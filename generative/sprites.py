@@ -92,8 +92,8 @@ class Sprites(nn.Module):
         super().__init__()
         self.looks, self.pixels_per_square = tuple(looks), pixels_per_square
         self.first_class = num_classes - len(self.looks)
-        # Colours, multiplied by the opacity, and opacity; facing left.
-        self.register_buffer("images", torch.zeros(sum(looks), 2, 4, RESOLUTION, RESOLUTION))
+        # Two images of each look: colours, multiplied by the opacity, and opacity; facing left.
+        self.register_buffer("images", torch.zeros(2 * sum(looks), 4, RESOLUTION, RESOLUTION))
         self.register_buffer("speed", torch.zeros(len(looks)))  # squares per step
         self.register_buffer("period", torch.ones(len(looks)))  # steps
         self.register_buffer("solid", torch.zeros(num_classes))  # 1 or 0
@@ -178,8 +178,8 @@ class Sprites(nn.Module):
         within = (pixels - position[..., None] + scale / 2) * (RESOLUTION / scale) - 0.5
         weights = (1 - (within[..., None] - torch.arange(RESOLUTION, device=device)).abs()).clamp(
             min=0)  # (N, M, 2, S, R)
-        sprites = torch.stack([self.images, self.images.flip(-1)], dim=2)[
-            among(states.looks), among(images), among((velocities > 0).long())]
+        sprites = torch.stack([self.images, self.images.flip(-1)])[
+            among((velocities > 0).long()), 2 * among(states.looks) + among(images)]
         sprites = sprites * (among(states.weights) * among(inside))[..., None, None, None]
         rows = weights[:, :, 1, None] @ sprites  # (N, M, 4, S, R)
         drawn = rows.permute(0, 2, 3, 1, 4).flatten(3) @ weights[:, :, 0].transpose(-1, -2).flatten(
@@ -197,7 +197,7 @@ class Sprites(nn.Module):
         """
         group = torch.repeat_interleave(torch.arange(len(self.looks)), torch.tensor(self.looks))
         still = (self.speed[group.to(empty.device)] == 0).nonzero()[:, 0]
-        sprites = self.images[still].transpose(0, 1).flatten(0, 1)  # (L, 4, R, R)
+        sprites = torch.cat([self.images[2 * still], self.images[2 * still + 1]])  # (L, 4, R, R)
         classes = (group.to(empty.device)[still] + self.first_class).repeat(2)
         return (_over(sprites, empty), classes,
                 torch.arange(2, device=empty.device).repeat_interleave(len(still)))
@@ -238,7 +238,7 @@ class Sprites(nn.Module):
         grid = torch.stack(torch.broadcast_tensors(at[:, 0, None], at[:, 1, :, None]), dim=-1)
         fine = functional.grid_sample(images, grid, align_corners=False, padding_mode="border")
         seen = ((grid.abs() <= 1).all(dim=-1)[:, None]).to(images)
-        sprites = self.images[moving]  # (looks, 2, 4, R, R)
+        sprites = self.images.unflatten(0, (-1, 2))[moving]  # (looks, 2, 4, R, R)
         sprites = torch.stack([sprites, sprites.flip(-1)], dim=2).flatten(0, 2)
         kernels = _over(sprites, empty).permute(0, 3, 1, 2)  # (looks · 2 · 2, 3, R, R)
         errors = (_slide(seen * fine.square(), torch.ones_like(kernels[:1]))
@@ -362,7 +362,7 @@ class SpriteFit:
                 for number, kind in enumerate(types):
                     sums = self._sums.get((group, look, kind))
                     if sums is not None:
-                        sprites.images[first + look, number] = torch.from_numpy(_sprite(sums))
+                        sprites.images[2 * (first + look) + number] = torch.from_numpy(_sprite(sums))
             first += count
 
 
