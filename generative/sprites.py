@@ -362,7 +362,8 @@ class SpriteFit:
                 for number, kind in enumerate(types):
                     sums = self._sums.get((group, look, kind))
                     if sums is not None:
-                        sprites.images[2 * (first + look) + number] = torch.from_numpy(_sprite(sums))
+                        place = 2 * (first + look) + number
+                        sprites.images[place] = torch.from_numpy(_sprite(sums))
             first += count
 
 
