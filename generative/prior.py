@@ -39,6 +39,7 @@ _HEADS = 4
 _GUIDE_WIDTH = 160
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
 _MARGIN = 8.0  # pixels between view and edge at which a world moves on
+_STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _WORLD_STEPS, _START_STEPS = 8, 4
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
@@ -201,7 +202,8 @@ class WorldPrior(nn.Module):
         """
         with torch.autocast(x.device.type, enabled=False):
             similar = x.float().permute(0, 2, 3, 1) @ self.embedding.T
-            return similar * (time / (1 - time).square())[:, None, None, None]
+            strength = (time / (1 - time).square()).clamp(max=_STRONGEST)
+            return similar * strength[:, None, None, None]
 
     def embed(self, squares: Tensor) -> Tensor:
         """Embed class numbers, int64 (B, n, n), or probabilities (B, n, n, K), as (B, E, n, n)."""

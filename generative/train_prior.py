@@ -192,6 +192,7 @@ class PriorTraining:
 @script_main
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
     run = run_of(args.model_file)
