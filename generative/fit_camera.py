@@ -25,7 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.cli import Parser, add_compute_flags, add_output_file_flag, check_output, count, seed
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_output_file_flag,
+    check_output,
+    count,
+    seed,
+    set_up_logging,
+)
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.progress import with_progress
@@ -272,6 +280,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
     run = run_of(args.model_file)

@@ -26,6 +26,7 @@ from common.cli import (
     check_output,
     from_zero,
     seed,
+    set_up_logging,
 )
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
@@ -192,6 +193,7 @@ class PriorTraining:
 @script_main
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
     torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
