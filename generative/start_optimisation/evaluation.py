@@ -180,6 +180,12 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
         table["prior_score"] = context.prior_scores[context.pool:].max(axis=0)[order]
         table["prior_loss"] = losses
         table["prior_percentile"] = [(fresh < loss).mean() for loss in losses]
+        best = recorded[context.pool:].argmax(axis=0) + context.pool  # (O,)
+        vectors = torch.from_numpy(starts.vectors[best]).to(context.compute.device)
+        world = on(context.worlds(best), context.compute)
+        assert world is not None
+        table["recorded_prior_percentile"] = np.array([
+            (fresh < loss).mean() for loss in prior_loss(context.simulator, vectors, world)])[order]
     return table
 
 
@@ -328,13 +334,15 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
         rows[4:4] = [(f"beyond the best of {random} random prior samples", *beyond("prior_score"))]
         rows += [("score of the best random prior sample, median", *medians("prior_score")),
                  ("prior loss: percentile among random prior samples, median",
-                  *medians("prior_percentile"))]
+                  *medians("prior_percentile")),
+                 ("prior loss of the best recorded start: the same percentile, median",
+                  *medians("recorded_prior_percentile"))]
         prior_text = [
             f"The {random} random prior samples took no part in any search. The searches for an "
             f"objective also evaluated {random} starts: {context.pool} candidates to begin from, "
             f"and {context.num_starts} starts in each of {context.plan.iterations} iterations. The "
             "prior loss is the error of the prior when it denoises a start: a high percentile "
-            "means that few random prior samples are as implausible.", ""]
+            "means that few random prior samples are as improbable under the prior.", ""]
     lines = [
         "# Optimised starts", "",
         f"There are {len(context.objectives)} objectives with {context.num_starts} starts each, "
