@@ -180,12 +180,13 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
         table["prior_score"] = context.prior_scores[context.pool:].max(axis=0)[order]
         table["prior_loss"] = losses
         table["prior_percentile"] = [(fresh < loss).mean() for loss in losses]
-        best = recorded[context.pool:].argmax(axis=0) + context.pool  # (O,)
-        vectors = torch.from_numpy(starts.vectors[best]).to(context.compute.device)
-        world = on(context.worlds(best), context.compute)
+        rows = recorded[context.pool:].argmax(axis=0) + context.pool  # (O,)
+        world = on(context.worlds(rows), context.compute)
         assert world is not None
+        losses = prior_loss(context.simulator, torch.from_numpy(starts.vectors[rows]).to(
+            context.compute.device), world)
         table["recorded_prior_percentile"] = np.array([
-            (fresh < loss).mean() for loss in prior_loss(context.simulator, vectors, world)])[order]
+            (fresh < loss).mean() for loss in losses])[order]
     return table
 
 

@@ -63,7 +63,8 @@ def weight(text: str) -> float:
 _NUMBERS = (
     ("num_starts", count, 4, "starts per objective"),
     ("iterations", from_zero, 40, "optimiser steps"),
-    ("diversity", weight, 1.0, "weight of the penalty on similarity among an objective's starts"),
+    ("diversity", weight, 1.0, "weight of the penalty on similarity among an objective's start "
+     "vectors; not used in noise"),
     ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
      "starts and the scale of the targets are estimated"),
     ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "
@@ -84,8 +85,9 @@ def add_search_flags(flags: Parser) -> None:
                        help="search in the noise of the prior, or over start vectors; noise if the "
                             "simulator has a trained prior and the flag is not given")
     flags.add_argument("--learning_rate", type=float,
-                       help="learning rate of Adam, for the entries of noise or unit vectors; "
-                            f"{LEARNING_RATES[NOISE]} or {LEARNING_RATES[VECTOR]} if not given")
+                       help="learning rate of Adam for the entries of unit vectors, or length of "
+                            "the first steps in noise, relative to its norm; "
+                            f"{LEARNING_RATES[VECTOR]} or {LEARNING_RATES[NOISE]} if not given")
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
                        help="one or several weights of the penalty, which grows with the "
                             "probability that the episode has ended and, for start vectors, with "

@@ -4,8 +4,12 @@ There are two search spaces. A search over *vectors* varies the bottleneck vecto
 world of the recorded start from which it begins. A search in *noise* varies the noise of the prior,
 which determines both vector and world, and begins from random samples of the prior. Both keep the
 norm of each start's variables, so vectors stay on the unit sphere, and noise keeps the norm that is
-typical of a Gaussian. Several starts of an objective share a batch. For each start, the search
-maximises::
+typical of a Gaussian. The first uses Adam. The second uses gradient ascent with adaptive steps:
+each step varies one of the tensors of noise, begins at the best noise so far, and has a length that
+grows after success and shrinks after failure. Adam is unsuitable: worlds depend steeply on the
+noise of their squares: their gradients only hold for steps of a thousandth of the norm, and those
+of the other tensors for a tenth. Several starts of an objective share a batch. For each start, the
+search maximises::
 
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
@@ -13,12 +17,11 @@ Mean and deviation of the target are taken over recorded starts, and excess is d
 ``RecordedDensity``; in a search in noise, it is 0. The term end is the negative log-probability, in
 nats, that the episode has not ended by the step, which is the sum of -log(1 - P(end)) over the
 steps. Without this term, the search finds the black frames after an episode's end. The term
-diversity * ``vector_crowding``,
-which also spreads the simulator's vectors in training, is subtracted from the sum of this function
-over the starts of a batch, not from each start's value. Nothing is sampled: latents take their most
-likely class, the agent takes its most likely actions, and both pass straight-through gradients.
-These gradients are biased, so the vector with the best score minus penalty is kept, not the last
-vector.
+diversity * ``vector_crowding``, which also spreads the simulator's vectors in training, is
+subtracted from the sum of this function over the starts of a batch, not from each start's value; in
+noise, it is left out. Nothing is sampled: latents take their most likely class, the agent takes its
+most likely actions, and both pass straight-through gradients. These gradients are biased, so the
+start with the best score minus penalty is kept, not the last one.
 
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was
@@ -84,7 +87,8 @@ from generative.start_worlds import rounded
 STRIP_SIZE = 96  # pixels per frame of a strip
 NEAREST_IN_STRIP = 3
 NOISE, VECTOR = "noise", "vector"  # search spaces
-LEARNING_RATES = {NOISE: 0.1, VECTOR: 0.02}  # defaults
+LEARNING_RATES = {NOISE: 0.03, VECTOR: 0.02}  # defaults
+_LONGER, _SHORTER = 2.0, 0.25  # factors of a step's length after success and failure
 OPTIMISED_STARTS = Schema(
     "starts made to order", "python -m generative.optimise_start", items={
         "recorded": Entry("recorded.npz", Npz({
@@ -114,8 +118,9 @@ class SearchPlan:
     Attributes:
         step: step of the rollout, from 0, at which the target is evaluated.
         iterations: number of Adam steps.
-        learning_rate: learning rate of Adam, for the entries of vectors or noise.
-        diversity: weight of the crowding penalty.
+        learning_rate: learning rate of Adam for the entries of vectors; in noise, length of the
+            first steps relative to the norm of the noise.
+        diversity: weight of the crowding penalty in searches over vectors.
     """
 
     step: int
@@ -135,10 +140,12 @@ class Beginnings:
         variables: variables of the search, each with a row per start (K, …).
         starts: differentiable function that maps variables to bottleneck vectors (K, V), and to
             their worlds, or None without worlds.
+        adaptive: search with adaptive steps instead of Adam.
     """
 
     variables: tuple[Tensor, ...]
     starts: Callable[..., tuple[Tensor, World | None]]
+    adaptive: bool = False
 
 
 def in_vectors(vectors: Tensor, world: World | None = None) -> Beginnings:
@@ -155,7 +162,7 @@ def in_noise(simulator: Simulator, seeds: Tensor) -> Beginnings:
     """
     return Beginnings(
         tuple(vars(simulator.prior.noise(seeds)).values()),
-        lambda *noise: simulator.sample_starts(PriorNoise(*noise), seeds.to(noise[0].device)))
+        lambda *noise: simulator.sample_starts(PriorNoise(*noise), seeds.to(noise[0].device)), True)
 
 
 def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Beginnings,
@@ -184,7 +191,9 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
     norms = [tensor.flatten(1).norm(dim=1) for tensor in first]  # (K,)
     free = [tensor.clone().requires_grad_() for tensor in first]
     adam = torch.optim.Adam(free, lr=plan.learning_rate)
-    kept = first
+    lengths = [torch.full_like(norm, plan.learning_rate) for norm in norms]  # (K,)
+    slopes = list(map(torch.zeros_like, first))  # at ``kept``
+    kept, block = first, None
     best = torch.full((len(first[0]),), -float("inf"), device=compute.device)
     for iteration in range(plan.iterations + 1):
         with torch.set_grad_enabled(iteration < plan.iterations):
@@ -204,14 +213,25 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
         best = torch.where(better, goal.detach(), best)
         if iteration == plan.iterations:
             break
-        adam.zero_grad()
-        (plan.diversity * vector_crowding(vectors) - goal.sum()).backward()
-        if not (torch.isfinite(goal).all() and all(
-                tensor.grad is not None and torch.isfinite(tensor.grad).all() for tensor in free)):
+        crowding = 0 if begin.adaptive else plan.diversity * vector_crowding(vectors)
+        gradients = torch.autograd.grad(crowding - goal.sum(), free)
+        if not all(torch.isfinite(tensor).all() for tensor in (goal, *gradients)):
             raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
                             f"after {iteration} iterations; a smaller --learning_rate may help")
-        adam.step()
         with torch.no_grad():
+            if begin.adaptive:
+                slopes = [torch.where(_rows(better, slope), -gradient, slope)
+                          for gradient, slope in zip(gradients, slopes)]
+                if block is not None:
+                    lengths[block] *= torch.where(better, _LONGER, _SHORTER)
+                block = iteration % len(free)
+                for tensor, before in zip(free, kept):
+                    tensor.copy_(before)
+                free[block] += _rescaled(slopes[block], lengths[block] * norms[block])
+            else:
+                for tensor, gradient in zip(free, gradients):
+                    tensor.grad = gradient
+                adam.step()
             for tensor, norm in zip(free, norms):
                 tensor.copy_(_rescaled(tensor, norm))
     return tuple(kept)
@@ -224,7 +244,7 @@ def _rows(values: Tensor, tensor: Tensor) -> Tensor:
 
 def _rescaled(tensor: Tensor, norms: Tensor) -> Tensor:
     """Rescale the rows of a tensor (K, …) to norms (K,)."""
-    return tensor * _rows(norms / tensor.flatten(1).norm(dim=1), tensor)
+    return tensor * _rows(norms / tensor.flatten(1).norm(dim=1).clamp(min=1e-30), tensor)
 
 
 @dataclasses.dataclass(frozen=True)
