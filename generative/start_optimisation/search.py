@@ -7,7 +7,7 @@ norm of each start's variables, so vectors stay on the unit sphere, and noise ke
 typical of a Gaussian. The first uses Adam. The second uses gradient ascent with adaptive steps:
 each step varies one of the tensors of noise, begins at the best noise so far, and has a length that
 grows after success and shrinks after failure. Adam is unsuitable: worlds depend steeply on the
-noise of their squares: their gradients only hold for steps of a thousandth of the norm, and those
+noise of their squares, whose gradients hold for steps of a thousandth of the norm only, and those
 of the other tensors for a tenth. Several starts of an objective share a batch. For each start, the
 search maximises::
 
