@@ -337,21 +337,22 @@ def coarse_figures():
         yield
 
 
-def save_simulator(folder: Path, agent_path: Path) -> Path:
-    """Write an untrained simulator with the parameter set `tiny` around an agent, and its
-    settings. Its weights are large, so that different starts look and end differently."""
+def save_simulator(folder: Path, agent_path: Path, simulator: Simulator | None = None) -> Path:
+    """Write a simulator and its settings; by default, an untrained simulator with the parameter set
+    `tiny` around an agent, whose weights are large, so that different starts look and end
+    differently."""
     parameters = ParameterSet("tiny")
-    config = parameters.get(SimulatorConfig)
-    torch.manual_seed(1)
-    simulator = Simulator(config, load_agent(agent_path))
-    with torch.no_grad():
-        for name, weight in simulator.named_parameters():
-            if weight.ndim > 1 and not name.startswith("agent."):
-                weight *= 2
+    if simulator is None:
+        torch.manual_seed(1)
+        simulator = Simulator(parameters.get(SimulatorConfig), load_agent(agent_path))
+        with torch.no_grad():
+            for name, weight in simulator.named_parameters():
+                if weight.ndim > 1 and not name.startswith("agent."):
+                    weight *= 2
     path = folder / checkpoint_name(0, 0)
     save_published(path, simulator)
     save_settings(folder, SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, simulator.config,
         parameters.get(TrainingConfig), LossScales()))
     return path
 

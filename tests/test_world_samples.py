@@ -26,6 +26,7 @@ from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import COIN, DEATH, LifeStart
 from generative.losses import LossScales
 from generative.networks import LatentSampler
+from generative.prior import PriorNoise
 from generative.published import save_published
 from generative.rendered_worlds import rendered_world
 from generative.runs import SimulatorRunSettings, open_simulator
@@ -403,14 +404,45 @@ def test_combined_samples_take_place_in_the_first_world(informed, simulators, si
     assert_reproduced(folder, simulator)
 
 
+def test_random_samples_are_combined_by_their_noise(random, run, simulators, simulator, tmp_path):
+    """The noise of the mean has unit variance, also if samples share their noise."""
+    assert run(tmp_path, "--recording_rand_init", "--manual_action", "up", "down") == 0
+    shared = tmp_path / "manual_actions_rand_init"
+    seeds = random.worlds([0, 1, 2]).seeds
+    for path, chosen, weights in (
+            (shutil.copytree(random.path, tmp_path / "rand_init"), (0, 2), (1, 0, 1)),
+            (shared, (0, 1, 2), (2, 1, 0))):
+        assert saliency_experiments.main([*map(str, (
+            "--agent_file", AGENT, "--model_file", simulators["worlds"],
+            "--interpreting_params_name", "tiny-spatial", "--samples_dir", path,
+            "--saliency_func_type", "value", "--sample_ids", *chosen, "--common_timesteps", "1",
+            "--combine_samples_not_iterate", "--seed", 5, "--device", "cpu", "--no_videos"))]) == 0
+        (combined,) = tmp_path.glob(f"{path.name}_mean_of_*")
+        folder, weights = SampleFolder(combined), torch.tensor(weights).float()
+        weights /= weights.norm()
+        noise = PriorNoise(*(
+            (weights.view(-1, *[1] * (tensor.ndim - 1)) * tensor).sum(dim=0, keepdim=True)
+            for tensor in vars(simulator.prior.noise(seeds)).values()))
+        assert noise.squares.var() == pytest.approx(1, abs=0.1)
+        with torch.no_grad():
+            vectors, expected = simulator.sample_starts(noise, seeds[:1])
+        world = folder.worlds([0])
+        torch.testing.assert_close(world.squares, expected.squares, atol=2e-3, rtol=0)
+        torch.testing.assert_close(torch.from_numpy(folder.stacked().bottleneck_vec), vectors,
+                                   atol=1e-4, rtol=0)
+        assert world.seeds.tolist() == seeds[:1].tolist()
+        assert "world_of_sample" not in folder.description()
+        assert_reproduced(folder, simulator)
+
+
 def test_starts_are_optimised_in_the_world_of_their_first_vector(simulators, recording, simulator,
                                                                  tmp_path):
     assert optimise_start.main([*map(str, (
         "--agent_file", AGENT, "--model_file", simulators["worlds"], "--interpreting_params_name",
         "tiny-spatial", "--data_dir", recording.path, "--targets", "value", "--num_starts", 2,
         "--iterations", 2, "--num_recorded", 12, "--step", 2, "--num_sim_steps", NUM_STEPS,
-        "--seed", 5, "--device", "cpu", "--precision", "float32", "--no_real_game", "--no_videos",
-        "--output_dir", tmp_path))]) == 0
+        "--search_space", "vector", "--seed", 5, "--device", "cpu", "--precision", "float32",
+        "--no_real_game", "--no_videos", "--output_dir", tmp_path))]) == 0
     with np.load(tmp_path / "recorded.npz") as arrays:
         windows = arrays["windows"].tolist()
     for path in tmp_path.glob("penalty_*"):
