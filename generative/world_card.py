@@ -1,8 +1,7 @@
 """The card of generated worlds: realism of starts, calibration of events, and unseen contents.
 
 Every table states its baseline: recorded frames that the simulator encodes and decodes, the game
-from the same starts, the constant rate, or the game's own distribution of levels. Moving objects
-are no squares of a world, so the contents of worlds do not include enemies.
+from the same starts, the constant rate, or the game's own distribution of levels.
 
 Letters in shape comments: N starts, M worlds per start, T steps, B batch, C H W a frame, n squares
 per side, K classes of squares.
@@ -148,9 +147,12 @@ def random_starts(card: Simulations, number: int, named: Named | None) -> Table:
         classes, real_squares, real_episodes = named
         squares = np.concatenate(worlds)
         table["in_view"] = {}
+        names: dict[tuple[int, ...], list[str]] = {}  # kinds by their classes, which may be shared
         for name, numbers in classes.items():
-            shown, seen = (have_any(part, numbers) for part in (squares, real_squares))
-            table["in_view"][name] = {
+            names.setdefault(tuple(numbers), []).append(name)
+        for shared, kinds in names.items():
+            shown, seen = (have_any(part, shared) for part in (squares, real_squares))
+            table["in_view"][" or ".join(kinds)] = {
                 "random": card.mean(shown, others), "real": card.mean(seen, real_episodes),
                 "ratio": ratio_of_means(shown, others, seen, real_episodes, card.seed)}
     return table
