@@ -16,13 +16,13 @@ from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import atomic_path
-from common.game_constants import CAMERA_FOLLOWS
+from common.game_constants import CAMERA_FOLLOWS, SQUARES_IN_VIEW, square_size
 from common.progress import with_progress
 from envs.level_state import LevelState
 from envs.procgen_env import LevelSlots
 from envs.squares import square_keys, squares_around
 from generative.dataset import RecordedWorlds, RolloutDataset
-from generative.squares import SquareImages, TemplateFit
+from generative.squares import SquareImages, TemplateFit, square_images
 
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
 NUM_SQUARES = 39  # per side of a world, as many as three views
@@ -39,13 +39,19 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
         given: images of given classes; None to fit them.
 
     Raises:
-        UserError: if the recording has no worlds, its camera does not follow the player, or it does
-            not name its game.
+        UserError: if the recording has no worlds, worlds of its game cannot be rendered or have
+            another number of squares, or it does not name its game.
     """
     game = recorded_game(folder)
-    if game.env_name not in CAMERA_FOLLOWS:
-        raise UserError(f"the camera of {game.env_name} does not follow the player")
-    fit = TemplateFit(CAMERA_FOLLOWS[game.env_name], num_squares)
+    size = square_size(game.env_name, game.distribution_mode)
+    if size is None:
+        raise UserError(f"{folder.path}: worlds of {game.env_name} cannot be rendered")
+    is_static = game.env_name not in CAMERA_FOLLOWS
+    if is_static and num_squares != (
+            needed := SQUARES_IN_VIEW[game.env_name][game.distribution_mode]):
+        raise UserError(f"world_squares must be {needed} in {game.env_name}, mode "
+                        f"{game.distribution_mode}, whose level fills the view, not {num_squares}")
+    fit = TemplateFit(size, num_squares)
     found: list[tuple] = []
     with contextlib.closing(LevelSlots(game, 1)) as slots:
         for episode in with_progress(episodes, len(episodes), "episode"):
@@ -59,6 +65,8 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
             places = steps[["player_x", "player_y"]].to_numpy(np.float32)
             for row in rows:
                 x, y = places[row]
+                if is_static:  # the middle of the view, and of the level
+                    x = y = num_squares / 2
                 squares = squares_around(keys, outside, float(x), float(y), num_squares)
                 fit.add(episode, folder.world(episode, row), squares, float(x), float(y))
                 found.append((episode, row, squares, places[row],
@@ -102,7 +110,7 @@ def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
         templates = torch.from_numpy(arrays.pop("templates"))
-        images = SquareImages(len(templates), float(arrays.pop("pixels_per_square")))
+        images = square_images(len(templates), num_squares, float(arrays.pop("pixels_per_square")))
         images.templates.copy_(templates)
         worlds = RecordedWorlds(**arrays)
     else:
