@@ -43,8 +43,8 @@ class WorldView:
             games = ", ".join((*CAMERA_FOLLOWS, *(f"{game} ({' or '.join(modes)})"
                                                   for game, modes in SQUARES_IN_VIEW.items())))
             raise UserError(f"the camera of {config.env_name} in mode {config.distribution_mode} "
-                            "is not known to follow the player, and the level does not fill the "
-                            f"view, so its worlds cannot be rendered; games with worlds are {games}")
+                            "is not known to follow the player, and its level does not fill the "
+                            f"view, so worlds cannot be rendered; games with worlds are {games}")
         self._is_static = config.env_name not in CAMERA_FOLLOWS
         self._view = StateView(config)
         self._moving = [kind for kind in objects_of(config.env_name) if kind.changes_place]

@@ -186,11 +186,13 @@ def recorded_world(squares: Tensor, batch: AlignedBatch, config: SimulatorConfig
 
     Args:
         squares: classes (B, n, n).
-        batch: batch with recorded positions, which give the position of the squares.
+        batch: batch with recorded positions, which give the position of the squares unless the
+            camera is static.
         config: settings of the simulator.
     """
-    assert config.pixels_per_square
-    corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
+    corner = batch.images.new_zeros(len(squares), 2)
+    if config.pixels_per_square:
+        corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
     nothing = torch.zeros_like(corner, dtype=torch.int64)
     return World(squares.long(), corner, nothing[:, 0], nothing)
 

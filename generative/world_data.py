@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agents.replay import recorded_game
+from agents.replay import recorded_levels
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import atomic_path
 from common.game_constants import CAMERA_FOLLOWS, SQUARES_IN_VIEW, square_size
 from common.progress import with_progress
 from envs.level_state import LevelState
-from envs.procgen_env import LevelSlots
 from envs.squares import square_keys, squares_around
 from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.squares import SquareImages, TemplateFit, square_images
@@ -42,7 +41,7 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
         UserError: if the recording has no worlds, worlds of its game cannot be rendered or have
             another number of squares, or it does not name its game.
     """
-    game = recorded_game(folder)
+    game, levels = recorded_levels(folder)
     size = square_size(game.env_name, game.distribution_mode)
     if size is None:
         raise UserError(f"{folder.path}: worlds of {game.env_name} cannot be rendered")
@@ -53,7 +52,8 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
                         f"{game.distribution_mode}, whose level fills the view, not {num_squares}")
     fit = TemplateFit(size, num_squares)
     found: list[tuple] = []
-    with contextlib.closing(LevelSlots(game, 1)) as slots:
+    themes: dict[int, int] = {}  # levels of the fit by episode
+    with contextlib.closing(levels) as slots:
         for episode in with_progress(episodes, len(episodes), "episode"):
             steps, rows = folder.steps(episode), folder.world_rows(episode)
             if not rows:
@@ -62,28 +62,30 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
             state = slots.state(0)
             assert state is not None
             keys, outside = square_keys(LevelState.parse(state))
+            theme = themes[episode] = 0 if is_static else episode  # mazes have no themes
             places = steps[["player_x", "player_y"]].to_numpy(np.float32)
             for row in rows:
                 x, y = places[row]
                 if is_static:  # the middle of the view, and of the level
                     x = y = num_squares / 2
                 squares = squares_around(keys, outside, float(x), float(y), num_squares)
-                fit.add(episode, folder.world(episode, row), squares, float(x), float(y))
+                fit.add(theme, folder.world(episode, row), squares, float(x), float(y))
                 found.append((episode, row, squares, places[row],
                               places[row] - places[max(row - 1, 0)]))
     if not found:
         raise UserError(f"{folder.path} has no worlds; record it with --worlds")
     images, classes = fit.finish(given)
-    squares = np.stack([_classified(keys, classes, episode) for episode, _, keys, _, _ in found])
+    squares = np.stack([_classified(keys, classes, themes[episode])
+                        for episode, _, keys, _, _ in found])
     numbers, rows, _, positions, velocities = map(list, zip(*found))
     return images, RecordedWorlds(np.array(numbers), np.array(rows), squares, np.array(positions),
                                   np.array(velocities))
 
 
-def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], episode: int) -> np.ndarray:
-    """Return the classes, uint8 (n, n), of the squares with these keys in an episode's level."""
+def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], level: int) -> np.ndarray:
+    """Return the classes, uint8 (n, n), of the squares with these keys in a level of the fit."""
     names, numbers = np.unique(keys, return_inverse=True)
-    return np.array([classes[name, episode] for name in names.tolist()], np.uint8)[
+    return np.array([classes[name, level] for name in names.tolist()], np.uint8)[
         numbers.reshape(keys.shape)]
 
 
