@@ -58,7 +58,7 @@ def read_world(folder: Path, row: int) -> np.ndarray:
             world = np.asarray(image)
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from None
-    if world.shape not in ((size, size, 3) for size in (WORLD_SIZE, FRAME_SIZE)):
+    if world.shape not in ((WORLD_SIZE, WORLD_SIZE, 3), (FRAME_SIZE, FRAME_SIZE, 3)):
         raise UserError(f"{path} has the shape {world.shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}, "
                         f"or {(FRAME_SIZE, FRAME_SIZE, 3)} for a static camera")
     return world

@@ -26,7 +26,6 @@ from generative.networks import LatentSampler
 from generative.prior import static_globals
 from generative.prior_losses import draw_block_masks
 from generative.runs import open_simulator
-from generative.sample_files import SampleFolder
 from generative.simulator import stack
 from generative.squares import StaticSquares, TemplateFit, World
 from generative.training import SimulatorTraining
@@ -272,7 +271,6 @@ def test_recorded_mazes_are_mazes(model_file, recording, tmp_path):
     assert random_starts.main([
         "--agent_file", str(AGENT), "--model_file", str(model_file), "--data_dir", str(recording),
         "--num_starts", "4", "--output_dir", str(tmp_path), "--device", "cpu"]) in (0, None)
-    import json
     shares = json.loads((tmp_path / "random_starts.json").read_text())["shares"]
     assert {value for value, *_ in shares["recorded starts"].values()} == {1.0}
     assert shares["completions"]["known_squares_kept"][0] == 1
