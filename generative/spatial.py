@@ -266,10 +266,11 @@ class SpatialStart(nn.Module):
             carried: velocity, in units of FASTEST, and phase, from the method ``carried`` (B, 6).
         """
         if not self.config.pixels_per_square:
-            motion, velocity, displacement, started = (
-                vectors.new_zeros(len(vectors), size) for size in (self.config.motion_dim, 2, 2, 1))
-            phase = vectors.new_tensor(STATIC_PHASE).expand(len(vectors), -1)
-            return CameraState(motion, phase, velocity, displacement, started)
+            sizes = (self.config.motion_dim, PHASE_DIM, 2, 2, 1)
+            camera = CameraState(*(vectors.new_zeros(len(vectors), size) for size in sizes))
+            if self.config.world_squares:
+                camera.phase[:] = vectors.new_tensor(STATIC_PHASE)
+            return camera
         motion, correction = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
             [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)
         velocity, phase = (carried + correction).split([2, PHASE_DIM], dim=-1)
