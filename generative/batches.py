@@ -186,16 +186,20 @@ def recorded_world(windows: Windows, batch: AlignedBatch, config: SimulatorConfi
 
     Args:
         windows: windows with worlds.
-        batch: the same windows, whose positions give the position of the squares.
+        batch: the same windows, whose positions give the position of the squares unless the camera
+            is static.
         config: settings of the simulator.
     """
-    assert config.pixels_per_square and windows.squares is not None
+    assert windows.squares is not None
     squares, places, velocities, looks, clock = (
         part[0] for part in (windows.squares, windows.places, windows.velocities, windows.looks,
                              windows.clock) if part is not None)
-    corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
+    corner = batch.images.new_zeros(len(squares), 2)
+    if config.pixels_per_square:
+        corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
     return World.of(squares.long(), corner, places=places.float(), velocities=velocities.float(),
                     looks=looks.long(), clock=clock)
+
 
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     """Compute velocity and displacement of a camera that follows the player, from positions.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.game_constants import FRAME_SIZE
-from generative.camera import FASTEST, CameraState, moved_phase
+from generative.camera import FASTEST, STATIC_PHASE, CameraState, moved_phase
 from generative.config import GRID
 from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 from generative.squares import World
@@ -481,6 +481,11 @@ def _generator(*numbers: int) -> torch.Generator:
     words = [number % 2 ** 32 for number in numbers]
     seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed))
+
+
+def static_globals(like: Tensor) -> Tensor:
+    """Return phase and velocity of a static camera, in the shape of ``like`` (B, NUM_GLOBALS)."""
+    return like.new_tensor((*STATIC_PHASE, 0.0, 0.0)).expand(like.shape)
 
 
 def camera_globals(camera: CameraState) -> Tensor:

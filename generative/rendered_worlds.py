@@ -19,9 +19,10 @@ from torch.nn import functional
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from common.errors import UserError
-from common.game_constants import CAMERA_FOLLOWS, FRAME_SIZE, WORLD_SIZE
+from common.game_constants import FRAME_SIZE, square_size
 from envs.objects import moving_objects, object_groups
 from envs.wide_view import WorldView
+from generative.camera import STATIC_PHASE
 from generative.dataset import WindowPlace
 from generative.networks import LatentSampler
 from generative.prior import camera_globals
@@ -36,14 +37,16 @@ def check_rendering(simulator: Simulator, folder: RolloutFolder) -> None:
     """Check that worlds of a recording can be rendered for a simulator.
 
     Raises:
-        UserError: if the recording does not name its game, its camera does not follow the player,
-            or squares have another size in the simulator.
+        UserError: if the recording does not name its game, its worlds cannot be rendered, or
+            squares have another size in the simulator.
     """
     game = recorded_game(folder)
     WorldView(game).close()
     assert simulator.squares is not None
     expected = simulator.squares.pixels_per_square
-    if not math.isclose(CAMERA_FOLLOWS[game.env_name], expected, rel_tol=1e-4):
+    size = square_size(game.env_name, game.distribution_mode)
+    assert size is not None
+    if not math.isclose(size, expected, rel_tol=1e-4):
         raise UserError(f"squares of {game.env_name} in {folder.path} do not have the "
                         f"{expected:.2f} pixels of the simulator's squares; give a recording of "
                         "the simulator's game")
@@ -76,11 +79,14 @@ def rendered_world(simulator: Simulator, vectors: Tensor, folder: RolloutFolder,
     device, size = vectors.device, squares.pixels_per_square
     angle = 2 * math.pi * torch.from_numpy(positions * np.array([1, -1]))  # (B, 2)
     phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1).float().to(device)
+    if not simulator.config.pixels_per_square:
+        phase = phase.new_tensor(STATIC_PHASE).expand(phase.shape)
     corner = world_corner(phase, num, size)  # (B, 2)
     shown = torch.from_numpy(images).to(device).permute(0, 3, 1, 2).float() / 255
     world, known = squares.read(shown, corner, num, seeds.to(device))
     near = corner[:, :, None] + size * torch.arange(num, device=device)  # (B, 2, n)
-    whole = (near >= (FRAME_SIZE - WORLD_SIZE) / 2) & (near + size <= (FRAME_SIZE + WORLD_SIZE) / 2)
+    beyond = (images.shape[1] - FRAME_SIZE) / 2  # pixels on each side of the view
+    whole = (near >= -beyond) & (near + size <= FRAME_SIZE + beyond)
     known = known | (whole[:, 1, :, None] & whole[:, 0, None])
     groups = object_groups(recorded_game(folder).env_name)
     parts = zip(*(with_objects(static, table, groups, squares, x, y) for static, table, (x, y)
@@ -110,9 +116,9 @@ def rendered_images(folder: RolloutFolder, places: Sequence[WindowPlace]
         places: episodes and frames.
 
     Returns:
-        Worlds, uint8 (B, WORLD_SIZE, WORLD_SIZE, 3); positions in squares, x to the right and y up,
-        float64 (B, 2); and a table of moving and animated objects per world, with the columns of
-        ``MovingObject``.
+        Worlds, uint8 (B, S, S, 3), see ``WorldView.draw``; positions in squares, x to the right and
+        y up, float64 (B, 2); and a table of moving and animated objects per world, with the columns
+        of ``MovingObject``.
 
     Raises:
         UserError: see ``rendered_world``.

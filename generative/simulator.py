@@ -44,7 +44,7 @@ from generative.networks import (
     most_likely_action,
     on_unit_sphere,
 )
-from generative.prior import Prior, PriorNoise, camera_globals
+from generative.prior import Prior, PriorNoise, camera_globals, static_globals
 from generative.spatial import (
     NoEmbedding,
     PatchBasis,
@@ -55,7 +55,14 @@ from generative.spatial import (
     with_phase,
 )
 from generative.spatial_decoder import SpatialDecoder
-from generative.squares import Scenery, SquareImages, World, world_corner, world_phase
+from generative.squares import (
+    Scenery,
+    SquareImages,
+    World,
+    square_images,
+    world_corner,
+    world_phase,
+)
 
 ALL_WINDOWS = slice(None)
 
@@ -207,10 +214,10 @@ class Simulator(nn.Module):
         """
         if config.square_classes is None:
             raise UserError("square_classes must be a number for a simulator with worlds")
-        assert config.world_squares and config.pixels_per_square
+        assert config.world_squares
         full, half, quarter, start_width = config.prior_widths
-        self.squares = SquareImages(config.square_classes, config.pixels_per_square,
-                                    config.object_looks or ())
+        self.squares = square_images(config.square_classes, config.world_squares,
+                                     config.square_size, config.object_looks or ())
         self.prior = Prior(config.world_squares, config.square_classes, (full, half, quarter),
                            config.bottleneck_vec_size // GRID ** 2, config.patch_components,
                            start_width)
@@ -250,7 +257,8 @@ class Simulator(nn.Module):
         """
         prior, squares = self._trained_prior(), self.squares
         assert squares is not None
-        probabilities, camera = prior.worlds.sample(noise, prior.world_times)
+        given = None if self.config.pixels_per_square else static_globals(noise.globals)
+        probabilities, camera = prior.worlds.sample(noise, prior.world_times, camera=given)
         corner = world_corner(camera[:, :PHASE_DIM], probabilities.shape[1],
                               squares.pixels_per_square)
         world = World.of(probabilities, corner, seeds=seeds, **prior.objects(noise, seeds))
@@ -291,10 +299,10 @@ class Simulator(nn.Module):
     def _moved_on(self, world: World, scenery: Scenery, h: Tensor) -> tuple[World, Scenery]:
         """Let worlds move on after a step to states h (B, H), see ``Prior.continued``.
 
-        Without a trained prior, they stay where they are.
+        Without a trained prior, or with a static camera, they stay where they are.
         """
         assert self.squares is not None
-        if not self.prior.is_trained:
+        if not self.prior.is_trained or not self.config.pixels_per_square:
             return world, scenery
         camera = split_state(h, self.config).camera
         moved = self.prior.continued(world, camera, self.squares.pixels_per_square)

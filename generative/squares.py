@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +36,7 @@ _SMALLEST_SHARE = 0.08  # share of a key's levels that a class of the key must h
 _UNREADABLE = 0.1  # root mean squared error above which a square is not recognised
 _VISIBLE = 0.35  # share of a square that must be in view for it to be recognised
 _LIKE_SPRITE = 0.21  # root mean squared error below which an object is recognised
+_OVERLAP = 0.02  # share of a square by which Procgen's sprites extend beyond it on all sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +344,53 @@ class SquareImages(nn.Module):
         return self.templates[-1]
 
 
+class StaticSquares(SquareImages):
+    """Images of squares for a static camera whose view is the world.
+
+    Pixels never move within squares, so a pixel takes the colour of its place in the template
+    without interpolation. Within _OVERLAP of a border, it shows the brighter one of both squares,
+    because nothing is drawn on free squares, which are black.
+    """
+
+    @full_precision
+    def paint(self, world: World) -> Scenery:
+        """Draw the view (B, 3, 64, 64); see ``SquareImages.paint``."""
+        squares = world.squares
+        if squares.ndim == 3:
+            squares = functional.one_hot(squares, len(self.templates)).to(self.templates)
+        at = (torch.arange(FRAME_SIZE, device=squares.device) + 0.5) / self.pixels_per_square
+        place = (at % 1 * RESOLUTION).long()
+        colours = self.templates[:, place][:, :, place]  # (K, 64, 64, 3)
+        near = [(at + shift).long().clamp(0, squares.shape[1] - 1)
+                for shift in (-_OVERLAP, _OVERLAP)]
+        images = [torch.einsum("byxk,kyxc->bcyx", squares[:, rows][:, :, columns].float(), colours)
+                  for rows, columns in itertools.product(near, near)]
+        return Scenery(functools.reduce(torch.maximum, images), world.corner,
+                       squares.new_empty(0))
+
+    def forward(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
+        """Return the scenery's view; see ``SquareImages.forward``. The camera's position is
+        ignored."""
+        first = (FRAME_SIZE - size) // 2
+        view = scenery.image[..., first:first + size, first:first + size]
+        return view.repeat(len(displacement) // len(view), 1, 1, 1)
+
+    def crop(self, world: World, displacement: Tensor, size: int) -> Tensor:
+        return self(self.paint(world), displacement, size)
+
+
+def square_images(num_classes: int, num_squares: int, pixels_per_square: float,
+                  looks: Sequence[int] = ()) -> SquareImages:
+    """Create images of squares: those for a static camera if the world is as large as the view."""
+    kind = StaticSquares if is_view(num_squares, pixels_per_square) else SquareImages
+    return kind(num_classes, pixels_per_square, looks)
+
+
+def is_view(num_squares: int, pixels_per_square: float) -> bool:
+    """Return whether a world is exactly as large as the view."""
+    return math.isclose(num_squares * pixels_per_square, FRAME_SIZE)
+
+
 class TemplateFit:
     """Fit of classes and templates to worlds whose squares have known keys, level by level.
 
@@ -362,18 +412,21 @@ class TemplateFit:
 
         Args:
             level: number of the level.
-            world: image, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+            world: image, uint8 (S, S, 3), where S is WORLD_SIZE, or FRAME_SIZE for a static camera.
             keys: keys of its squares (n, n), see ``envs.squares``.
-            x, y: the player's position in squares.
+            x, y: the position of the world's centre in squares.
         """
-        if world.shape != (WORLD_SIZE, WORLD_SIZE, 3):
-            raise UserError(f"a world must have the shape {(WORLD_SIZE, WORLD_SIZE, 3)}, not "
-                            f"{world.shape}")
-        offsets = (np.arange(WORLD_SIZE) + 0.5 - WORLD_SIZE / 2) / self.pixels_per_square
+        size = len(world)
+        if size not in (WORLD_SIZE, FRAME_SIZE) or world.shape != (size, size, 3):
+            raise UserError(f"a world must have the shape {(WORLD_SIZE, WORLD_SIZE, 3)}, or "
+                            f"{(FRAME_SIZE, FRAME_SIZE, 3)} for a static camera, not {world.shape}")
+        offsets = (np.arange(size) + 0.5 - size / 2) / self.pixels_per_square
         places = []
         for position in (-y, x):
             at = position % 1 + self.num_squares // 2 + offsets
             inside = (at >= 0) & (at < self.num_squares)
+            if is_view(self.num_squares, self.pixels_per_square):
+                inside &= abs(at % 1 - 0.5) < 0.5 - _OVERLAP
             at = at[inside]
             places.append((inside, at.astype(np.int64), (at % 1 * RESOLUTION).astype(np.int64)))
         (rows, row, down), (columns, column, right) = places
@@ -406,7 +459,7 @@ class TemplateFit:
             clusters, numbers = _clusters(levels)
             classes |= {(name, level): len(templates) + number for level, number in numbers.items()}
             templates += [_filled(sums) for sums in clusters]
-        images = SquareImages(len(templates), self.pixels_per_square)
+        images = square_images(len(templates), self.num_squares, self.pixels_per_square)
         images.templates.copy_(torch.from_numpy(np.stack(templates) / 255))
         return images, classes
 

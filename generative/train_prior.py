@@ -33,10 +33,11 @@ from common.errors import UserError, script_main
 from common.files import load_tensors, save_tensors
 from common.progress import Progress
 from common.signals import deferred_signals
-from generative.batches import align, in_batches, true_phase
+from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
+from generative.prior import NUM_GLOBALS, static_globals
 from generative.prior_losses import start_loss, world_loss
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
@@ -69,12 +70,23 @@ def parser() -> Parser:
     return flags
 
 
-def world_cameras(worlds: RecordedWorlds, pixels_per_square: float) -> Tensor:
+def world_cameras(worlds: RecordedWorlds, pixels_per_square: float | None) -> Tensor:
     """Return phase and velocity of the camera in recorded worlds (N, NUM_GLOBALS)."""
+    if not pixels_per_square:
+        return static_globals(torch.empty(len(worlds.rows), NUM_GLOBALS))
     down = np.array([1, -1], np.float32)
     moved = torch.from_numpy(worlds.moved * down) * (pixels_per_square / FASTEST)
     angles = 2 * math.pi * torch.from_numpy(worlds.positions * down)
     return torch.cat([torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(1), moved], dim=-1)
+
+
+def _true_camera(batch: AlignedBatch, pixels_per_square: float | None) -> Tensor:
+    """Return phase and velocity of the camera in the last initial frame (B, NUM_GLOBALS)."""
+    assert batch.positions is not None
+    if not pixels_per_square:
+        return static_globals(batch.positions.new_empty(batch.positions.shape[1], NUM_GLOBALS))
+    moved = (batch.positions[1] - batch.positions[0]).nan_to_num() * (pixels_per_square / FASTEST)
+    return torch.cat([true_phase(batch), moved * moved.new_tensor([1, -1])], dim=-1)
 
 
 @torch.no_grad()
@@ -95,10 +107,7 @@ def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         with compute.autocast():
             vectors.append(simulator.encode(batch.initial_images).float())
             views.append(simulator.scenery(batch.world).first)
-        scale = (config.pixels_per_square or 0.0) / FASTEST
-        moved = (batch.positions[1] - batch.positions[0]).nan_to_num()
-        cameras.append(torch.cat([true_phase(batch), moved * moved.new_tensor([scale, -scale])],
-                                 dim=-1))
+        cameras.append(_true_camera(batch, config.pixels_per_square))
     codes = torch.cat(vectors).unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
     prior.mean.copy_(codes.mean(dim=0))
     prior.scale.copy_((codes - prior.mean).square().mean(dim=(0, 2, 3)).sqrt()[:, None, None])
@@ -211,12 +220,12 @@ def main(argv: list[str] | None = None) -> int:
     codes, views, cameras = (encoded_worlds(simulator, compute, dataset)
                              if args.num_start_batches else [torch.empty(1)] * 3)
     known = torch.from_numpy(worlds.squares).to(compute.device)
-    world_camera = world_cameras(worlds, squares.pixels_per_square).to(compute.device)
+    world_camera = world_cameras(worlds, config.pixels_per_square).to(compute.device)
 
     def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
         with compute.autocast():
             squares, camera = world_loss(prior.worlds, known[rows].long(), world_camera[rows],
-                                         generator)
+                                         generator, is_view=not config.pixels_per_square)
             return squares + camera
 
     def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,19 +13,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from agents.replay import recorded_game
+from agents.replay import recorded_levels
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import atomic_path
-from common.game_constants import CAMERA_FOLLOWS
+from common.game_constants import CAMERA_FOLLOWS, SQUARES_IN_VIEW, square_size
 from common.progress import with_progress
 from envs.level_state import LevelState
 from envs.objects import object_groups
-from envs.procgen_env import LevelSlots
 from envs.squares import is_empty, is_solid, square_keys, squares_around
 from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.sprites import SpriteFit
-from generative.squares import SquareImages, TemplateFit
+from generative.squares import SquareImages, TemplateFit, square_images
 
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
 _IMAGES = "images."  # prefix of the tensors of ``SquareImages`` in this file
@@ -43,17 +42,23 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
         given: images of given classes; None to fit them.
 
     Raises:
-        UserError: if the recording has no worlds, its camera does not follow the player, or it does
-            not name its game.
+        UserError: if the recording has no worlds, worlds of its game cannot be rendered or have
+            another number of squares, or it does not name its game.
     """
-    game = recorded_game(folder)
-    if game.env_name not in CAMERA_FOLLOWS:
-        raise UserError(f"the camera of {game.env_name} does not follow the player")
+    game, levels = recorded_levels(folder)
+    size = square_size(game.env_name, game.distribution_mode)
+    if size is None:
+        raise UserError(f"{folder.path}: worlds of {game.env_name} cannot be rendered")
+    is_static = game.env_name not in CAMERA_FOLLOWS
+    if is_static and num_squares != (
+            needed := SQUARES_IN_VIEW[game.env_name][game.distribution_mode]):
+        raise UserError(f"world_squares must be {needed} in {game.env_name}, mode "
+                        f"{game.distribution_mode}, whose level fills the view, not {num_squares}")
     groups = object_groups(game.env_name)
-    fit = TemplateFit(CAMERA_FOLLOWS[game.env_name], num_squares)
-    sprites = SpriteFit(CAMERA_FOLLOWS[game.env_name], groups)
+    fit, sprites = TemplateFit(size, num_squares), SpriteFit(size, groups)
     found: list[tuple] = []
-    with contextlib.closing(LevelSlots(game, 1)) as slots:
+    themes: dict[int, int] = {}  # levels of the fit by episode
+    with contextlib.closing(levels) as slots:
         for episode in with_progress(episodes, len(episodes), "episode"):
             steps, rows = folder.steps(episode), folder.world_rows(episode)
             if not rows:
@@ -62,14 +67,17 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
             state = slots.state(0)
             assert state is not None
             keys, outside = square_keys(LevelState.parse(state))
+            theme = themes[episode] = 0 if is_static else episode  # mazes have no themes
             places = steps[["player_x", "player_y"]].to_numpy(np.float32)
             frames, table = folder.array_files(episode).frames, folder.moving(episode)
             for row in rows:
                 x, y = places[row]
+                if is_static:  # the middle of the view, and of the level
+                    x = y = num_squares / 2
                 squares = squares_around(keys, outside, float(x), float(y), num_squares)
                 world, objects = folder.world(episode, row), table[table["row"] == row]
-                fit.add(episode, world, squares, float(x), float(y))
-                if given is None:
+                fit.add(theme, world, squares, float(x), float(y))
+                if given is None and groups:
                     sprites.add(frames.rows(row, row + 1)[0], world, objects, float(x), float(y))
                 found.append((episode, row, squares, objects, places[row],
                               places[row] - places[max(row - 1, 0)]))
@@ -79,7 +87,7 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
     if given is None:
         images = _with_objects(images, classes, sprites, game.env_name)
     squares, at, moving, looks = map(np.stack, zip(*(
-        with_objects(_classified(keys, classes, episode), objects, groups, images, x, y)
+        with_objects(_classified(keys, classes, themes[episode]), objects, groups, images, x, y)
         for episode, _, keys, objects, (x, y), _ in found)))
     numbers, rows, _, _, positions, velocities = map(list, zip(*found))
     return images, RecordedWorlds(np.array(numbers), np.array(rows), squares, at, moving, looks,
@@ -142,10 +150,10 @@ def _with_objects(images: SquareImages, classes: dict[tuple[int, int], int], spr
     return result
 
 
-def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], episode: int) -> np.ndarray:
-    """Return the classes, uint8 (n, n), of the squares with these keys in an episode's level."""
+def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], level: int) -> np.ndarray:
+    """Return the classes, uint8 (n, n), of the squares with these keys in a level of the fit."""
     names, numbers = np.unique(keys, return_inverse=True)
-    return np.array([classes[name, episode] for name in names.tolist()], np.uint8)[
+    return np.array([classes[name, level] for name in names.tolist()], np.uint8)[
         numbers.reshape(keys.shape)]
 
 
@@ -173,8 +181,8 @@ def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
             arrays = dict(stored)
         state = {name.removeprefix(_IMAGES): torch.from_numpy(arrays.pop(name))
                  for name in list(arrays) if name.startswith(_IMAGES)}
-        images = SquareImages(len(state["templates"]), float(arrays.pop("pixels_per_square")),
-                              arrays.pop("object_looks").tolist())
+        images = square_images(len(state["templates"]), num_squares, float(
+            arrays.pop("pixels_per_square")), arrays.pop("object_looks").tolist())
         images.load_state_dict(state)
         worlds = RecordedWorlds(**arrays)
     else:

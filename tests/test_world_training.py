@@ -306,7 +306,7 @@ def test_untrained_priors_and_unsuitable_settings_are_refused(simulator, recordi
                                   pixels_per_square=SQUARE)
     with pytest.raises(UserError, match="no worlds"):
         Simulator(without, load_agent(AGENT)).sample_starts(None, torch.arange(1))
-    for changes in ({"world_squares": 38}, {"pixels_per_square": 0.0},
+    for changes in ({"world_squares": 38}, {"world_squares": 13},
                     {"prior_widths": (8, 8, 8)}):
         with pytest.raises(UserError, match=r"world_squares|prior_widths"):
             dataclasses.replace(without, **{**WORLDS, **changes})

@@ -94,17 +94,19 @@ def test_moving_objects_are_the_enemies(config=HARD):
     assert seen == {"enemy_left", "enemy_right"}
 
 
-def test_a_camera_that_stands_still_has_no_worlds(monkeypatch, tmp_path, capsys):
-    maze = EnvConfig("maze", "easy")
-    with pytest.raises(UserError, match=r"camera of maze is not known to follow.*coinrun"):
-        WorldView(maze)
+def test_games_whose_worlds_cannot_be_rendered_are_refused(monkeypatch, tmp_path, capsys):
+    for game, mode in (("heist", "easy"), ("climber", "hard"), ("maze", "memory")):
+        with pytest.raises(UserError, match=rf"camera of {game} in mode {mode} is not known to "
+                                            r"follow.*coinrun, maze \(easy or hard\)"):
+            WorldView(EnvConfig(game, mode))
     agent = ROOT / "pretrained" / "maze_confined" / "model.pth"
-    argv = ["--agent_file", agent, "--env_name", "maze", "--logdir", tmp_path, "--worlds"]
+    argv = ["--agent_file", agent, "--env_name", "jumper", "--logdir", tmp_path, "--worlds"]
     capsys.readouterr()
     assert record.main([*map(str, argv)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1 and errors[0].startswith("error: the camera of maze")
+    assert len(errors) == 1 and errors[0].startswith("error: the camera of jumper")
     assert not (tmp_path / "data").exists()
+    maze = EnvConfig("maze", "easy")
 
     monkeypatch.setitem(CAMERA_FOLLOWS, "maze", PIXELS)  # a wrong entry is found by comparing views
     with contextlib.closing(WorldView(maze)) as view:
@@ -446,8 +448,8 @@ def test_a_camera_that_moves_by_squares_sees_squares_that_moved(right, down):
 
 
 def test_other_sizes_of_worlds_are_refused():
-    with pytest.raises(UserError, match=r"must have the shape \(192, 192, 3\), not \(64, 64, 3\)"):
-        TemplateFit(PIXELS, NUM_SQUARES).add(0, np.zeros((64, 64, 3), np.uint8),
+    with pytest.raises(UserError, match=r"must have the shape \(192, 192, 3\).*not \(65, 65, 3\)"):
+        TemplateFit(PIXELS, NUM_SQUARES).add(0, np.zeros((65, 65, 3), np.uint8),
                                              np.zeros((39, 39), np.int64), 0.5, 0.5)
 
 
