@@ -41,8 +41,7 @@ RIGHT, UP = 7, 5
 
 def world_of(squares):
     """Return the world of a static camera."""
-    nowhere = torch.zeros(len(squares), 2)
-    return World(squares, nowhere, nowhere[:, 0].long(), nowhere.long())
+    return World.of(squares, torch.zeros(len(squares), 2))
 
 
 def psnr(first, second):
