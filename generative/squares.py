@@ -184,9 +184,13 @@ class SquareImages(nn.Module):
             painted = world.squares.to(templates) @ templates
         image = painted.reshape(-1, num, num, 3, RESOLUTION, RESOLUTION).permute(0, 3, 1, 4, 2, 5)
         image = image.reshape(-1, 3, num * RESOLUTION, num * RESOLUTION)
-        states = None if self.sprites is None else self.sprites.states(
-            world.squares, world.places, world.velocities, world.looks, world.clock)
+        states = None if self.sprites is None else self._states(world)
         return Scenery(image, world.corner, image.new_empty(0), states)
+
+    def _states(self, world: World) -> SpriteStates:
+        assert self.sprites is not None
+        return self.sprites.states(world.squares, world.places, world.velocities, world.looks,
+                                   world.clock)
 
     @full_precision
     def view(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
@@ -239,6 +243,15 @@ class SquareImages(nn.Module):
                     (weight[:, 1, :, None], down), (weight[:, 0, None], right))]
                 parts.append(colours * (shares[0] * shares[1])[..., None])
         return sum(parts[1:], parts[0]).permute(0, 3, 1, 2)
+
+    @full_precision
+    def first_views(self, world: World) -> Tensor:
+        """Draw the views at the start of worlds with certain classes (B, 3, 64, 64); see ``view``,
+        which needs more memory."""
+        view = self.crop(world, torch.zeros_like(world.corner), FRAME_SIZE)
+        if self.sprites is None:
+            return view
+        return self.sprites.draw(view, self._states(world), -world.corner, 0)
 
     def _positions(self, offset: Tensor, size: int) -> Tensor:
         """Return the positions of pixels in the world, in units of template positions.

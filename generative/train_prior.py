@@ -99,14 +99,15 @@ def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         (N, V / 64, 8, 8); coefficients of the views of the worlds (N, patch_components, 8, 8); and
         phase and velocity of the camera (N, NUM_GLOBALS).
     """
-    config, prior = simulator.config, simulator.prior.starts
+    config, prior, squares = simulator.config, simulator.prior.starts, simulator.squares
+    assert squares is not None
     vectors, views, cameras = [], [], []
     for numbers in in_batches(dataset.windows_with_worlds, _AT_A_TIME):
         batch = align(dataset.batch(numbers).to(compute.device), config)
         assert batch.world is not None and batch.positions is not None
         with compute.autocast():
             vectors.append(simulator.encode(batch.initial_images).float())
-            views.append(simulator.scenery(batch.world).first)
+            views.append(simulator.basis.coefficients(squares.first_views(batch.world)).float())
         cameras.append(_true_camera(batch, config.pixels_per_square))
     codes = torch.cat(vectors).unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
     prior.mean.copy_(codes.mean(dim=0))
