@@ -75,7 +75,8 @@ def simulators(recording, fitted, tmp_path_factory):
         torch.manual_seed(0)
         simulator = Simulator(dataclasses.replace(
             config, pixels_per_square=64 / 13, world_squares=squares, num_sim_steps=NUM_STEPS,
-            square_classes=squares and len(fitted[0].templates), prior_widths=(8, 8, 8, 8)),
+            square_classes=squares and len(fitted[0].templates),
+            object_looks=fitted[0].looks if squares else None, prior_widths=(8, 8, 8, 8)),
             load_agent(AGENT))
         frames = recording.episode(0).frames[::3]
         simulator.basis.fit(torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255)
@@ -204,9 +205,9 @@ def test_squares_in_view_are_those_of_the_recorded_frame(informed, recording, si
         origin, world = informed.origin(number), informed.worlds([number])
         frame = recording.episode(origin.episode).frames[origin.frame]
         image = torch.from_numpy(frame).permute(2, 0, 1)[None].float() / 255
-        classes, known = simulator.squares.read(image, world.corner, NUM_SQUARES)
+        read, known = simulator.squares.read(image, world.corner, NUM_SQUARES)
         assert known.sum() > 100
-        assert torch.equal(world.squares.argmax(dim=-1)[known], classes[known])
+        assert torch.equal(world.squares.argmax(dim=-1)[known], read.squares[known])
         assert (world.squares.max(dim=-1).values[known] == 1).all()
 
 
@@ -297,7 +298,7 @@ def test_samples_in_rendered_worlds_show_the_game(model, run, recording, simulat
     folder = SampleFolder(tmp_path / "informed_init")
     simulator = open_simulator(simulators[model], AGENT, SimulatorConfig(), FLOAT32)
     origins = [folder.origin(number) for number in range(6)]
-    assert any(origin.frame % 8 for origin in origins)
+    assert any(origin.frame % record.WORLD_INTERVAL for origin in origins)
     for number, origin in enumerate(origins):
         world = folder.worlds([number])
         frames = recording.episode(origin.episode).frames
