@@ -83,7 +83,7 @@ def rendered_world(simulator: Simulator, vectors: Tensor, folder: RolloutFolder,
         phase = phase.new_tensor(STATIC_PHASE).expand(phase.shape)
     corner = world_corner(phase, num, size)  # (B, 2)
     shown = torch.from_numpy(images).to(device).permute(0, 3, 1, 2).float() / 255
-    world, known = squares.read(shown, corner, num, seeds.to(device))
+    world, known = squares.read(shown, corner, num, objects=False)
     near = corner[:, :, None] + size * torch.arange(num, device=device)  # (B, 2, n)
     beyond = (images.shape[1] - FRAME_SIZE) / 2  # pixels on each side of the view
     whole = (near >= -beyond) & (near + size <= FRAME_SIZE + beyond)

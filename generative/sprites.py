@@ -244,6 +244,7 @@ class Sprites(nn.Module):
         errors = (_slide(seen * fine.square(), torch.ones_like(kernels[:1]))
                   - 2 * _slide(seen * fine, kernels)
                   + _slide(seen, kernels.square().sum(dim=1, keepdim=True)))
+        errors[:, ~(sprites[:, 3] > 0).flatten(1).any(dim=1)] = torch.inf  # never observed
         visible = _slide(seen, torch.ones_like(kernels[:1, :1]))
         errors = errors / (3 * visible).clamp(min=1)  # (B, looks · 4, shown, positions)
         errors = torch.where(visible >= _VISIBLE * RESOLUTION ** 2, errors, torch.inf)

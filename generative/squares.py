@@ -304,11 +304,12 @@ class SquareImages(nn.Module):
 
     @full_precision
     def read(self, images: Tensor, corner: Tensor, num_squares: int,
-             seeds: Tensor | None = None) -> tuple[World, Tensor]:
+             seeds: Tensor | None = None, objects: bool = True) -> tuple[World, Tensor]:
         """Recognise the squares in images.
 
         Args:
             images, corner, num_squares: see ``errors``.
+            objects: whether the images show moving and animated objects, unlike rendered worlds.
             seeds: seeds of the world, int64 (B,), which also select the clock among those that fit
                 the images; None for 0.
 
@@ -318,7 +319,7 @@ class SquareImages(nn.Module):
             class. Only the direction of velocities is known, so they are 1 or -1.
         """
         static, templates = len(self.templates), self.templates
-        if self.sprites is not None:
+        if self.sprites is not None and objects:
             still, still_classes, still_images = self.sprites.still_looks(self._empty)
             templates = torch.cat([templates, still])
         errors, visible = self.errors(images, corner, num_squares, templates)
@@ -327,7 +328,7 @@ class SquareImages(nn.Module):
         known = (visible >= _VISIBLE) & (
             smallest < torch.where(is_still, _LIKE_SPRITE, _UNREADABLE) ** 2)
         world = World.of(classes, corner, **({} if seeds is None else {"seeds": seeds}))
-        if self.sprites is None:
+        if self.sprites is None or not objects:
             return world, known
         which = (classes - static).clamp(min=0)
         if len(still_classes):
