@@ -272,12 +272,15 @@ class SampleFolder(ResultStore):
                                 f"world, unlike sample {numbers[0]}; record the samples again")
         if not found or not found[0]:
             return None
-        squares, corner, places, velocities, looks, clock = (
-            torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays in zip(
-                numbers, found)}, name)) for name in _WORLD)
+        parts = {name: torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays
+                                                          in zip(numbers, found)}, name))
+                 for name in found[0]}
         seeds = torch.tensor([self.origin(number).world_seed or 0 for number in numbers])
-        return World.of(squares.float(), corner, seeds=seeds, places=places.float(),
-                        velocities=velocities.float(), looks=looks.long(), clock=clock)
+        others = {"places": torch.float32, "velocities": torch.float32, "looks": torch.int64,
+                  "clock": torch.int64}  # older samples have no objects
+        return World.of(parts["world"].float(), parts["world_corner"], seeds=seeds, **{
+            name: parts[f"world_{name}"].to(dtype) for name, dtype in others.items()
+            if f"world_{name}" in parts})
 
     def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin,
             world: World | None = None) -> None:
