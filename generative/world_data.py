@@ -29,6 +29,7 @@ from generative.squares import SquareImages, TemplateFit, square_images
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
 _IMAGES = "images."  # prefix of the tensors of ``SquareImages`` in this file
 NUM_SQUARES = 39  # per side of a world, as many as three views
+_NEAREST = (0, -1, 1, -2, 2)  # columns of squares for an object, relative to its own
 
 
 def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int = NUM_SQUARES,
@@ -107,8 +108,8 @@ def with_objects(squares: np.ndarray, objects: pd.DataFrame, groups: Sequence[Se
 
     Returns:
         Classes, places and velocities, float16, and looks, uint8, see ``squares.World`` (n, n).
-        If the square of an object is not empty, the object is put into the square to the left, with
-        a place beyond its edge.
+        If the square of an object is not empty, the object is put into the nearest empty square of
+        the same row and height above the ground, with a place beyond its edge.
     """
     num, squares = len(squares), squares.copy()
     places, velocities = np.zeros((2, num, num), np.float16)
@@ -123,8 +124,10 @@ def with_objects(squares: np.ndarray, objects: pd.DataFrame, groups: Sequence[Se
         if 0 <= row < num and 0 <= column < num:
             group = next(i for i, kinds in enumerate(groups) if thing.kind in kinds)
             place = thing.x % 1
-            if squares[row, column] != empty and column and squares[row, column - 1] == empty:
-                column, place = column - 1, place + 1
+            on_ground = sprites.solid[squares[min(row + 1, num - 1)].astype(int)].numpy() > 0
+            near = next((step for step in _NEAREST if 0 <= column + step < num and squares[
+                row, column + step] == empty and on_ground[column + step] == on_ground[column]), 0)
+            column, place = column + near, place - near
             squares[row, column] = sprites.first_class + group
             places[row, column] = place
             velocities[row, column] = thing.vx / speeds[group] if speeds[group] else 0
