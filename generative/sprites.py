@@ -2,8 +2,9 @@
 
 A class of squares may stand for an object. Its *sprite* is drawn over the static squares, where the
 object is at the time. Sprites alternate between two images with the game's clock. Objects that move
-walk along their row, and turn where a wall begins or the ground ends, with a quarter less speed, so
-their places at all later steps follow from the world.
+walk along their row, and turn where a wall begins or the ground ends. They lose a quarter of their
+speed at walls of two squares or more, and none elsewhere. So their places at all later steps follow
+from the world.
 
 Letters in shape comments: B worlds, N views, n squares per side, K classes, G classes of objects, J
 looks of all objects, M sprites per world, R positions per side of a sprite, S pixels per side of an
@@ -29,7 +30,7 @@ CLOCK_PERIOD = 10  # steps after which all sprites have the same images again
 _MOST = 24  # M
 _MOST_IN_VIEW = 10
 _MOST_TURNS = 8  # turns of an object that are simulated
-AFTER_TURN = 0.75  # share of its speed that an object keeps when it turns
+AFTER_TURN = 0.75  # share of its speed that an object keeps when it turns at a high wall
 _NEAR_PLAYER = 1.4  # squares from the player's centre within which objects may be occluded
 _DIFFERENT = 0.03  # difference from the background, of 1, from which a pixel shows an object
 _VISIBLE = 0.4  # share of a sprite that must be in view for it to be recognised
@@ -46,6 +47,7 @@ class SpriteStates:
         rows: row of its centre, in squares from the top of the world (B, M).
         columns: column of its centre at the start, in squares from the left of the world (B, M).
         begins, ends: leftmost and rightmost column of its centre (B, M).
+        kept: share of its speed that it keeps when it turns there (2, B, M).
         velocities: velocity to the right at the start, in squares per step (B, M).
         clock: the game's time at the start, int64 (B,).
     """
@@ -57,6 +59,7 @@ class SpriteStates:
     columns: Tensor
     begins: Tensor
     ends: Tensor
+    kept: Tensor
     velocities: Tensor
     clock: Tensor
 
@@ -70,7 +73,8 @@ class SpriteStates:
             turns = (needed < left) & (velocities != 0)
             columns = torch.where(turns, goal, columns + velocities * left)
             left = torch.where(turns, left - needed, 0)
-            velocities = torch.where(turns, -AFTER_TURN * velocities, velocities)
+            kept = torch.where(velocities > 0, self.kept[1], self.kept[0])
+            velocities = torch.where(turns, -kept * velocities, velocities)
         return columns, velocities
 
 
@@ -116,7 +120,12 @@ class Sprites(nn.Module):
             return values.flatten(1).gather(1, square)
 
         row, column = square // num, square % num
-        first, last = map(of_square, self._ways(classes))
+        solid = self.solid[classes] > 0
+        first, last = map(of_square, self._ways(solid))
+        high = functional.pad(solid & functional.pad(solid[:, :-1], (0, 0, 1, 0), value=True),
+                              (1, 1), value=True).flatten(1)  # (B, n · (n + 2))
+        at_end = [high.gather(1, row * (num + 2) + beside) for beside in (
+            first.clamp(max=num + 1), last.clamp(min=-2) + 2)]
         moves = (self.speed[groups] > 0) & (first < last)
         centre = column + torch.where(self.speed[groups] > 0, of_square(places), 0.5)
         begins = torch.where(moves, first + 0.5, centre)
@@ -126,22 +135,23 @@ class Sprites(nn.Module):
             flat.gather(1, chosen),
             (counts.cumsum(0) - counts)[groups] + of_square(looks) % counts[groups], groups,
             row + 0.5, centre.minimum(ends).maximum(begins), begins, ends,
+            1 - (1 - AFTER_TURN) * torch.stack(at_end).to(centre),
             torch.where(moves, self.speed[groups] * of_square(velocities), 0), clock)
 
-    def _ways(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _ways(solid: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first and last column of the ground in a row that contains each square.
 
         A square belongs to it if it is not solid, and the square below is.
 
         Args:
-            classes: class of each square, int64 (B, n, n).
+            solid: whether each square is solid, bool (B, n, n).
 
         Returns:
             Columns, int64 (B, n, n); the first is larger than the last outside such ground.
         """
-        solid = self.solid[classes] > 0
         below = functional.pad(solid[:, 1:], (0, 0, 0, 1), value=True)
-        ground, columns = ~solid & below, torch.arange(classes.shape[2], device=classes.device)
+        ground, columns = ~solid & below, torch.arange(solid.shape[2], device=solid.device)
         first = torch.where(ground, 0, columns + 1).cummax(dim=-1).values
         last = torch.where(ground, len(columns) - 1, columns - 1).flip(-1).cummin(dim=-1).values
         return first, last.flip(-1)
