@@ -325,6 +325,19 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
+@pytest.fixture(scope="session")
+def worlds_recording(shared) -> Path:
+    """A folder with a recording of ten hard levels of CoinRun with worlds. Half of the episodes
+    have action noise, so that some end in a death."""
+    def make(folder):
+        assert record.main(record_arguments(
+            ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, 10, "--env_name", "coinrun",
+            "--distribution_mode", "hard", "--seed", "8", "--no_videos", "--worlds",
+            "--action_noise_share", "0.5")) == 0
+        return folder
+    return shared("worlds", make)
+
+
 @pytest.fixture(scope="module")
 def coarse_figures():
     """Draw figures of the analyses with few pixels, no layout and few rotation steps, which takes

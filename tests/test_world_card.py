@@ -64,13 +64,8 @@ MEANS = Means(torch.full((1, 3, 64, 64), 0.5), torch.full((1, 15), 1 / 15))
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    """Ten hard levels of CoinRun with action noise, so that some end in a death."""
-    logdir = tmp_path_factory.mktemp("worlds")
-    assert record.main(record_arguments(
-        AGENT, logdir, NUM_EPISODES, "--env_name", "coinrun", "--distribution_mode", "hard",
-        "--seed", "8", "--no_videos", "--worlds", "--action_noise_share", "0.5")) == 0
-    return RolloutFolder(logdir / "data")
+def recording(worlds_recording):
+    return RolloutFolder(worlds_recording / "data")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +84,8 @@ def model_file(recording, fitted, tmp_path_factory):
     torch.manual_seed(0)
     simulator = Simulator(dataclasses.replace(
         TINY.get(SimulatorConfig), pixels_per_square=SCALE, world_squares=NUM_SQUARES,
-        square_classes=len(fitted[0].templates), object_looks=fitted[0].looks, prior_widths=(8, 8, 8, 8)), load_agent(AGENT))
+        square_classes=len(fitted[0].templates), object_looks=fitted[0].looks,
+        prior_widths=(8, 8, 8, 8)), load_agent(AGENT))
     frames = torch.from_numpy(recording.episode(0).frames[::3])
     simulator.basis.fit(frames.permute(0, 3, 1, 2).float() / 255)
     with torch.no_grad():

@@ -240,11 +240,11 @@ def test_damaged_worlds_are_named(recordings, tmp_path):
 
 # Squares
 
-def corner_at(positions):
+def corner_at(positions, num_squares=NUM_SQUARES):
     """Return the corner (N, 2) of worlds around positions (N, 2) of the player."""
     angle = 2 * math.pi * torch.from_numpy(positions) * torch.tensor([1, -1])
     phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1).float()
-    return world_corner(phase, NUM_SQUARES, PIXELS)
+    return world_corner(phase, num_squares, PIXELS)
 
 
 def psnr(first, second):
@@ -309,13 +309,13 @@ def test_squares_are_recognised_in_images(recordings, fitted):
     chosen = worlds[::5]
     classes = torch.from_numpy(chosen.squares).long()
     world, known = images.read(recorded_images(recordings[0], chosen), corner_at(chosen.positions),
-                               NUM_SQUARES)
+                               NUM_SQUARES, objects=False)
     assert known[:, 1:-1, 1:-1].float().mean() > 0.98
     looks = images.templates.flatten(1)
     alike = torch.cdist(looks, looks) < 0.015 * looks.shape[1] ** 0.5
     assert alike.float().mean() < 2 / len(looks)  # few classes look alike
     found = world.squares
-    assert (found >= images.sprites.first_class).float().mean() < 2e-4  # objects are not drawn
+    assert (found < images.sprites.first_class).all()
     assert alike[found, classes][known].float().mean() > 0.995
     rare = (classes != classes.mode().values.mode().values.mode().values) & known
     assert alike[found, classes][rare].float().mean() > 0.98
@@ -523,7 +523,8 @@ def test_samples_of_the_prior_are_differentiable():
                torch.randn(1, NUM_GLOBALS, generator=generator))
 
     def total(squares, camera):
-        results = prior.sample(dataclasses.replace(noise, squares=squares, globals=camera), TIMES[::4])
+        changed = dataclasses.replace(noise, squares=squares, globals=camera)
+        results = prior.sample(changed, TIMES[::4])
         return sum((result.double() * weight).sum() for result, weight in zip(results, weights))
 
     inputs = noise.squares.requires_grad_(), noise.globals.requires_grad_()
@@ -625,7 +626,7 @@ def test_the_prior_learns_a_pattern():
     prior, generator = WorldPrior(SIZE, CLASSES, (16, 24, 32)), torch.Generator().manual_seed(3)
     assert obeyed(prior) < 0.5
     optimizer = torch.optim.Adam(prior.parameters(), 3e-3)
-    for _ in range(160):
+    for _ in range(200):
         camera = torch.full((16, NUM_GLOBALS), 0.5)
         loss = sum(world_loss(prior, striped(16, generator), camera, generator))
         optimizer.zero_grad()
