@@ -40,6 +40,7 @@ _GUIDE_WIDTH = 160
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
 _MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
+_STRONGEST_AT_END = 5.0  # in the last step, which removes squares that contradict all others
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _WORLD_STEPS, _START_STEPS = 8, 4
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
@@ -160,8 +161,8 @@ class WorldPrior(nn.Module):
         self.globals = nn.Sequential(nn.Linear(quarter + full + NUM_GLOBALS, guide), nn.SiLU(),
                                      nn.Linear(guide, NUM_GLOBALS))
 
-    def forward(self, x: Tensor, known: Tensor, camera: Tensor, camera_known: Tensor,
-                time: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, known: Tensor, camera: Tensor, camera_known: Tensor, time: Tensor,
+                strongest: float = _STRONGEST) -> tuple[Tensor, Tensor]:
         """Predict the clean data.
 
         Args:
@@ -170,12 +171,13 @@ class WorldPrior(nn.Module):
             camera: phase and velocity, noisy if they are not known (B, NUM_GLOBALS).
             camera_known: 1 if phase and velocity are given (B, 1).
             time: from 0 for noise to 1 for data (B,).
+            strongest: largest weight of what a noisy square tells about itself.
 
         Returns:
             Logits of the classes (B, n, n, K), and phase and velocity (B, NUM_GLOBALS).
         """
         guide = self.time(time, torch.cat([camera, camera_known], dim=-1))
-        evidence = self._evidence(x, time)
+        evidence = self._evidence(x, time, strongest)
         x = functional.pad(torch.cat([x, known], dim=1), (0, self._pad, 0, self._pad))
         x = functional.pixel_unshuffle(x, 2)
         x = torch.cat([x, self.position.expand(len(x), -1, -1, -1)], dim=1).contiguous(
@@ -194,7 +196,7 @@ class WorldPrior(nn.Module):
         camera = self.globals(torch.cat([middle.mean(dim=(2, 3)), near, camera.to(x)], dim=-1))
         return logits + evidence, camera.float()
 
-    def _evidence(self, x: Tensor, time: Tensor) -> Tensor:
+    def _evidence(self, x: Tensor, time: Tensor, strongest: float) -> Tensor:
         """Return the log-likelihood of each class given the noisy square alone (B, n, n, K).
 
         The network adds what the other squares tell. Without this term, rare classes hardly occur
@@ -202,7 +204,7 @@ class WorldPrior(nn.Module):
         """
         with torch.autocast(x.device.type, enabled=False):
             similar = x.float().permute(0, 2, 3, 1) @ self.embedding.T
-            strength = (time / (1 - time).square()).clamp(max=_STRONGEST)
+            strength = (time / (1 - time).square()).clamp(max=strongest)
             return similar * strength[:, None, None, None]
 
     def embed(self, squares: Tensor) -> Tensor:
@@ -234,8 +236,9 @@ class WorldPrior(nn.Module):
         for step, time in enumerate(times.tolist()):
             x = torch.where(given > 0, clean, x)
             state = state if camera is None else camera
-            logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time))
             after = float(times[step + 1]) if step + 1 < len(times) else 1.0
+            logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time),
+                                     _STRONGEST if after < 1 else _STRONGEST_AT_END)
             probabilities = (logits * (1.0 if after < 1 else _SHARPNESS)).softmax(dim=-1)
             share = (after - time) / (1 - time)
             x = x + share * (self.embed(probabilities) - x)

@@ -543,7 +543,7 @@ MEAN, DEVIATION = 0.7, 0.4
 class GaussianPrior(WorldPrior):
     """The best prediction of Gaussian phases and velocities, and of squares that are all 1."""
 
-    def forward(self, x, known, camera, camera_known, time):
+    def forward(self, x, known, camera, camera_known, time, strongest=0.0):
         logits = torch.zeros(len(x), SIZE, SIZE, CLASSES)
         logits[..., 1] = 30
         return logits, posterior_mean(camera, time[:, None])
@@ -647,7 +647,7 @@ def test_the_prior_learns_a_pattern():
 class SolvedPrior(WorldPrior):
     """Predicts the class of ``striped`` worlds right where it is not given, and wrong elsewhere."""
 
-    def forward(self, x, known, camera, camera_known, time):
+    def forward(self, x, known, camera, camera_known, time, strongest=0.0):
         right = functional.one_hot(self.solution, CLASSES)
         logits = torch.where(known[:, 0, ..., None] > 0, right.roll(1, dims=-1), right)
         return 30.0 * logits, torch.full_like(camera, 0.5)
