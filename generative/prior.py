@@ -40,7 +40,7 @@ _GUIDE_WIDTH = 160
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
 _MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
-_STRONGEST_AT_END = 5.0  # in the last step, which removes squares that contradict all others
+_STRONGEST_IN_SAMPLES = 5.0  # lower in samples, so that fewer squares contradict all others
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _WORLD_STEPS, _START_STEPS = 8, 4
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
@@ -238,7 +238,7 @@ class WorldPrior(nn.Module):
             state = state if camera is None else camera
             after = float(times[step + 1]) if step + 1 < len(times) else 1.0
             logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time),
-                                     _STRONGEST if after < 1 else _STRONGEST_AT_END)
+                                     _STRONGEST_IN_SAMPLES)
             probabilities = (logits * (1.0 if after < 1 else _SHARPNESS)).softmax(dim=-1)
             share = (after - time) / (1 - time)
             x = x + share * (self.embed(probabilities) - x)
