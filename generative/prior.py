@@ -42,7 +42,7 @@ _MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
 _STRONGEST_IN_SAMPLES = 5.0  # lower in samples, so that fewer squares contradict all others
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
-_WORLD_STEPS, _START_STEPS = 8, 4
+_WORLD_STEPS, _START_STEPS, _VIEW_START_STEPS = 8, 4, 8
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
 _TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
 
@@ -333,6 +333,8 @@ class Prior(nn.Module):
         channels: V / 64.
         view_channels: number of coefficients of a cell of the view.
         start_width: channels of ``StartPrior``.
+        is_view: whether worlds are the view of a static camera. Starts are then generated with more
+            steps, most of them early, when the place of the player is decided.
     """
 
     trained: Tensor
@@ -340,7 +342,7 @@ class Prior(nn.Module):
     start_times: Tensor
 
     def __init__(self, num_squares: int, num_classes: int, widths: tuple[int, int, int],
-                 channels: int, view_channels: int, start_width: int):
+                 channels: int, view_channels: int, start_width: int, is_view: bool = False):
         super().__init__()
         self.channels = channels
         self.worlds = WorldPrior(num_squares, num_classes, widths)
@@ -348,8 +350,9 @@ class Prior(nn.Module):
         self.register_buffer("trained", torch.zeros(()))
         self.register_buffer("world_times", torch.arange(_WORLD_STEPS) / _WORLD_STEPS,
                              persistent=False)
-        self.register_buffer("start_times", torch.arange(_START_STEPS) / _START_STEPS,
-                             persistent=False)
+        start_times = ((torch.arange(_VIEW_START_STEPS) / _VIEW_START_STEPS).square() if is_view
+                       else torch.arange(_START_STEPS) / _START_STEPS)
+        self.register_buffer("start_times", start_times, persistent=False)
 
     @property
     def is_trained(self) -> bool:

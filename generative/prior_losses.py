@@ -13,6 +13,7 @@ from generative.prior import StartPrior, WorldPrior
 
 VIEW_SQUARES = 13  # squares per side of a view
 _TIME_SHIFT = 0.0  # mean of the logit of the time
+_START_TIME, _VIEW_START_TIME = (0.0, 1.0), (-1.2, 1.4)  # mean and deviation of its logit
 _GLOBALS_WEIGHT = 0.5
 _LEAST_LEFT = 0.1  # least remaining time by which errors of start vectors are divided
 # Shares of the kinds of mask; the rest has no given squares.
@@ -114,16 +115,19 @@ def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: to
 
 
 def start_loss(prior: StartPrior, codes: Tensor, view: Tensor, camera: Tensor,
-               generator: torch.Generator) -> Tensor:
+               generator: torch.Generator, is_view: bool = False) -> Tensor:
     """Compute the flow-matching loss () of a start prior at random times.
 
     Args:
         codes: standardised codes (B, V / 64, 8, 8).
         view, camera: see ``StartPrior.forward``.
         generator: source of the random numbers, on the CPU.
+        is_view: whether worlds are the view of a static camera. Times are then earlier, because the
+            place of the player, which is anywhere, is decided early.
     """
     noise = torch.randn(codes.shape, generator=generator).to(codes)
-    time = torch.sigmoid(torch.randn(len(codes), generator=generator)).to(codes)
+    mean, deviation = _VIEW_START_TIME if is_view else _START_TIME
+    time = torch.sigmoid(mean + deviation * torch.randn(len(codes), generator=generator)).to(codes)
     share = time[:, None, None, None]
     predicted = prior(noise + share * (codes - noise), view, camera, time)
     left = (1 - share).clamp(min=_LEAST_LEFT)

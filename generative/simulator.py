@@ -220,7 +220,7 @@ class Simulator(nn.Module):
                                      config.square_size, config.object_looks or ())
         self.prior = Prior(config.world_squares, config.square_classes, (full, half, quarter),
                            config.bottleneck_vec_size // GRID ** 2, config.patch_components,
-                           start_width)
+                           start_width, is_view=not config.pixels_per_square)
         self.prior.requires_grad_(False)
 
     def trainable_parameters(self) -> list[nn.Parameter]:

@@ -70,6 +70,14 @@ def parser() -> Parser:
     return flags
 
 
+def worlds_to_learn(worlds: RecordedWorlds, pixels_per_square: float | None) -> np.ndarray:
+    """Return the numbers of the worlds on which the prior is trained (N,): all of them, or one per
+    episode if the camera is static, because all others of the episode show the same squares."""
+    if pixels_per_square:
+        return np.arange(len(worlds.rows))
+    return np.unique(worlds.episodes, return_index=True)[1]
+
+
 def world_cameras(worlds: RecordedWorlds, pixels_per_square: float | None) -> Tensor:
     """Return phase and velocity of the camera in recorded worlds (N, NUM_GLOBALS)."""
     if not pixels_per_square:
@@ -220,8 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     worlds = dataset.worlds
     codes, views, cameras = (encoded_worlds(simulator, compute, dataset)
                              if args.num_start_batches else [torch.empty(1)] * 3)
-    known = torch.from_numpy(worlds.squares).to(compute.device)
-    world_camera = world_cameras(worlds, config.pixels_per_square).to(compute.device)
+    learned = worlds_to_learn(worlds, config.pixels_per_square)
+    known = torch.from_numpy(worlds.squares[learned]).to(compute.device)
+    world_camera = world_cameras(worlds, config.pixels_per_square)[learned].to(compute.device)
 
     def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
         with compute.autocast():
@@ -231,7 +240,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
         with compute.autocast():
-            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator)
+            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator,
+                              is_view=not config.pixels_per_square)
 
     prior = simulator.prior
     trainings = {

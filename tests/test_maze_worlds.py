@@ -80,7 +80,7 @@ def test_a_drawn_maze_is_the_frame_without_the_mouse(mode):
     torch.testing.assert_close(images(images.paint(certain), nowhere), drawn.image)
     assert torch.equal(images.crop(certain, nowhere, 24), drawn.image[..., 20:44, 20:44])
     read, known = images.read(torch.stack(worlds), nowhere, num)
-    assert (read == squares)[known].float().mean() > 0.999 and known.float().mean() > 0.95
+    assert (read.squares == squares)[known].float().mean() > 0.999 and known.float().mean() > 0.95
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,14 @@ def test_masks_of_mazes_hide_a_block_or_everything():
     assert 0.3 < hidden.all(dim=(1, 2)).float().mean() < 0.5
     partly = hidden[~hidden.all(dim=(1, 2))].float().mean(dim=0)
     assert partly.min() > 0 and partly[7, 7] > 0.2  # every square is hidden now and then
+
+
+def test_a_prior_of_mazes_learns_each_maze_of_a_recording_once(recording):
+    _, worlds = fit_worlds(RolloutFolder(recording), range(8), 15)
+    assert len(worlds.rows) > 8
+    learned = train_prior.worlds_to_learn(worlds, 0.0)
+    assert worlds.episodes[learned].tolist() == list(range(8))
+    assert len(train_prior.worlds_to_learn(worlds, 3.5)) == len(worlds.rows)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +171,16 @@ def test_frames_and_memory_depend_on_the_maze(simulator, batch):
                      for world in (batch.world, changed))
     assert (first[0].images - second[0].images).abs().max() > 0.3
     assert not torch.equal(first[1].env_h, second[1].env_h)
+
+
+@torch.no_grad()
+def test_the_world_of_a_static_camera_never_moves_on(simulator, batch):
+    """All of it lies at the edge of the view, so a moving world would generate squares."""
+    evaluations = []
+    simulator.prior.worlds.register_forward_hook(lambda *call: evaluations.append(call))
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE, world=batch.world)
+    simulator.imagine(start, MODE, 3)
+    assert simulator.prior.is_trained and not evaluations
 
 
 @torch.no_grad()
